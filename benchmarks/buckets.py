@@ -23,14 +23,14 @@ import numpy as np
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.request import PodRequest
 from benchmarks.burst import cluster
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies.best_fit import BestFit, Settings
-from scheduler_plugin.placement.policies.buckets import Found
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.policies.best_fit import BestFit, Settings
+from scheduler_plugin.scheduling.policies.buckets import Found
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from tests.cluster_builders import node_object, pod_object
 
 DECISIONS = 400

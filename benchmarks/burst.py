@@ -17,8 +17,8 @@ import numpy as np
 from allocator.names import DEFAULT_NODE_POLICY
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.commit.two_tier_workers import BatchResult, BatchSettings, Job, schedule
+from benchmarks.two_tier.workers import BatchResult, BatchSettings, Job, schedule
+from scheduler_plugin.cache.nodes import NodeArrays
 
 PODS = 100
 PREPARE_S = 0.2
@@ -82,8 +82,8 @@ def burst(nodes: int, pods: int, workers: int, prepare_s: float, commit_s: float
 
 def one_process(nodes: int, pods: int, policy: str) -> float:
     """The same work by one scheduler, in this process: seconds."""
-    from scheduler_plugin.commit.two_tier_workers import prepare  # noqa: PLC0415
-    from scheduler_plugin.placement.cluster_policies import Policies  # noqa: PLC0415 - as the workers do
+    from benchmarks.two_tier.workers import prepare  # noqa: PLC0415
+    from scheduler_plugin.scheduling.cluster_policies import Policies  # noqa: PLC0415 - as the workers do
 
     arrays, batch = cluster(nodes), jobs(pods)
     policies = Policies(policy)

@@ -27,12 +27,12 @@ import msgspec
 from benchmarks.browser import Tab, chromium
 from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.app import Dashboard, listen
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.http import Pages
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import Point, Trend
+from gpupack.whatif.objects import AskNode, AskPod
 from standins.apiserver.server import ApiServer
 
 CHANGES: Final = 100

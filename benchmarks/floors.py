@@ -15,8 +15,8 @@ from allocator.names import QUEUE_GATE
 from kubeapi.client import KubeClient
 from kubeapi.paths import pod_path
 from kubeapi.posting import make_posts
-from scheduler_plugin.queue.running.controller import UNDER_WAY
-from scheduler_plugin.queue.running.writing import JSON_PATCH, only_node
+from scheduler_plugin.queue.controller.controller import UNDER_WAY
+from scheduler_plugin.queue.controller.writer import JSON_PATCH, only_node
 
 
 class BareClient:

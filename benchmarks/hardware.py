@@ -44,7 +44,7 @@ from benchmarks.node import (
     spread,
     until,
 )
-from deviceplugin.gpus.profile import load_profile, parse_profile
+from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
 from kubeapi.client import KubeClient
 from standins.kubelet.node import Kubelet
 

@@ -23,14 +23,14 @@ import structlog
 
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
-from scheduler_plugin.queue.running.controller import Controller
-from scheduler_plugin.queue.running.explain import waiting
-from scheduler_plugin.queue.running.writing import Writer
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.status import waiting
+from scheduler_plugin.queue.controller.writer import Writer
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node_object, pod_object
 
 CARDS = 8

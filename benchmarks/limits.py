@@ -29,12 +29,12 @@ from allocator.cards import Card
 from allocator.ids import device_id
 from allocator.ledger import BookEntry, Ledger
 from benchmarks.machine import machine, percentile
-from deviceplugin.gpus.simulated_limits import SimulatedLimits
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from deviceplugin.host.inotify import Inotify
 from deviceplugin.lifetime import settle_memory
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.host.inotify import Inotify
-from deviceplugin.node.limiting.limits import Enforcer
-from deviceplugin.node.limiting.supports import Supports
 
 RESOURCE: Final = "gpupack.io/gpu-memory-gib"
 MIB_PER_GIB: Final = 1024

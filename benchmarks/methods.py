@@ -17,12 +17,12 @@ from allocator.packing import NodeWords, node_resources, read_node
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, commit_times
 from benchmarks.slots import rounds
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.placing import place_with
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.registry import Ask, AttemptCounter, CardDemand, Learner
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import place_with
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.registry import Ask, AttemptCounter, CardDemand, Learner
 
 CARD: Final = 16
 GIB: Final = 1 << 30

@@ -39,7 +39,7 @@ from allocator.packing import read_node
 from allocator.records import dump_assigned
 from benchmarks.caller import Caller, calling, first_line, process
 from benchmarks.machine import cpu_s, machine, percentile, resident_mib
-from deviceplugin.gpus.profile import load_profile
+from deviceplugin.gpus.simulated.profile import load_profile
 from kubeapi.client import KubeClient
 from standins.kubelet.node import Kubelet
 

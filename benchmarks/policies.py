@@ -20,7 +20,7 @@ from typing import Any
 
 from allocator.names import DEFAULT_CARD_POLICY
 from benchmarks.machine import machine
-from scheduler_plugin.placement.policies import names
+from scheduler_plugin.scheduling.policies import names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import LEARNED, TRACE, Options, default_jobs, parse_names, parse_seeds
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import machine
-from scheduler_plugin.placement.policies import names
+from scheduler_plugin.scheduling.policies import names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import WORKLOADS, Options, default_jobs, parse_names, parse_seeds
 from scheduler_plugin.simulator.replay_report import replay_report

@@ -2,7 +2,7 @@
 
 One queue has two local and two free slots; a job of eight local tasks and then four free ones, each of which
 takes one round. Without borrowing a task runs in slots of its own type only. The picture is drawn from the
-choices of `scheduler_plugin.queue.sharing.lending`. The last line is JSON.
+choices of `scheduler_plugin.queue.cache.lending`. The last line is JSON.
 """
 
 import argparse
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scheduler_plugin.queue.sharing.lending import pick
-from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.lending import pick
+from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
 from scheduler_plugin.simulator.plot import library, save
 
 SLOTS = (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE)

@@ -13,18 +13,18 @@ from typing import Final, Literal
 
 import msgspec
 
-from deviceplugin.daemon import gpu_source
+from deviceplugin.app import gpu_source
+from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
+from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
+from deviceplugin.enforcement.limit_capability import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
 from deviceplugin.errors import BookError, DevicePluginError, ProfileError, is_gone
-from deviceplugin.gpus.limits import Support
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.source import GpuSource
-from deviceplugin.kubelet.book import BookReader
-from deviceplugin.mps.service import MpsService
-from deviceplugin.node.host.cgroups import in_host_pid_namespace, pod_parents
-from deviceplugin.node.host.inotify import probe_watch
-from deviceplugin.node.limiting.cgroup_watch import describe_watch_problem
-from deviceplugin.node.limiting.limits import BLIND_RESCAN_S
-from deviceplugin.node.limiting.supports import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
+from deviceplugin.gpus.api.memory_limits import Support
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.host.cgroups import in_host_pid_namespace, pod_parents
+from deviceplugin.host.inotify import probe_watch
+from deviceplugin.kubelet.checkpoint import BookReader
 from deviceplugin.settings import MPS, Settings
 
 Verdict = Literal["ok", "less", "bad"]

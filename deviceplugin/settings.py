@@ -8,13 +8,13 @@ from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
 from allocator.policy import card_policy
 from allocator.records import LARGEST_NUMBER
+from deviceplugin.containers.cdi import FOLDERS
+from deviceplugin.containers.device_lists import DEFAULT, STRATEGIES
+from deviceplugin.enforcement.limit_capability import AUTO, MODES
 from deviceplugin.errors import SettingsError
-from deviceplugin.gpus.cdi import FOLDERS
-from deviceplugin.gpus.handover import DEFAULT, STRATEGIES
-from deviceplugin.gpus.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
-from deviceplugin.node.limiting.supports import AUTO, MODES
-from deviceplugin.node.measuring.overuse import DEFAULT_TOLERANCE_MIB
-from deviceplugin.node.telling.words import GAP_S
+from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.monitoring.overuse import DEFAULT_TOLERANCE_MIB
+from deviceplugin.publishing.node_publication import GAP_S
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 

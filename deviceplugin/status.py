@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deviceplugin.kubelet.podresources import PodResources
+from deviceplugin.allocation.foreign_plugins import Neighbours
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.reconciler import Reconciler
+from deviceplugin.container_memory import MemoryParts
+from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
-from deviceplugin.memoryparts import MemoryParts
 from deviceplugin.metrics import CardState, Counts, NodeState
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.neighbours import Neighbours
-from deviceplugin.node.accounting.nodeview import NodeView
-from deviceplugin.node.accounting.reconciler import Reconciler
-from deviceplugin.node.accounting.views import PodView
-from deviceplugin.node.measuring.sampling import Sampler
-from deviceplugin.node.telling.annotator import Annotator
-from deviceplugin.node.telling.explain import explain
-from deviceplugin.node.telling.ownership import Ownership
-from deviceplugin.node.telling.publisher import Publisher
+from deviceplugin.monitoring.sampling import Sampler
+from deviceplugin.publishing.annotator import Annotator
+from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.ownership import Ownership
+from deviceplugin.publishing.publisher import Publisher
 from deviceplugin.settings import Settings
 from kubeapi.events import EventRecorder
 

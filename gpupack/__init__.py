@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpupack.api import advise, cards, decode, fetch, fit, rank, read, simulate, why
-    from gpupack.ask.answers import as_json
-    from gpupack.ask.cluster import Cluster
     from gpupack.errors import InputError
+    from gpupack.whatif.answers import as_json
+    from gpupack.whatif.cluster import Cluster
 
 __all__ = [
     "Cluster",
@@ -29,9 +29,9 @@ __all__ = [
 __version__: str
 
 _ELSEWHERE = {
-    "Cluster": "gpupack.ask.cluster",
+    "Cluster": "gpupack.whatif.cluster",
     "InputError": "gpupack.errors",
-    "as_json": "gpupack.ask.answers",
+    "as_json": "gpupack.whatif.answers",
 }
 
 

@@ -11,7 +11,7 @@ def main() -> None:
     """Run the command; one that is still loading can be told to stop like one that serves."""
     try:
         heed(sys.argv[1:])
-        from gpupack.cli import main as command  # noqa: PLC0415 - takes a tenth of a second
+        from gpupack.cli.app import main as command  # noqa: PLC0415 - takes a tenth of a second
 
         command()
     except KeyboardInterrupt:

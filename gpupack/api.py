@@ -14,22 +14,22 @@ from allocator.errors import shown
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, POD_GPU_MODEL
 from allocator.packing import NodeWords, read_node
 from allocator.request import MAX_CARDS, MAX_UNITS
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.answers import Advice, FitAnswer, Why, with_notes
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.fetching import Source
-from gpupack.ask.fetching import read as read_source
-from gpupack.ask.fit import FitAsk, need_words, request_of
-from gpupack.ask.fit import fit as fit_of
-from gpupack.ask.hosts import any_pod
-from gpupack.ask.simulating import trace_of
-from gpupack.ask.snapshot import FILES
-from gpupack.ask.why import why as why_of
+from gpupack.diagnose.why import why as why_of
 from gpupack.errors import InputError
-from gpupack.top.records import NodeRow
-from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.placing import score
-from scheduler_plugin.placement.policies import make
+from gpupack.inventory.records import NodeRow
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.whatif.answers import Advice, FitAnswer, Why, with_notes
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.fetching import Source
+from gpupack.whatif.fetching import read as read_source
+from gpupack.whatif.fit import FitAsk, need_words, request_of
+from gpupack.whatif.fit import fit as fit_of
+from gpupack.whatif.kube_checks import any_pod
+from gpupack.whatif.simulating import trace_of
+from gpupack.whatif.snapshot import FILES
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import score
+from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.simulator.app import simulate as run_all
 from scheduler_plugin.simulator.options import Options
 

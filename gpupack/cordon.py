@@ -21,7 +21,7 @@ from allocator.records import (
     load_holds,
 )
 from gpupack.errors import InputError
-from gpupack.top.objects import no_node
+from gpupack.inventory.objects import no_node
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
 from kubeapi.paths import segment

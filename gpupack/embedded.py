@@ -13,11 +13,11 @@ import aiohttp
 import structlog
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
-from deviceplugin.daemon import Daemon
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.host.cgroups import CgroupProbe, ProcessPlace
-from deviceplugin.node.telling.farewell import Patience
+from deviceplugin.app import Daemon
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
+from deviceplugin.publishing.shutdown import Patience
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
 from scheduler_plugin.app import run as run_extender
@@ -27,7 +27,7 @@ from standins.kubelet.node import Kubelet
 from standins.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.state import ClusterState
+    from scheduler_plugin.cache.state import ClusterState
 
 WAIT_S: Final = 60.0
 

@@ -7,7 +7,7 @@ import msgspec
 from rich.style import Style
 
 from deviceplugin.check import Finding, served
-from gpupack.top.grid import HEADER, PLAIN, Cell, Line, grid
+from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
 from kubeapi.errors import printable
 
 _STYLES: Final = {"ok": PLAIN, "less": Style(color="yellow"), "bad": Style(color="red")}

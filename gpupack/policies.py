@@ -17,7 +17,7 @@ def card_policies() -> tuple[Registry[Any], ...]:
 
 def all_policies() -> tuple[Registry[Any], ...]:
     """What the scheduler chooses from."""
-    from scheduler_plugin.placement.policies import NODE_POLICIES  # noqa: PLC0415 - it loads numpy
+    from scheduler_plugin.scheduling.policies import NODE_POLICIES  # noqa: PLC0415 - it loads numpy
 
     return (NODE_POLICIES, CARD_POLICIES)
 

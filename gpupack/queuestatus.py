@@ -6,10 +6,10 @@ import msgspec
 from rich.cells import cell_len
 
 from gpupack.errors import InputError
-from gpupack.top.fetching import connect
+from gpupack.inventory.fetching import connect
 from kubeapi.errors import NotFound, ServerError, printable
 from kubeapi.paths import segment
-from scheduler_plugin.queue.running.explain import TenantStatus, Why
+from scheduler_plugin.queue.controller.status import TenantStatus, Why
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -13,26 +13,26 @@ from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.posting import make_posts
 from kubeapi.reflect import Reflector
-from scheduler_plugin.cluster.budgets import BUDGETS_PATH, BudgetLite, Budgets
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.cluster.watching import Watcher
-from scheduler_plugin.commit.binding import Binder
-from scheduler_plugin.commit.committer import Committer
-from scheduler_plugin.commit.preemption import Preemption
+from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.budgets import BUDGETS_PATH, BudgetLite, Budgets
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watching import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.http.direct import DirectServer
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.http.listening import Acceptor, listeners
-from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
-from scheduler_plugin.http.observing import observable
-from scheduler_plugin.http.patience import News, Patience
-from scheduler_plugin.http.reporting import Reporter
-from scheduler_plugin.http.secondlook import SecondLooks
-from scheduler_plugin.http.server import MAX_BODY, Service, make_app
-from scheduler_plugin.http.tls import ServerTls
+from scheduler_plugin.extender.fast_server import DirectServer
+from scheduler_plugin.extender.listening import Acceptor, listeners
+from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
+from scheduler_plugin.extender.observing import observable
+from scheduler_plugin.extender.pod_events import Reporter
+from scheduler_plugin.extender.retry import SecondLooks
+from scheduler_plugin.extender.server import MAX_BODY, Service, make_app
+from scheduler_plugin.extender.stale_refusals import News, Patience
+from scheduler_plugin.extender.tls import ServerTls
+from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.preemption.verb import Preemption
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.settings import Settings
 
 SHUTDOWN_S: Final = 5.0

@@ -16,12 +16,12 @@ from allocator.names import (
     resource_name,
 )
 from kubeapi.addresses import HttpAddress, address_faults
-from scheduler_plugin.cluster.watching import MIN_STALE_S
+from scheduler_plugin.cache.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import NODE_POLICIES, names
-from scheduler_plugin.placement.policies.registry import ranks_plain_pods
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, names
+from scheduler_plugin.scheduling.policies.registry import ranks_plain_pods
 
 MAX_SHORTLIST: Final = 100_000
 

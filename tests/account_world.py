@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from allocator.ledger import Ledger
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.answers import Answers
+from deviceplugin.allocation.allocation_service import Answers
+from deviceplugin.allocation.ledger_service import Account
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, pod
 

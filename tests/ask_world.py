@@ -7,11 +7,11 @@ from functools import cache
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED, POD_CARDS, POD_GPU_MODEL, resource_name
 from allocator.records import Holds, dump_assigned, dump_holds
-from gpupack.ask.cluster import Cluster
-from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
+from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.cache.objects import NodeLite, PodLite
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import MEMORY, container, node_object, pod_object, uuid
 
 import msgspec  # isort: skip
@@ -137,7 +137,7 @@ class World:
     def cluster(self) -> Cluster:
         cluster = Cluster.read(self.text)
         if self.budgets:
-            from scheduler_plugin.cluster.budgets import Budgets  # noqa: PLC0415
+            from scheduler_plugin.cache.budgets import Budgets  # noqa: PLC0415
 
             cluster.budgets = Budgets()
             cluster.budgets.replace(list(self.budgets), "")

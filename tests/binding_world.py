@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import KubeApiError
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.binding import Binder
-from scheduler_plugin.commit.committer import Committer
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
 ARGS = ("default", "p", "uid-p", "n")

@@ -7,7 +7,7 @@ import msgspec
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
-from scheduler_plugin.cluster.objects import NodeLite, PodLite
+from scheduler_plugin.cache.objects import NodeLite, PodLite
 
 GIB = 1 << 30
 MEMORY = resource_name(1024)

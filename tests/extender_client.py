@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from scheduler_plugin.app import run
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object

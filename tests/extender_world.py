@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node
 
 

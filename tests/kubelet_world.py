@@ -15,9 +15,9 @@ import grpc
 
 from allocator.ids import device_id, parse_device_id
 from deviceplugin.errors import RefusedError
-from deviceplugin.gpus.grant import ContainerGrant
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar, Timing
-from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet

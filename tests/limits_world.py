@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
+from deviceplugin.allocation.allocation_service import Answers
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.limit_capability import AUTO, Supports
 from deviceplugin.errors import LimitError
-from deviceplugin.gpus.limits import LimitReading
-from deviceplugin.gpus.simulated_limits import SimulatedLimits
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.answers import Answers
-from deviceplugin.node.limiting.limits import Enforcer
-from deviceplugin.node.limiting.supports import AUTO, Supports
+from deviceplugin.gpus.api.memory_limits import LimitReading
+from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids

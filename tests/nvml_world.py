@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.nvml import NvmlGpus
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 
 MIB = 1 << 20
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND

@@ -1,7 +1,7 @@
 """Small clusters for policy tests."""
 
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 
 
 def view(nodes):

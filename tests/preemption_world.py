@@ -9,13 +9,13 @@ import msgspec
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
-from scheduler_plugin.cluster.budgets import BudgetLite, Budgets
-from scheduler_plugin.cluster.objects import PodLite
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Committer
-from scheduler_plugin.commit.preemptor import SETTLE_S, Preemptor
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.budgets import BudgetLite, Budgets
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.preemption.preemptor import SETTLE_S, Preemptor
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node, pod_object, uuid
 
 EPOCH_S = 1_800_000_000.0

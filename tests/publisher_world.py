@@ -6,12 +6,12 @@ import json
 import msgspec
 
 from allocator.ledger import BookEntry, Ledger
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.inventory import records
-from deviceplugin.node.accounting.nodeview import NodeView
-from deviceplugin.node.accounting.objects import NodeObject
-from deviceplugin.node.accounting.views import PodView
-from deviceplugin.node.telling.publisher import Publisher
+from deviceplugin.allocation.inventory import records
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.publishing.publisher import Publisher
 from kubeapi.errors import Conflict, KubeApiError
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

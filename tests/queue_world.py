@@ -18,14 +18,14 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from allocator.records import dump_assigned
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.deciding.admission import Release
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.entering.entries import TakenBack
-from scheduler_plugin.queue.entering.jobs import QueueJob, read_job
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.cache.queued_pods import TakenBack
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.scheduler.admission import Release
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node_object, pod_object
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)

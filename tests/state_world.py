@@ -3,8 +3,8 @@
 import json
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cluster.objects import PodLite
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
 

@@ -1,1 +1,1 @@
-"""GPU sources: what cards there are, their health and measured use, from NVML or simulated."""
+"""Sources of GPUs, by vendor: what a card is to the daemon (`api`), NVIDIA's, and simulated ones."""

@@ -23,7 +23,7 @@ import grpc
 import structlog
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.kubelet.service import DevicePlugin, DeviceStream
+from deviceplugin.kubelet.plugin_service import DevicePlugin, DeviceStream
 from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc

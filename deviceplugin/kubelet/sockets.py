@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from deviceplugin.errors import RegistrationError
-from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.host.inotify import Inotify
 
 # The longest path that fits into sockaddr_un with its closing zero byte.
 MAX_SOCKET_PATH: Final = 107

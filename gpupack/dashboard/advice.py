@@ -6,11 +6,12 @@ from typing import Final
 import msgspec
 
 from allocator.errors import AllocatorError
-from gpupack.ask import Cluster, FitAsk, fit, why
-from gpupack.ask.answers import FitAnswer
-from gpupack.ask.objects import AskPod
+from gpupack.diagnose import why
 from gpupack.errors import InputError
-from scheduler_plugin.queue.running.explain import Why as QueueWhy
+from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif.answers import FitAnswer
+from gpupack.whatif.objects import AskPod
+from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 EXPLAINED: Final = 100
 """Pods whose reasons are on the page; those that wait longest."""

@@ -12,7 +12,6 @@ import structlog
 from aiohttp import web
 
 from gpupack import __version__
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.following import Following
@@ -21,12 +20,13 @@ from gpupack.dashboard.live import Live
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import EVERY_S, Point, Trend, point
 from gpupack.errors import InputError
-from gpupack.top.fetching import connect
+from gpupack.inventory.fetching import connect
 from gpupack.usage.report import By, report
 from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
 from gpupack.usage.times import span
-from scheduler_plugin.queue.running.explain import Why as QueueWhy
+from gpupack.whatif.objects import AskNode, AskPod
+from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 T = TypeVar("T")
 

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpupack.ask.cluster import Cluster, UsualUnit
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.records import NodeDetail, NodeTile, Sums, node_detail, node_tile, sums_of
-from gpupack.top.objects import Cluster as TopCluster
-from gpupack.top.records import NodeRow
-from gpupack.top.rows import rows
+from gpupack.inventory.objects import Cluster as TopCluster
+from gpupack.inventory.records import NodeRow
+from gpupack.inventory.rows import rows
 from gpupack.usage.sampling import Seat
-from scheduler_plugin.queue.running.explain import Why as QueueWhy
+from gpupack.whatif.cluster import Cluster, UsualUnit
+from gpupack.whatif.objects import AskNode, AskPod
+from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 PodKey = tuple[str, str]
 """Namespace and name."""

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard.board import Board
-from gpupack.top.fetching import NODES_PATH, PODS_PATH
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
+from gpupack.whatif.objects import AskNode, AskPod
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import segment

@@ -12,10 +12,10 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
-from gpupack.ask import why
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live, Page, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
+from gpupack.diagnose import why
 from gpupack.errors import InputError
 
 GAP_S: Final = 0.1

@@ -12,7 +12,7 @@ from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, unreachable_because
 from kubeapi.paths import segment
-from scheduler_plugin.queue.running.explain import Why
+from scheduler_plugin.queue.controller.status import Why
 
 EVERY_S: Final = 5.0
 AWAY_S: Final = 60.0

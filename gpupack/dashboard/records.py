@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from gpupack.top.records import CardRow, NodeRow, PodRow
-from gpupack.top.rendering import Look, remark, status
+from gpupack.inventory.records import CardRow, NodeRow, PodRow
+from gpupack.inventory.rendering import Look, remark, status
 
 STATES: Final = ("ok", "unhealthy", "cordoned")
 

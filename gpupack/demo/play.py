@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from allocator.packing import read_node
-from gpupack import top
+from gpupack import inventory
 from gpupack.audit import cards_of, faults, over_committed, views
 from gpupack.demo.plain import Fate, play_plain
 from gpupack.demo.pods import NODES, TOO_LARGE, Shapes, cost, shapes, whole_gpus, wish
@@ -231,4 +231,6 @@ def _say(name: str, shape: dict[str, Any], what: str) -> None:
 
 def _show(cluster: EmbeddedCluster, title: str) -> None:
     click.echo(f"\n{title}")
-    click.echo(top.render(top.rows(cluster.node_list()), "table", colour=sys.stdout.isatty()) + "\n")
+    click.echo(
+        inventory.render(inventory.rows(cluster.node_list()), "table", colour=sys.stdout.isatty()) + "\n"
+    )

@@ -12,7 +12,7 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import MIB_PER_GIB
 from gpupack.errors import InputError
-from gpupack.top.grid import HEADER, Cell, Line, grid
+from gpupack.inventory.grid import HEADER, Cell, Line, grid
 from gpupack.usage.records import Period, PodUse
 
 Output = Literal["table", "csv", "json"]

@@ -15,11 +15,11 @@ from typing import Any
 
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.placement.cluster_policies import slow_line
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import NodePolicy
-from scheduler_plugin.queue.running.configfile import ConfigFile
+from scheduler_plugin.queue.controller.config_file import ConfigFile
+from scheduler_plugin.scheduling.cluster_policies import slow_line
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
 from scheduler_plugin.simulator.cluster import Cluster
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.arrays import BoolArray, FloatArray
+    from scheduler_plugin.cache.arrays import BoolArray, FloatArray
 
 NO_GPU_ASKED: Final = "pods that ask for no GPU"
 WRONG_MODEL: Final = "another model is asked for"

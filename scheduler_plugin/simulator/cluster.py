@@ -8,11 +8,11 @@ import numpy as np
 
 from allocator.policy import choose
 from allocator.selector import Selector
-from scheduler_plugin.cluster.arrays import BoolArray, RowArray
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
-from scheduler_plugin.queue.places.shares import Resources
+from scheduler_plugin.cache.arrays import BoolArray, RowArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.queue.capacity.dominant_share import Resources
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import NodePolicy
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Place, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod

@@ -10,9 +10,9 @@ from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.registry import make
-from scheduler_plugin.queue.running.configfile import ConfigFile
+from scheduler_plugin.queue.controller.config_file import ConfigFile
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.registry import make
 from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from allocator.policy import node_policy_chooses
 from allocator.registry import Parameters
-from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.placement.placing import scores_of
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import (
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.scheduling.placing import scores_of
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
     CardChooser,
     Learner,

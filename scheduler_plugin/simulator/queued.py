@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from scheduler_plugin.cluster.arrays import BoolArray
+from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.queue.configuration.config import QueueConfig
-from scheduler_plugin.queue.configuration.quota import Cohort, QuotaUse, cohorts_of
-from scheduler_plugin.queue.deciding.patience import patience_s
-from scheduler_plugin.queue.places.shares import Resources, dominant
-from scheduler_plugin.queue.sharing.lending import Tenant, by_share, pick
-from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.lending import Tenant, by_share, pick
+from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.config.quota import Cohort, QuotaUse, cohorts_of
+from scheduler_plugin.queue.scheduler.reservation_delay import patience_s
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Placer

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.queue.configuration.config import QueueConfig
-from scheduler_plugin.queue.places.locality import Locality
-from scheduler_plugin.queue.places.room import NodeFacts
-from scheduler_plugin.queue.sharing.slots import Slots
-from scheduler_plugin.queue.sharing.waiting import Kind
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.cache.slots import Slots
+from scheduler_plugin.queue.cache.waiting import Kind
+from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
+from scheduler_plugin.queue.capacity.locality import Locality
+from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.trace import TraceNode
 
 

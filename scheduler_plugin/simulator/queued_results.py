@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scheduler_plugin.queue.configuration.config import QueueConfig
+from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.queued import QueuedReplaying
 from scheduler_plugin.simulator.replay_report import duration
@@ -14,7 +14,7 @@ from scheduler_plugin.simulator.replay_results import POINTS, step_means, wait_f
 from scheduler_plugin.simulator.results import Run
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.arrays import FloatArray
+    from scheduler_plugin.cache.arrays import FloatArray
 
 
 def jain(shares: Sequence[float]) -> float:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_plugin.cluster.arrays import BoolArray
-from scheduler_plugin.placement.policies.registry import NodePolicy
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Arrival
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import HELD, Place, Placer

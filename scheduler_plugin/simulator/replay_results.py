@@ -13,7 +13,7 @@ from scheduler_plugin.simulator.results import Run
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.arrays import FloatArray
+    from scheduler_plugin.cache.arrays import FloatArray
 
 POINTS: Final = 240
 """Of a curve; each is the mean over its part of the time that counts."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from deviceplugin.kubelet.service import HEALTHY
+from deviceplugin.kubelet.plugin_service import HEALTHY
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from standins.kubelet.checkpoint import Checkpoint, Held
 from standins.kubelet.pods import Container

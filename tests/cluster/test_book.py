@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from deviceplugin.errors import BookError
-from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, Book, BookReader
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.views import grants, words_never_below

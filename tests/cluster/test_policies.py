@@ -11,10 +11,10 @@ import pytest
 from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
 from allocator.records import Holds, dump_holds
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand, Learner
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand, Learner
 from tests.cluster.harness import Cluster, Extender, until, workload
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE

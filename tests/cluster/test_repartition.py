@@ -3,7 +3,7 @@
 import yaml
 
 from allocator.names import PERCENT_RESOURCE, POD_GPU_UUID
-from deviceplugin.gpus.profile import parse_profile
+from deviceplugin.gpus.simulated.profile import parse_profile
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.polling import holds_for

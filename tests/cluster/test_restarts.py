@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupack.top import NodeRow, fetch, rows
+from gpupack.inventory import NodeRow, fetch, rows
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S

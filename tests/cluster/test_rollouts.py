@@ -12,7 +12,7 @@ import pytest
 
 from allocator.names import LEADER_LABEL, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import fake_node
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w

@@ -8,7 +8,7 @@ import pytest
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
-from deviceplugin.node.accounting.answers import NOT_OURS
+from deviceplugin.allocation.allocation_service import NOT_OURS
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpupack.cli import main
+from gpupack.cli.app import main
 
 
 def in_process(monkeypatch, capsys, *first):

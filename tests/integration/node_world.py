@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ALLOCATION, POD_ASSIGNED, RESOURCE_PREFIX
 from allocator.packing import NodeWords, read_node
-from deviceplugin.daemon import Daemon
-from deviceplugin.gpus.profile import parse_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.node.host.cgroups import CgroupProbe, ProcessPlace
-from deviceplugin.node.measuring.sampling import SAMPLE_S
-from deviceplugin.node.telling.farewell import Patience
+from deviceplugin.app import Daemon
+from deviceplugin.gpus.simulated.profile import parse_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
+from deviceplugin.monitoring.sampling import SAMPLE_S
+from deviceplugin.publishing.shutdown import Patience
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import ask, hardware, node, queue, throughput
-from deviceplugin.gpus.profile import parse_profile
-from gpupack.cli import cli
+from deviceplugin.gpus.simulated.profile import parse_profile
+from gpupack.cli.app import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,10 +11,10 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner
 
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.simulating import scenarios
-from gpupack.ask.snapshot import snapshot
-from gpupack.cli import cli
+from gpupack.cli.app import cli
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.simulating import scenarios
+from gpupack.whatif.snapshot import snapshot
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_CORDON_REASONS, NODE_HOLDS
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
-from gpupack.cli import cli, main
+from gpupack.cli.app import cli, main
 from gpupack.cordon import Wish, change
 from gpupack.errors import InputError
 from standins.apiserver.server import ApiServer

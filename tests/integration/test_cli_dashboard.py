@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.dashboard import shown
 from benchmarks.fleet import Fleet
-from gpupack.cli import main
+from gpupack.cli.app import main
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from standins.apiserver.server import ApiServer
 
 SAID = "gpupack uninstall:"

@@ -16,9 +16,9 @@ import structlog
 import gpupack
 from allocator.errors import PackingError
 from allocator.policies import CARD_POLICIES
-from deviceplugin.gpus.profile import shipped_profiles
-from gpupack.cli import cli
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from deviceplugin.gpus.simulated.profile import shipped_profiles
+from gpupack.cli.app import cli
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.integration.cli_world import in_process
 
 COMMANDS = sorted(cli.commands)
@@ -291,7 +291,7 @@ def test_what_the_rules_refuse_while_a_daemon_runs_is_one_line(run, folder, mock
         "node": node_arguments(folder),
         "scheduler": ["scheduler", f"--kubeconfig={folder}/kubeconfig", "--http=127.0.0.1:0"],
     }[command]
-    module = {"node": "deviceplugin.daemon", "scheduler": "scheduler_plugin.app"}[command]
+    module = {"node": "deviceplugin.app", "scheduler": "scheduler_plugin.app"}[command]
     mocker.patch(f"{module}.KubeClient.connect", side_effect=PackingError("revision 5: allowed is 4"))
     assert run(*arguments) == (1, "", "gpupack: revision 5: allowed is 4\n")
 

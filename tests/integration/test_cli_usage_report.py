@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from benchmarks.dashboard import fill, fill_board
 from benchmarks.fleet import Fleet
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from gpupack.dashboard.app import Dashboard, run
 from gpupack.dashboard.settings import Settings
 from gpupack.usage.records import Period, PodUse

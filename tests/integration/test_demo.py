@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
 from gpupack.audit import cards_of, environment_faults, faults, over_committed, views
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from gpupack.demo import play as demo
 from gpupack.demo.load import WAITING, Load
 from gpupack.demo.play import DemoFailedError, play
@@ -175,7 +175,7 @@ async def test_cards_of_a_pod(cluster):
 
 def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
     """Through the command itself: status 1, a line per fault, no traceback."""
-    from gpupack.cli import main  # noqa: PLC0415
+    from gpupack.cli.app import main  # noqa: PLC0415
 
     async def lying(cluster, seed):
         assert seed == 7

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from scheduler_plugin.http.server import MAX_BODY
+from scheduler_plugin.extender.server import MAX_BODY
 from tests.cluster_builders import pod_object
 from tests.extender_client import Client, two_nodes
 

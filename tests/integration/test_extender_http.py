@@ -15,8 +15,8 @@ from pytest_mock import MockerFixture
 
 from allocator.names import NODE_HOLDS, POD_ASSIGNED, QUEUE_GATE
 from allocator.policies import CARD_POLICIES
-from scheduler_plugin.http.patience import News
-from scheduler_plugin.http.server import FAULT, MAX_BODY
+from scheduler_plugin.extender.server import FAULT, MAX_BODY
+from scheduler_plugin.extender.stale_refusals import News
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid
 from tests.extender_client import LIMIT_S, Client, extender, two_nodes, until
@@ -261,13 +261,13 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
     [
         (
             "filter",
-            "scheduler_plugin.http.extender.Extender.filter",
+            "scheduler_plugin.extender.verbs.Extender.filter",
             200,
             {"NodeNames": None, "Error": FAULT},
         ),
-        ("bind", "scheduler_plugin.commit.binding.Binder.bind", 200, {"Error": FAULT}),
-        ("prioritize", "scheduler_plugin.http.extender.Extender.prioritize", 500, f"{FAULT}\n"),
-        ("preempt", "scheduler_plugin.http.extender.Extender.preempt", 500, f"{FAULT}\n"),
+        ("bind", "scheduler_plugin.binding.binder.Binder.bind", 200, {"Error": FAULT}),
+        ("prioritize", "scheduler_plugin.extender.verbs.Extender.prioritize", 500, f"{FAULT}\n"),
+        ("preempt", "scheduler_plugin.extender.verbs.Extender.preempt", 500, f"{FAULT}\n"),
     ],
 )
 async def test_a_fault_of_ours_is_the_error_of_the_verb_and_told_once(

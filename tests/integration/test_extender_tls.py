@@ -110,7 +110,7 @@ async def test_tls(tmp_path: Path) -> None:
 async def test_a_renewed_certificate_needs_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_plugin.http.tls.LOOK_S", 0.01)
+    monkeypatch.setattr("scheduler_plugin.extender.tls.LOOK_S", 0.01)
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     await asyncio.to_thread(make_certificate, certificate, key)
     tls = {"tls_cert": str(certificate), "tls_key": str(key)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from setuptools import find_packages
 
 import gpupack
 
@@ -56,14 +57,15 @@ def test_kubectl_finds_it_through_a_link_too(tmp_path: Path) -> None:
 
 
 def test_every_package_is_distributed() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    tops = {name.split(".")[0] for name in listed}
+    """Every folder with modules is a package, and setuptools finds it."""
+    include = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"][
+        "include"
+    ]
+    tops = {pattern.rstrip("*") for pattern in include}
     there = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for top in tops
-        for path in (ROOT / top).rglob("__init__.py")
+        ".".join(path.parent.relative_to(ROOT).parts) for top in tops for path in (ROOT / top).rglob("*.py")
     }
-    assert set(listed) == there
+    assert set(find_packages(str(ROOT), include=include)) == there
 
 
 @pytest.mark.parametrize("kind", sorted(LOCKS))

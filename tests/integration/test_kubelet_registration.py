@@ -9,7 +9,7 @@ import grpc
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from standins.kubelet.devices import DeviceManager

@@ -15,14 +15,14 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.mps.cards import Modern
-from deviceplugin.mps.control import PATIENCE, ControlDaemon
-from deviceplugin.mps.folder import CardFolder, State
-from deviceplugin.mps.service import MpsService
-from deviceplugin.mps.supervisor import Options, Supervisor
-from gpupack.cli import cli
+from deviceplugin.gpus.nvidia.mps.cards import Modern
+from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.gpus.nvidia.mps.supervisor import Options, Supervisor
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff
 from tests.integration.node_world import NODE, card, node_world, until
 from tests.mps_world import end, history, lives, make_program, pid_of

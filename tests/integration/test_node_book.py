@@ -5,8 +5,8 @@ from pathlib import Path
 import aiohttp
 
 from allocator.names import POD_GPU_UUID
-from deviceplugin.kubelet.book import BOOK_NAME
-from deviceplugin.node.telling.explain import explain
+from deviceplugin.kubelet.checkpoint import BOOK_NAME
+from deviceplugin.publishing.explain import explain
 from tests.integration.node_world import NodeWorld, card, node_world, until
 
 

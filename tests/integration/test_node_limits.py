@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from deviceplugin.gpus.limits import HELD, Support
-from deviceplugin.node.host.cgroups import CgroupProbe
-from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.gpus.api.memory_limits import HELD, Support
+from deviceplugin.host.cgroups import CgroupProbe
+from deviceplugin.host.inotify import Inotify
 from tests.integration.node_world import GIB, NODE, NodeWorld, card, events, metrics, node_world, until
 
 OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")

@@ -9,9 +9,9 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.profile import parse_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuSample
+from deviceplugin.gpus.api.source import GpuSample
+from deviceplugin.gpus.simulated.profile import parse_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 from tests.integration.node_world import DEADLINE_S, GIB, NodeWorld, card, node_world, profile_text, until
 
 ERRORS = ("annotation_errors", "clean_errors", "patch_errors", "sample_errors")

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
 from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
-from deviceplugin.kubelet.book import BOOK_NAME
-from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.checkpoint import BOOK_NAME
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.integration.node_world import GIB, NODE, Delays, card, node_world, profile_text, until
@@ -75,7 +75,7 @@ async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_agai
         code = (
             "import asyncio\n"
             "from pathlib import PosixPath\n"
-            "from deviceplugin.daemon import run\n"
+            "from deviceplugin.app import run\n"
             "from deviceplugin.settings import Settings\n"
             "from gpupack.signals import told_to_stop\n"
             "async def main():\n"

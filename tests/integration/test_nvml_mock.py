@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deviceplugin.gpus.health import HealthTracker
-from deviceplugin.gpus.source import GpuSample, HealthEvent
+from deviceplugin.gpus.api.health import HealthTracker
+from deviceplugin.gpus.api.source import GpuSample, HealthEvent
 
 MOCK = os.environ.get("GPUPACK_NVML_MOCK", "")
 
@@ -39,7 +39,7 @@ MEMORY_ERRORS = (
 CHILD = """
 import dataclasses, json, sys
 import pynvml
-from deviceplugin.gpus.nvml import NvmlGpus
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 if sys.argv[1] == "v1":
     # An old driver: the library without its v2 call.
     found = pynvml._nvmlGetFunctionPointer

@@ -18,17 +18,17 @@ from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy
 from allocator.request import ContainerRequest, PodRequest
-from gpupack.ask.objects import load
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from gpupack.dashboard.advice import pending, waiting
 from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
-from scheduler_plugin.cluster.nodes import NodeArrays
+from gpupack.whatif.objects import load
+from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.placement.cardcosts import card_costs
-from scheduler_plugin.placement.cluster_policies import Policies, slow_line
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.scheduling.card_costs import card_costs
+from scheduler_plugin.scheduling.cluster_policies import Policies, slow_line
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import Options

@@ -8,8 +8,8 @@ import pytest
 
 from allocator.errors import LedgerError
 from deviceplugin.errors import RefusalKind, RefusedError
-from deviceplugin.gpus.grant import ContainerGrant
-from deviceplugin.kubelet.service import STATUS_OF, DevicePlugin
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.kubelet.plugin_service import STATUS_OF, DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.kubelet_world import SimpleAllocator, short_folder, until

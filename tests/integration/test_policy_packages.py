@@ -11,9 +11,9 @@ from allocator.errors import PolicyError as CardPolicyError
 from allocator.installed import installed
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Entry, Registry
-from gpupack.cli import main
+from gpupack.cli.app import main
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 GOOD = """
 class P:

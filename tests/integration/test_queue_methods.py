@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_DATA
-from scheduler_plugin.queue.running.explain import HELD_BACK
+from scheduler_plugin.queue.controller.status import HELD_BACK
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container
 from tests.extender_client import until

@@ -23,8 +23,8 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.running.app import run
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.controller.app import run
+from scheduler_plugin.queue.controller.settings import QueueSettings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object, pod_object
 from tests.extender_client import until

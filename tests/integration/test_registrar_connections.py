@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar, Timing
-from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff

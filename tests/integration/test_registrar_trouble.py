@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar, Timing
-from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until

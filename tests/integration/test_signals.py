@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupack import commands
+from gpupack import cli
 from gpupack.signals import DAEMONS, PAGES
 
 # Signals itself at the moment when a module is asked for, as if the whole machine were slow.
@@ -74,8 +74,8 @@ def told_while_loading(arguments, module, number=signal.SIGTERM):
         ("node", "deviceplugin.settings"),
         ("scheduler", "numpy"),
         ("scheduler", "scheduler_plugin.settings"),
-        ("queue", "scheduler_plugin.queue.running.settings"),
-        ("mps", "deviceplugin.mps.supervisor"),
+        ("queue", "scheduler_plugin.queue.controller.settings"),
+        ("mps", "deviceplugin.gpus.nvidia.mps.supervisor"),
         ("dashboard", "gpupack.dashboard.app"),
         ("demo", "gpupack.demo.load"),
     ],
@@ -88,7 +88,7 @@ def test_told_while_a_module_loads(command, module):
 @pytest.mark.parametrize("command", STARTED)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_before_anything_is_loaded(command, number):
-    done = told_while_loading(STARTED[command], "gpupack.cli", number)
+    done = told_while_loading(STARTED[command], "gpupack.cli.app", number)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -96,13 +96,13 @@ def test_told_before_anything_is_loaded(command, number):
     "arguments", [("why", "ns/pod"), ("queue", "status"), ("node", "--check"), ("demo",)]
 )
 def test_a_command_that_ends_by_itself_is_not_taken_for_done(arguments):
-    assert told_while_loading(arguments, "gpupack.cli").returncode == -signal.SIGTERM
+    assert told_while_loading(arguments, "gpupack.cli.app").returncode == -signal.SIGTERM
 
 
 def test_every_command_that_runs_on_heeds_signals_while_it_loads():
     serving = {
         path.stem
-        for path in Path(commands.__path__[0]).glob("*.py")
+        for path in Path(cli.__path__[0]).glob("*.py")
         if any(
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "serve"
             for node in ast.walk(ast.parse(path.read_text()))
@@ -117,7 +117,7 @@ def test_the_second_signal_ends_at_once(number):
     assert (done.returncode, done.stdout, done.stderr) == (0, "heeded\n", "")
 
 
-@pytest.mark.parametrize("module", ["click", "gpupack.cli", "numpy", "scheduler_plugin.simulator.app"])
+@pytest.mark.parametrize("module", ["click", "gpupack.cli.app", "numpy", "scheduler_plugin.simulator.app"])
 def test_ctrl_c_while_simulate_loads_prints_no_traceback(module):
     arguments = ("simulate", "--nodes", "/nowhere", "--pods", "/nowhere")
     done = told_while_loading(arguments, module, signal.SIGINT)

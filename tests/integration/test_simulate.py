@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from scheduler_plugin.errors import SettingsError, TraceError
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import (

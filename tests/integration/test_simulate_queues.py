@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import slots
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.queue.configuration.config import parse_config
+from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.cluster import Cluster

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gpupack.errors import InputError
-from gpupack.top import fetch, rows
+from gpupack.inventory import fetch, rows
 from kubeapi.errors import Forbidden, Gone
 
 GONE = (410, {"kind": "Status", "code": 410, "reason": "Expired", "message": "the continue token is too old"})

@@ -14,9 +14,9 @@ import pytest
 
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
-from gpupack.top.objects import Metadata, Node
-from gpupack.top.rendering import Look
-from gpupack.top.watching import View, _Screen, watch
+from gpupack.inventory.objects import Metadata, Node
+from gpupack.inventory.rendering import Look
+from gpupack.inventory.watching import View, _Screen, watch
 from kubeapi.errors import Unreachable
 from standins.apiserver.server import ApiServer
 

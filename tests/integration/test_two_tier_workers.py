@@ -5,11 +5,11 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.commit.two_tier_shared import SharedRows
-from scheduler_plugin.commit.two_tier_workers import BatchSettings, Job, schedule
+from benchmarks.two_tier.shared_arrays import SharedRows
+from benchmarks.two_tier.workers import BatchSettings, Job, schedule
+from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 
 def cluster(count, used=(0, 0)):

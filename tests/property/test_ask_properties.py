@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from allocator.cards import Card
 from allocator.names import DEFAULT_CARD_POLICY
-from gpupack.ask import FitAsk, fit, why
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.fit import one_by_one, request_of
-from gpupack.ask.planning import TOGETHER
+from gpupack.diagnose import why
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.planning import TOGETHER
+from gpupack.whatif import FitAsk, fit
+from gpupack.whatif.fit import one_by_one, request_of
 from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, most_pods, offered, seats
 
 MODELS = ("NVIDIA A100", "NVIDIA L40S")

@@ -15,12 +15,12 @@ from allocator.place import place
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.cluster.arrays import LongArray
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.http.nameindex import NameIndex, cut_names
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, fitting, misfits, place_on
+from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.extender.name_index import NameIndex, cut_names
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits, place_on
 from tests.other_policies import offered
 
 MODELS = ("", "T4", "A100", "H100")

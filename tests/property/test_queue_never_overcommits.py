@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.cluster.pods import PodRecord
-from scheduler_plugin.cluster.rules import Rules, Take
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
+from scheduler_plugin.cache.charges import Rules, Take
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
 from tests.property.queued.replica import Replica
 from tests.property.queued.simulation import run
 from tests.property.undercount.scene import ViolationError

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from allocator.place import place
 from allocator.records import charge
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.queue.deciding.admission import Release
-from scheduler_plugin.queue.entering.entries import Phase
-from scheduler_plugin.queue.places.wants import GangWants, Needs, Wants
-from scheduler_plugin.queue.sharing.tenants import TenantState
-from scheduler_plugin.queue.sharing.waiting import Kind, Task
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.cache.queues import TenantState
+from scheduler_plugin.queue.cache.waiting import Kind, Task
+from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.scheduler.admission import Release
 from tests.queue_world import QueueWorld
 
 RACK = "topology.kubernetes.io/rack"

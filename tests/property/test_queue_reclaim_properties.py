@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 

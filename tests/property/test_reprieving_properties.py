@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.place import place
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.cluster.pods import PodRecord
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.pods import PodRecord
 from tests.cluster_builders import container
 from tests.preemption_world import PreemptionWorld
 

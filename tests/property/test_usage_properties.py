@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.gpus.source import GpuProcess, GpuSample
-from deviceplugin.gpus.usage import DEAD_BAND_MIB, CardUse, card_use
+from deviceplugin.gpus.api.source import GpuProcess, GpuSample
+from deviceplugin.monitoring.unaccounted_use import DEAD_BAND_MIB, CardUse, card_use
 
 PODS = ("a", "b", "c")
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.place import place
-from scheduler_plugin.cluster.budgets import within
-from scheduler_plugin.placement.preemption import room_on
-from scheduler_plugin.placement.victims import OVERDUE_S, Eligible, cost, plan_on
+from scheduler_plugin.cache.budgets import within
+from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.preemption.victims import OVERDUE_S, Eligible, cost, plan_on
 from tests.cluster_builders import container
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from click.testing import CliRunner
 
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from tests.ask_world import EXAMPLE
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"

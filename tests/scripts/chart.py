@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 
 CHART: Final = Path(__file__).resolve().parents[2] / "manifests" / "helm" / "gpupack"
 SCHEMA: Final = CHART / "values.schema.json"

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import grpc
 
-from deviceplugin.kubelet.book import BOOK_NAME, Book, BookReader
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, Book, BookReader
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar
-from deviceplugin.kubelet.service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from tests.kubelet_world import ScriptedPlugin, SimpleAllocator, cards_of
 from tests.podresources import PodResourcesList, list_pod_resources

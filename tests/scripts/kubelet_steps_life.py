@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from deviceplugin.kubelet.service import DevicePlugin
+from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from tests.podresources import PodResourcesList

@@ -16,18 +16,18 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.memorymetrics import MemoryMetrics
-from deviceplugin.memoryparts import MemoryParts
+from deviceplugin.container_memory import MemoryParts
+from deviceplugin.container_memory_metrics import MemoryMetrics
+from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
-from deviceplugin.node.measuring.memory import ContainerMemory
+from deviceplugin.monitoring.container_use import ContainerMemory
 from deviceplugin.status import Status
-from gpupack.cli import cli
-from scheduler_plugin.http.metrics import ClusterMetrics
-from scheduler_plugin.http.metrics import Metrics as SchedulerMetrics
-from scheduler_plugin.http.waiting import Waiting
-from scheduler_plugin.queue.running.metrics import QueueMetrics
+from gpupack.cli.app import cli
+from scheduler_plugin.extender.metrics import ClusterMetrics
+from scheduler_plugin.extender.metrics import Metrics as SchedulerMetrics
+from scheduler_plugin.extender.unschedulable_pods import Waiting
+from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from tests.extender_world import World
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference.md"

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from deviceplugin.allocation.allocation_service import AGAIN, CROWDED, NOT_OURS, TAKEN
+from deviceplugin.containers.cdi import CdiNames
+from deviceplugin.containers.device_lists import CDI_CRI, ENVVAR, Handover
 from deviceplugin.errors import RefusedError, UnitInUseError
-from deviceplugin.gpus.cdi import CdiNames
-from deviceplugin.gpus.handover import CDI_CRI, ENVVAR, Handover
-from deviceplugin.gpus.vendor import NVIDIA
-from deviceplugin.node.accounting.answers import AGAIN, CROWDED, NOT_OURS, TAKEN
+from deviceplugin.gpus.api.vendor import NVIDIA
 from tests.account_world import Node
 from tests.ledger_world import cards, ids, pod
 

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
-from deviceplugin.node.accounting.objects import Metadata, PodObject
-from deviceplugin.node.telling.annotator import Annotator
+from deviceplugin.allocation.objects import Metadata, PodObject
+from deviceplugin.publishing.annotator import Annotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
@@ -170,7 +170,7 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
             told += 1
             bench.account.changed()
 
-    mocker.patch("deviceplugin.node.telling.publisher.asyncio.sleep", sleep)
+    mocker.patch("deviceplugin.publishing.publisher.asyncio.sleep", sleep)
     bench.account.changed()
     await annotator._quiet()
     assert bench.now_s - began_s == pytest.approx(waits_s)
@@ -184,6 +184,6 @@ async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     async def sleep(seconds: float) -> None:
         pauses.append((seconds, len(bench.api.notes)))
 
-    mocker.patch("deviceplugin.node.telling.publisher.asyncio.sleep", sleep)
+    mocker.patch("deviceplugin.publishing.publisher.asyncio.sleep", sleep)
     await annotator._all()
     assert pauses == [(0.02, 1), (0.02, 2)]

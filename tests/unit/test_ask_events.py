@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from gpupack.ask.events import MOST_EVENTS, PodEvents, tell_events
+from gpupack.whatif.events import MOST_EVENTS, PodEvents, tell_events
 
 
 def event(message, uid="u-1", **more):

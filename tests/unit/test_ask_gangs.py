@@ -5,9 +5,9 @@ import json
 import pytest
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.gangs import gang_of
-from gpupack.ask.why import why
+from gpupack.diagnose.why import why
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import gang_of
 from tests.ask_world import Node, Pod, World
 
 

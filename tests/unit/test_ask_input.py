@@ -8,10 +8,11 @@ from click.testing import CliRunner
 
 from allocator.names import PACKED_LAYOUT, POD_CARDS
 from gpupack import InputError
-from gpupack.ask import Cluster, FitAsk, fit, why
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.objects import load
-from gpupack.cli import cli
+from gpupack.cli.app import cli
+from gpupack.diagnose import why
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif.objects import load
 from tests.ask_world import EXAMPLE, Node, Pod, World
 
 
@@ -204,7 +205,7 @@ def test_a_number_of_added_nodes_that_is_not_allowed(times):
 def test_a_profile_that_is_a_file_may_be_called_as_if_it_had_a_number(tmp_path):
     named = tmp_path / "minex0"
     refused = run("fit", "8", "--add", str(named))
-    shipped = resources.files("deviceplugin.gpus") / "profiles" / "2xt4.yaml"
+    shipped = resources.files("deviceplugin.gpus.simulated") / "profiles" / "2xt4.yaml"
     named.write_text(shipped.read_text("utf-8"), encoding="utf-8")
 
     assert "N a whole number from 1 to 9999" in refused.stderr

@@ -2,11 +2,12 @@
 
 import json
 
-from gpupack.ask import Cluster, FitAsk, why
-from gpupack.ask import table as tables
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.planning import TOGETHER
-from gpupack.ask.rendering import advice_text
+from gpupack.diagnose import why
+from gpupack.rebalance import plan_state as tables
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.planning import TOGETHER
+from gpupack.whatif import Cluster, FitAsk
+from gpupack.whatif.rendering import advice_text
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import uuid
 

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpupack.ask import Cluster, FitAsk, fit, making, why
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.ask.objects import AskBudget
-from gpupack.ask.planning import NEAR_NODES, Limits
-from gpupack.ask.rendering import advice_text, why_text
-from scheduler_plugin.cluster.budgets import BudgetSpec, BudgetStatus, LabelSelector
-from scheduler_plugin.cluster.objects import Metadata
+from gpupack.diagnose import why
+from gpupack.rebalance import verified_ways
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.planning import NEAR_NODES, Limits
+from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif.objects import AskBudget
+from gpupack.whatif.rendering import advice_text, why_text
+from scheduler_plugin.cache.budgets import BudgetSpec, BudgetStatus, LabelSelector
+from scheduler_plugin.cache.objects import Metadata
 from tests.ask_world import Node, Pod, World
 
 # One move lets a whole card become free, that of the pod `small` or of the pod `large`.
@@ -245,7 +247,7 @@ def test_in_a_large_cluster_why_says_who_finds_moves(monkeypatch):
     assert "moves" in {way.kind for way in small.ways_out}
     assert not [note for note in small.notes if "advise" in note]
 
-    monkeypatch.setattr(making, "MOST_NODES", 1)
+    monkeypatch.setattr(verified_ways, "MOST_NODES", 1)
     large = why(cluster(nodes=nodes, pods=pods), "default", "w")
 
     assert "moves" not in {way.kind for way in large.ways_out}

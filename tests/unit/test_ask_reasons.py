@@ -7,10 +7,11 @@ import pytest
 import gpupack
 from allocator.names import PACKED_LAYOUT, resource_name
 from gpupack import InputError
-from gpupack.ask import Cluster, FitAsk, fit, why
-from gpupack.ask.advise import advise_start
-from gpupack.ask.rendering import fit_text, why_text
-from gpupack.ask.snapshot import snapshot
+from gpupack.diagnose import why
+from gpupack.rebalance.advise import advise_start
+from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif.rendering import fit_text, why_text
+from gpupack.whatif.snapshot import snapshot
 from tests.ask_world import Node, Pod, World
 
 GIB = resource_name(1024)

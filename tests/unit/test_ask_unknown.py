@@ -8,10 +8,11 @@ from click.testing import CliRunner
 from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from allocator.request import unknown_policy
-from gpupack.ask import Cluster, FitAsk, fit, why
-from gpupack.ask.advise import advise_empty, advise_start
-from gpupack.cli import cli
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from gpupack.cli.app import cli
+from gpupack.diagnose import why
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.whatif import Cluster, FitAsk, fit
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.ask_world import Node, Pod, World
 
 

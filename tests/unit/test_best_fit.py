@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.best_fit import BestFit, Settings
-from scheduler_plugin.placement.policies.registry import by_row
-from scheduler_plugin.placement.policies.remaining import CPU, GPU, MEMORY, dominant
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.best_fit import BestFit, Settings
+from scheduler_plugin.scheduling.policies.registry import by_row
+from scheduler_plugin.scheduling.policies.remaining import CPU, GPU, MEMORY, dominant
 from tests.policy_view import ask, place, view
 
 ABC = {

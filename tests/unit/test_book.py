@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.errors import BookError, TornBookError
-from deviceplugin.kubelet.book import BOOK_NAME, BookEntry, BookReader, Stamp, decode
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookEntry, BookReader, Stamp, decode
 from tests.kubelet_world import until
 
 SAMPLES = Path(__file__).with_name("books")

@@ -1,7 +1,7 @@
 import pytest
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies.buckets import Buckets, Found
+from scheduler_plugin.scheduling.policies.buckets import Buckets, Found
 
 
 def index(text, lower=1, width=8, count=6):

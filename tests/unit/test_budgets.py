@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_plugin.cluster.budgets import Budget, BudgetLite, Budgets, within
-from scheduler_plugin.cluster.pods import PodRecord, read_pod
+from scheduler_plugin.cache.budgets import Budget, BudgetLite, Budgets, within
+from scheduler_plugin.cache.pods import PodRecord, read_pod
 from tests.cluster_builders import MEMORY, pod
 
 

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from scheduler_plugin.cluster.nodes import NodeArrays
+from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.http.protocol import CallDecoder, encode_refused
+from scheduler_plugin.extender.protocol import CallDecoder, encode_refused
 from tests.cluster_builders import node_object, pod_object
 
 MIB = 2**20

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.gpus.source import GpuCard
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.cardlist import CardList
-from deviceplugin.node.accounting.inventory import cards_in_units
-from deviceplugin.node.notices import Notices
+from deviceplugin.allocation.card_list import CardList
+from deviceplugin.allocation.inventory import cards_in_units
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.node_events import Notices
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, ids, pod
 

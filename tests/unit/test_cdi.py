@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin import giving
-from deviceplugin.gpus import cdi, handover
-from deviceplugin.gpus.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
-from deviceplugin.gpus.handover import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
-from deviceplugin.gpus.nodes import DeviceNodes
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.vendor import NVIDIA, UNNAMED
-from deviceplugin.kubelet.service import _granted
+from deviceplugin import container_responses
+from deviceplugin.containers import cdi, device_lists
+from deviceplugin.containers.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
+from deviceplugin.containers.device_lists import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
+from deviceplugin.containers.device_nodes import DeviceNodes
+from deviceplugin.gpus.api.vendor import NVIDIA, UNNAMED
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.kubelet.plugin_service import _granted
 from deviceplugin.settings import Settings
 
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
@@ -271,7 +271,7 @@ def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
     ],
 )
 def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, in_cri: bool) -> None:
-    wanted = handover.uses_cdi(strategies)
+    wanted = device_lists.uses_cdi(strategies)
     assert wanted == (annotated or in_cri)
     grant = Handover(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
     assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
@@ -304,7 +304,7 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
     for node in ("nvidia0", "nvidiactl"):
         (tmp_path / node).touch()
     (tmp_path / "cdi").mkdir()
-    monkeypatch.setattr(giving, "DEVICES", tmp_path)
+    monkeypatch.setattr(container_responses, "DEVICES", tmp_path)
     settings = Settings(
         node_name="n1",
         gpus=gpus,
@@ -312,7 +312,7 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
         device_list_strategy=(CDI_CRI,),
         cdi_dirs=(tmp_path / "cdi",),
     )
-    made = giving.Giving(settings, SimulatedGpus(load_profile("2xt4")))
+    made = container_responses.Giving(settings, SimulatedGpus(load_profile("2xt4")))
     asyncio.run(made.prepare())
     assert [node.path for node in made.hand_over(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())

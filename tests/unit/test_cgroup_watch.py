@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.node.host.inotify import Inotify, probe_watch
-from deviceplugin.node.limiting.cgroup_watch import describe_watch_problem
+from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
+from deviceplugin.host.inotify import Inotify, probe_watch
 from tests.kubelet_world import until
 from tests.limits_world import OTHER, UID, LimitsWorld, identifier
 
@@ -19,7 +19,7 @@ SOON_S = 0.01
 @pytest.fixture
 async def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LimitsWorld:
     """An enforcer that looks by itself only where it must: everything once an hour."""
-    monkeypatch.setattr("deviceplugin.node.limiting.limits.BLIND_RESCAN_S", SOON_S)
+    monkeypatch.setattr("deviceplugin.enforcement.enforcer.BLIND_RESCAN_S", SOON_S)
     return LimitsWorld(tmp_path)
 
 
@@ -182,8 +182,8 @@ try:
 except OSError:
     sys.exit(77)
 
-from deviceplugin.node.host.inotify import probe_watch
-from deviceplugin.node.limiting.cgroup_watch import CgroupWatch
+from deviceplugin.host.inotify import probe_watch
+from deviceplugin.enforcement.cgroup_watch import CgroupWatch
 
 async def main():
     root, seen = Path(sys.argv[1]), []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.node.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, pod_uid
+from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, pod_uid
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
@@ -225,7 +225,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, where: Path) 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
-from deviceplugin.node.host.cgroups import PodCgroups
+from deviceplugin.host.cgroups import PodCgroups
 
 root, uid, gone = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from deviceplugin.check import Finding, check, served
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.limits import Support
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.mps.folder import CardFolder, State
+from deviceplugin.gpus.api.memory_limits import Support
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.settings import Settings
-from gpupack.commands.node import node
+from gpupack.cli.node import node
 from gpupack.nodecheck import render
 
 CHECK = ["--check", "--gpus=simulated", "--profile=2xt4"]
@@ -132,7 +132,7 @@ def test_folders_of_cgroups_that_cannot_be_read(settings: Settings, monkeypatch:
     def fails(path: object) -> NoReturn:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("deviceplugin.node.host.cgroups.os.scandir", fails)
+    monkeypatch.setattr("deviceplugin.host.cgroups.os.scandir", fails)
     finding = found(settings)["pods' cgroups"]
     assert (finding.verdict, finding.uses) == ("bad", "no charge of a pod would end")
     assert "Permission denied" in finding.found
@@ -176,7 +176,7 @@ def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Setting
 
 
 def test_require_cannot_be_served_where_nothing_holds(settings: Settings, monkeypatch) -> None:
-    monkeypatch.setattr("deviceplugin.gpus.simulated_limits.SimulatedLimits.support", _old)
+    monkeypatch.setattr("deviceplugin.gpus.simulated.memory_limits.SimulatedLimits.support", _old)
     finding = found(changed(settings, memory_limits="require"))["memory of 2 cards"]
     assert (finding.verdict, finding.uses) == ("bad", "not offered: --memory-limits require")
     assert found(settings)["memory of 2 cards"].verdict == "less"

@@ -3,12 +3,12 @@ import json
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Commitment, Committer
+from scheduler_plugin.binding.committer import Commitment, Committer
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import NODE_POLICIES
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object, uuid
 
 

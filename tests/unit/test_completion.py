@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpupack.cli import cli
-from gpupack.commands.completion import FILES, NO_FILES, SHELLS, proposals
+from gpupack.cli.app import cli
+from gpupack.cli.completion import FILES, NO_FILES, SHELLS, proposals
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -10,18 +10,18 @@ import pytest
 import structlog
 
 from allocator.names import POD_FIRST_STAGE_SIZE
-from gpupack.commands.common import fail, say
+from gpupack.cli.common import fail, say
 from gpupack.errors import InputError
 from gpupack.logs import configure
 from gpupack.queuestatus import read, render
 from kubeapi.correlation import pod_ref
 from kubeapi.errors import Forbidden, cut, printable
 from kubeapi.events import EventRecorder
-from scheduler_plugin.queue.running.explain import waiting
+from scheduler_plugin.queue.controller.status import waiting
 from tests.queue_world import QueueWorld
 
 EVIL = "a\x1b[2J\x1b]0;b\x07\x9b31m\u202ec\r\nd"
-COMMANDS = Path(__file__).parents[2] / "gpupack" / "commands"
+COMMANDS = Path(__file__).parents[2] / "gpupack" / "cli"
 
 
 def is_clean(text: str) -> bool:
@@ -126,5 +126,5 @@ def test_commands_write_with_say_only() -> None:
         for path in COMMANDS.glob("*.py")
         for call in re.findall(r"(click\.echo|\bprint)\(", path.read_text())
     }
-    own = {"common", "completion", "dashboard", "migrate", "node", "top"}
+    own = {"app", "common", "completion", "dashboard", "migrate", "node", "top"}
     assert {name for name, _ in found} <= own

@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.dashboard import fill_board, node
 from benchmarks.fleet import Fleet
-from gpupack.ask.objects import AskPod
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live
 from gpupack.dashboard.records import STATES, node_tile
 from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Point, Trend
-from gpupack.top.records import CardRow, NodeRow, PodRow
+from gpupack.inventory.records import CardRow, NodeRow, PodRow
+from gpupack.whatif.objects import AskPod
 
 GIB = 1024
 

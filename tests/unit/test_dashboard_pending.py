@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from allocator.names import QUEUE_GATE
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import Board
-from scheduler_plugin.queue.running.explain import Reason, Why
+from gpupack.whatif.objects import AskNode, AskPod
+from scheduler_plugin.queue.controller.status import Reason, Why
 from tests.ask_world import Node, Pod, World
 
 NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does not exist: allowed are a', 3.0)

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from allocator.names import resource_name
-from gpupack.ask.objects import AskNode, AskPod
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import Board
+from gpupack.whatif.objects import AskNode, AskPod
 from tests.cluster_builders import node_object, pod_object
 
 

@@ -11,14 +11,14 @@ from allocator.ledger.ledger import Ledger
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from benchmarks import extender as extender_benchmark
+from benchmarks.two_tier.workers import BatchSettings
 from deviceplugin.settings import Settings as NodeSettings
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from gpupack.embedded import EmbeddedCluster
-from scheduler_plugin.commit.two_tier_workers import BatchSettings
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.registry import Ask
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.registry import Ask
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.simulator.options import Options
 

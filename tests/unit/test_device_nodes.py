@@ -10,12 +10,12 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from deviceplugin import giving
-from deviceplugin.gpus.nodes import DeviceNodes
-from deviceplugin.gpus.nvml import NvmlGpus
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.vendor import NVIDIA
+from deviceplugin import container_responses
+from deviceplugin.containers.device_nodes import DeviceNodes
+from deviceplugin.gpus.api.vendor import NVIDIA
+from deviceplugin.gpus.nvidia.source import NvmlGpus
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.settings import Settings
 from tests.nvml_world import Card, Driver, driver, gpus
 
@@ -151,19 +151,19 @@ def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
     machine.capability("gpu3/mig/gi1", 12)
     machine.capability("gpu3/mig/gi1/ci0", 13)
     gpus.open()
-    monkeypatch.setattr(giving, "DEVICES", machine.devices)
-    monkeypatch.setattr(giving, "DRIVERS", machine.drivers)
+    monkeypatch.setattr(container_responses, "DEVICES", machine.devices)
+    monkeypatch.setattr(container_responses, "DRIVERS", machine.drivers)
     for wanted in (True, False):
-        made = giving.Giving(Settings(node_name="n1", pass_device_specs=wanted), gpus)
+        made = container_responses.Giving(Settings(node_name="n1", pass_device_specs=wanted), gpus)
         assert len(made.hand_over({"MIG-1": 1024}).devices) == (5 if wanted else 0)
 
 
 def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving, "DEVICES", machine.devices)
+    monkeypatch.setattr(container_responses, "DEVICES", machine.devices)
     source = SimulatedGpus(load_profile("8xh200"))
     first = source.cards()[0].uuid
     source.partition(first, ["3g.71gb"])
     settings = Settings(node_name="n1", gpus="simulated", profile="8xh200", pass_device_specs=True)
     instance = source.cards()[0]
     assert instance.parent == first
-    assert giving.Giving(settings, source).hand_over({instance.uuid: 1024}).devices == ()
+    assert container_responses.Giving(settings, source).hand_over({instance.uuid: 1024}).devices == ()

@@ -12,7 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError
 
-from scheduler_plugin.http.direct import Answer, DirectServer
+from scheduler_plugin.extender.fast_server import Answer, DirectServer
 
 BODY = b'{"Pod":{}}'
 HEAD = (

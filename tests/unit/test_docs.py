@@ -18,9 +18,9 @@ import yaml
 
 from allocator import names
 from allocator.request import parse_pod
-from deviceplugin.gpus.vendor import NVIDIA
+from deviceplugin.gpus.api.vendor import NVIDIA
 from deviceplugin.status import Status
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import build
 from tests.scripts import reference
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from deviceplugin.node.host.driver import OwnThread
+from deviceplugin.host.driver import OwnThread
 
 
 async def test_calls_are_made_in_their_order_by_one_thread() -> None:

@@ -9,12 +9,12 @@ from allocator.ledger import BookEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.packing import NodeWords
 from allocator.request import ContainerRequest, PodRequest
-from deviceplugin.gpus.source import GpuProcess, GpuSample
-from deviceplugin.gpus.usage import card_use
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
-from scheduler_plugin.placement.placing import place_with
-from scheduler_plugin.placement.reasons import reason
+from deviceplugin.gpus.api.source import GpuProcess, GpuSample
+from deviceplugin.monitoring.unaccounted_use import card_use
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.placing import place_with
+from scheduler_plugin.scheduling.reasons import reason
 from tests.policy_view import view
 
 WHOLE = PodRequest((ContainerRequest("main", 100, "main"),), percent=True)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from allocator.request import ContainerRequest, PodRequest
-from scheduler_plugin.cluster.pods import read_pod
+from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.http.offers import MOST_NODES, Offer, Offers
-from scheduler_plugin.placement.policies import make
+from scheduler_plugin.extender.filter_cache import MOST_NODES, Offer, Offers
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.scheduling.policies import make
 from tests.cluster_builders import container, node_object, pod, pod_object, uuid
 from tests.extender_world import World, check
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_plugin.cluster.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.registry import Ask
+from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.registry import Ask
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered

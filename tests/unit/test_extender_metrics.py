@@ -7,9 +7,9 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler_plugin.commit.preemptor import SPARED_S
-from scheduler_plugin.http.metrics import ClusterMetrics, Metrics
-from scheduler_plugin.http.waiting import Waiting
+from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
+from scheduler_plugin.extender.unschedulable_pods import Waiting
+from scheduler_plugin.preemption.preemptor import SPARED_S
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld

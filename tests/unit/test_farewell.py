@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from deviceplugin.http import SHUTDOWN_S
 from deviceplugin.kubelet.registration import Timing
-from deviceplugin.node.telling.farewell import Patience, say_farewell
+from deviceplugin.publishing.shutdown import Patience, say_farewell
 
 FOR_EVER_S = 1e6
 

@@ -8,11 +8,11 @@ from allocator.cards import Card
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
-from scheduler_plugin.cluster.arrays import RowArray
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.http.nameindex import NameIndex, cut_names
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, Selectors, fitting, misfits, place_on
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.extender.name_index import NameIndex, cut_names
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import Misfit, Selectors, fitting, misfits, place_on
 from tests.other_policies import offered
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.gpus.foreign import describe_foreign, foreign_gpus
+from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gpus
 
 
 @pytest.mark.parametrize(

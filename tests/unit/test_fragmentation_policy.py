@@ -5,12 +5,12 @@ from allocator.policies import CARD_POLICIES
 from allocator.policies.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.fragmentation import Fragmentation
-from scheduler_plugin.placement.policies.fragmentation_scores import Scores
-from scheduler_plugin.placement.policies.fragmentation_states import TIE_LEVELS
-from scheduler_plugin.placement.policies.fragmentation_workload import MAX_SHAPES, Workload
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.fragmentation import Fragmentation
+from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores
+from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS
+from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, Workload
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from tests.other_policies import offered
 from tests.policy_view import ask, place, view
 
@@ -237,7 +237,7 @@ def test_incremental_equals_fresh():
 
 
 def test_states_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation_states._SPARE", 0)
+    monkeypatch.setattr("scheduler_plugin.scheduling.policies.fragmentation_states._SPARE", 0)
     arrays = cluster(a=[0])
     row = arrays.rows["a"]
     policy = frag(one(50))
@@ -305,7 +305,7 @@ def test_a_given_workload_is_kept():
 
 
 def test_remembered_pods_are_limited(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation._PODS", 4)
+    monkeypatch.setattr("scheduler_plugin.scheduling.policies.fragmentation._PODS", 4)
     policy = make("fragmentation")
     for number in range(6):
         policy.settled(str(number), one(70))
@@ -383,7 +383,7 @@ def test_unknown_parameter():
 
 
 def test_remembered_scores_are_limited(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.placement.policies.fragmentation_scores._ENTRIES", 1)
+    monkeypatch.setattr("scheduler_plugin.scheduling.policies.fragmentation_scores._ENTRIES", 1)
     arrays = cluster(a=[0], b=[50])
     policy = frag(one(50))
     first = policy.score(arrays, one(50), rows_of(arrays)).tolist()

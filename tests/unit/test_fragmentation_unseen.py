@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from allocator.policy import choose
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.fragmentation_scores import Scores
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
 from tests.policy_view import ask, place, view
 
 FREE = 1 << 40

@@ -2,16 +2,16 @@
 
 import pytest
 
-from deviceplugin.gpus.health import (
+from deviceplugin.gpus.api.health import (
     DEFAULT_IGNORED_XIDS,
     CardHealth,
     HealthTracker,
     describe_fault,
     parse_xids,
 )
-from deviceplugin.gpus.source import GpuSample, HealthEvent
-from deviceplugin.gpus.vendor import NVIDIA
-from gpupack.commands.node import node
+from deviceplugin.gpus.api.source import GpuSample, HealthEvent
+from deviceplugin.gpus.api.vendor import NVIDIA
+from gpupack.cli.node import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")
 MENDED = HealthEvent("GPU-a", healthy=True, reason="mended")

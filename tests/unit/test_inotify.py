@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.node.host.inotify import Inotify
+from deviceplugin.host.inotify import Inotify
 from tests.kubelet_world import until
 
 

@@ -3,16 +3,10 @@
 import pytest
 
 from allocator.ids import device_id
+from deviceplugin.allocation.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
 from deviceplugin.errors import DeviceListError
-from deviceplugin.gpus.source import GpuCard
-from deviceplugin.kubelet.service import device_list
-from deviceplugin.node.accounting.inventory import (
-    cards_in_units,
-    check_units,
-    list_bytes,
-    records,
-    smallest_unit,
-)
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.kubelet.plugin_service import device_list
 
 
 def gpu(index: int, total_mib: int, reserved_mib: int = 0, error: str | None = None) -> GpuCard:

@@ -10,7 +10,7 @@ from allocator.ids import percent_id
 from allocator.ledger import BookEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
-from deviceplugin.node.telling.allocations import allocations
+from deviceplugin.publishing.allocations import allocations
 from tests.ledger_world import RESOURCE, World, ids, pod
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.node.telling.allocations import allocations
-from deviceplugin.node.telling.explain import explain
+from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.explain import explain
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]

@@ -5,7 +5,7 @@ import pytest
 from allocator.errors import LedgerError
 from allocator.ledger import Ledger, Pod
 from allocator.selector import Selector
-from deviceplugin.node.telling.explain import explain
+from deviceplugin.publishing.explain import explain
 from tests.ledger_world import World, cards, ids, pod, request
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]

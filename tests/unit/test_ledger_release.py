@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.node.telling.explain import explain
+from deviceplugin.publishing.explain import explain
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]

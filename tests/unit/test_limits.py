@@ -185,7 +185,7 @@ async def test_every_naming_of_cgroups(world: LimitsWorld, hierarchy: str, form:
 async def test_where_the_kernel_tells_of_nothing_it_is_looked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deviceplugin.node.host.inotify.Inotify.open", _no_instances)
+    monkeypatch.setattr("deviceplugin.host.inotify.Inotify.open", _no_instances)
     world = LimitsWorld(tmp_path, rescan_s=0.01)
     await world.start()
     world.give(UID, "main", range(5))

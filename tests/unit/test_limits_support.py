@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.limits import HELD, Enforcement, Support
-from deviceplugin.gpus.simulated_limits import LIMIT_ENV, REQUEST_ENV
+from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, Support
+from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV
 from tests.limits_world import UID, LimitsWorld, world
 
 __all__ = ["world"]

@@ -39,7 +39,7 @@ async def test_a_driver_that_fails_for_a_moment_is_asked_again(world: LimitsWorl
 async def test_a_driver_that_goes_on_failing_is_told_of_once(
     world: LimitsWorld, mocker: MockerFixture
 ) -> None:
-    mocker.patch("deviceplugin.node.limiting.limits.RETRY_S", 0.0)
+    mocker.patch("deviceplugin.enforcement.enforcer.RETRY_S", 0.0)
     await world.start()
     world.driver.failing["c0"] = "the driver is busy"
     world.give(UID, "main", range(5))

@@ -11,14 +11,14 @@ from pytest_mock import MockerFixture
 
 from allocator.packing import NodeWords
 from allocator.records import CardRecord, dump_cards, join_cards, load_cards, read_links, write_links
+from deviceplugin.allocation.inventory import cards_in_units, records
 from deviceplugin.errors import ProfileError
-from deviceplugin.gpus.links import links_of
-from deviceplugin.gpus.nvml_links import read_links as read_from_driver
-from deviceplugin.gpus.profile import load_profile, parse_profile
-from deviceplugin.node.accounting.inventory import cards_in_units, records
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.published import read_published
+from deviceplugin.gpus.api.links import links_of
+from deviceplugin.gpus.nvidia.links import read_links as read_from_driver
+from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.published import read_published
 from tests.cluster_builders import node
 
 BRIDGED = """

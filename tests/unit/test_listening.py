@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.http.listening import Acceptor, listeners
+from scheduler_plugin.extender.listening import Acceptor, listeners
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def test_without_file_descriptors_it_is_told_once_and_tried_again(
 
     asyncio.get_running_loop().set_exception_handler(note)
     refusing = mocker.patch.object(socket.socket, "accept", side_effect=OSError(errno.EMFILE, "none left"))
-    monkeypatch.setattr("scheduler_plugin.http.listening.PAUSE_S", 0.05)
+    monkeypatch.setattr("scheduler_plugin.extender.listening.PAUSE_S", 0.05)
     mocker.patch.object(asyncio.Protocol, "connection_made", side_effect=lambda _: begun.set())
     async with asyncio.timeout(10):
         _, writer = await asyncio.open_connection(*acceptor.listener.getsockname())

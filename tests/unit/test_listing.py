@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deviceplugin.gpus.listing import Found, renewed
-from deviceplugin.gpus.source import GpuCard
+from deviceplugin.gpus.api.card_listing import Found, renewed
+from deviceplugin.gpus.api.source import GpuCard
 
 
 def card(uuid: str, parent: str | None = None, error: str | None = None) -> GpuCard:

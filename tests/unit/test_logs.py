@@ -14,7 +14,7 @@ LEAN = """
 import sys
 from gpupack.logs import configure
 configure("info")
-import deviceplugin.daemon
+import deviceplugin.app
 print(sorted({"rich", "numpy", "pynvml"} & set(sys.modules)))
 import rich
 print(rich.__name__)

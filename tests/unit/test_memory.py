@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from deviceplugin.gpus.limits import Enforcement, Support
-from deviceplugin.gpus.source import GpuProcess, GpuSample
-from deviceplugin.memorymetrics import MemoryMetrics
+from deviceplugin.allocation.objects import ContainerStatus, Metadata, PodObject, PodStatus
+from deviceplugin.container_memory_metrics import MemoryMetrics
+from deviceplugin.enforcement.granted_memory import Shares
+from deviceplugin.gpus.api.memory_limits import Enforcement, Support
+from deviceplugin.gpus.api.source import GpuProcess, GpuSample
+from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.metrics import SLICE, Metrics
-from deviceplugin.node.accounting.objects import ContainerStatus, Metadata, PodObject, PodStatus
-from deviceplugin.node.host.cgroups import ProcessPlace
-from deviceplugin.node.limiting.shares import Shares
-from deviceplugin.node.measuring.memory import ContainerMemory, Memory
-from deviceplugin.node.measuring.overuse import Names, OverUse
-from deviceplugin.node.telling.told_use import ToldUse
+from deviceplugin.monitoring.container_use import ContainerMemory, Memory
+from deviceplugin.monitoring.overuse import Names, OverUse
+from deviceplugin.publishing.published_use import ToldUse
 from kubeapi.errors import Conflict, TooManyRequests
 from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.gpus.mig import LayoutError, Wanted, partition
+from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted, partition
 
 H100 = ("NVIDIA H100 80GB HBM3", 81079)
 

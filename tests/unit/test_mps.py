@@ -12,22 +12,22 @@ from pytest_mock import MockerFixture
 
 from allocator.ledger import BookEntry
 from allocator.names import PERCENT_RESOURCE
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.mps_clients import Sharing
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.advice import framework_envs
-from deviceplugin.gpus.grant import ContainerGrant, Mount
-from deviceplugin.gpus.helpers import WithoutHelpers
-from deviceplugin.gpus.limits import Enforcement
-from deviceplugin.gpus.nvml_generations import NvmlGenerations
-from deviceplugin.gpus.profile import load_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuProcess
-from deviceplugin.kubelet.service import _granted
-from deviceplugin.mps.cards import MpsCard, mps_cards
-from deviceplugin.mps.folder import CardFolder, State
-from deviceplugin.mps.grants import VOLTA, client_limit, why_not
-from deviceplugin.mps.service import MpsService
-from deviceplugin.node.limiting.sharing import Sharing
-from deviceplugin.node.limiting.supports import Supports
+from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
+from deviceplugin.gpus.api.helper_processes import WithoutHelpers
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.nvidia.framework_env import framework_envs
+from deviceplugin.gpus.nvidia.generations import NvmlGenerations
+from deviceplugin.gpus.nvidia.mps.cards import MpsCard, mps_cards
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, why_not
+from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.kubelet.plugin_service import _granted
 from tests.account_world import Node
 from tests.ledger_world import RESOURCE, ids, pod
 

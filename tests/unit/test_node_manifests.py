@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from allocator import names
-from deviceplugin.gpus.cdi import FOLDERS
-from deviceplugin.mps.folder import SHM
-from deviceplugin.mps.supervisor import Options as SupervisorOptions
+from deviceplugin.containers.cdi import FOLDERS
+from deviceplugin.gpus.nvidia.mps.folder import SHM
+from deviceplugin.gpus.nvidia.mps.supervisor import Options as SupervisorOptions
 from deviceplugin.settings import Settings as NodeSettings
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of

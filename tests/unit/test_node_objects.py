@@ -8,7 +8,7 @@ import pytest
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARD_POLICY, POD_CARDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import charge, dump_assigned
-from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject, version_of
+from deviceplugin.allocation.objects import MIRROR, NodeObject, PodObject, version_of
 
 GIB = "gpupack.io/gpu-memory-gib"
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from deviceplugin.errors import SettingsError
 from deviceplugin.settings import Settings
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 
 
 def good(folder: Path, **changes) -> Settings:
@@ -83,7 +83,7 @@ def started(monkeypatch):
         async def run(settings, _stop):
             begun.append(settings)
 
-        monkeypatch.setattr("deviceplugin.daemon.run", run)
+        monkeypatch.setattr("deviceplugin.app.run", run)
         monkeypatch.setattr("gpupack.logs.configure", lambda *_: None)
         return CliRunner().invoke(cli, ["node", "--node-name", "n1", *options]), begun
 

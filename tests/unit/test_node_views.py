@@ -10,11 +10,11 @@ from allocator.ledger import BookEntry, Ledger, charges
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.nodeview import NodeView
-from deviceplugin.node.accounting.objects import MIRROR, NodeObject, PodObject
-from deviceplugin.node.accounting.views import PodView
-from deviceplugin.node.telling.allocations import allocations
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import MIRROR, NodeObject, PodObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.publishing.allocations import allocations
 from kubeapi.errors import Unreachable
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scheduler_plugin.cluster.nodes import RECENT, Exclusion, NodeArrays
+from scheduler_plugin.cache.nodes import RECENT, Exclusion, NodeArrays
 from scheduler_plugin.errors import StateError
 
 

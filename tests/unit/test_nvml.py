@@ -8,11 +8,11 @@ import pytest
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
-from deviceplugin.gpus.nvml import NvmlGpus
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import ABSENT, LOST, Driver, driver, gpus, xid
 
 if TYPE_CHECKING:
-    from deviceplugin.gpus.source import GpuSource
+    from deviceplugin.gpus.api.source import GpuSource
 
 __all__ = ["driver", "gpus"]
 

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.nvml import AGAIN_S, NvmlGpus
+from deviceplugin.gpus.nvidia.source import AGAIN_S, NvmlGpus
 from tests.nvml_world import LOST, Card, Driver, driver, xid
 
 __all__ = ["driver"]

@@ -6,8 +6,8 @@ import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.nvml import NvmlGpus
-from deviceplugin.gpus.source import HealthEvent
+from deviceplugin.gpus.api.source import HealthEvent
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import LOST, Card, Driver, driver, gpus, xid
 
 __all__ = ["driver", "gpus"]
@@ -60,7 +60,7 @@ def test_an_xid_of_a_card_that_cannot_be_named_concerns_all(driver: Driver, gpus
 
 
 def test_watching_survives_a_lost_card(driver: Driver, gpus: NvmlGpus, mocker: MockerFixture) -> None:
-    mocker.patch("deviceplugin.gpus.nvml_events.EVENT_WAIT_MS", 1)
+    mocker.patch("deviceplugin.gpus.nvidia.events.EVENT_WAIT_MS", 1)
     driver.news = [LOST, pynvml.NVML_ERROR_UNKNOWN, xid(driver.cards[0], 79)]
     gpus.open()
     assert [event.uuid for event in gpus.events(30)] == ["GPU-a"]

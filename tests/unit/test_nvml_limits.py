@@ -9,11 +9,11 @@ import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
+from deviceplugin.enforcement.limit_plan import Wanted
+from deviceplugin.enforcement.limit_setter import Job, hold_all
 from deviceplugin.errors import LimitError
-from deviceplugin.gpus.limits import HELD, Enforcement, LimitReading, MemoryLimits
-from deviceplugin.gpus.nvml_limits import PROBE, NvmlLimits
-from deviceplugin.node.limiting.holding import Job, hold_all
-from deviceplugin.node.limiting.limit_plan import Wanted
+from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitReading, MemoryLimits
+from deviceplugin.gpus.nvidia.memory_limits import PROBE, NvmlLimits
 
 MIB = 1 << 20
 UNLIMITED = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX

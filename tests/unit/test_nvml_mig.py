@@ -4,8 +4,8 @@ import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.nvml import NvmlGpus
-from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import Card, Driver, driver, gpus, process, xid
 
 __all__ = ["driver", "gpus"]
@@ -40,7 +40,7 @@ def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -
 def test_an_xid_finds_its_mig_instances(
     driver: Driver, gpus: NvmlGpus, mocker: MockerFixture, fields: dict[str, int], uuids: set[str]
 ) -> None:
-    mocker.patch("deviceplugin.gpus.nvml_calls.address", side_effect=id)
+    mocker.patch("deviceplugin.gpus.nvidia.nvml_calls.address", side_effect=id)
     driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-5", instance=5)]
     driver.news = [xid(driver.cards[0], 79, **fields)]
     gpus.open()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from deviceplugin.gpus.nvml import NvmlGpus
-from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import ABSENT, Driver, driver, gpus, process
 
 __all__ = ["driver", "gpus"]

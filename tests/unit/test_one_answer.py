@@ -7,19 +7,19 @@ import pytest
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
 from allocator.request import Demand
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.ends import lets_start
-from gpupack.ask.groups import ORDER, WORDS
-from gpupack.ask.hosts import Wish
-from gpupack.ask.tries import Held, Trial
-from gpupack.ask.why import why
-from scheduler_plugin.cluster.objects import Metadata
-from scheduler_plugin.http.waiting import Refusal
-from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.preemption import room_on
-from scheduler_plugin.placement.reasons import CLOSEST_FIRST, reason
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts, node_rules
-from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
+from gpupack.diagnose.evictions import lets_start
+from gpupack.diagnose.why import why
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import Wish
+from gpupack.whatif.node_results import ORDER, WORDS
+from gpupack.whatif.trials import Held, Trial
+from scheduler_plugin.cache.objects import Metadata
+from scheduler_plugin.extender.unschedulable_pods import Refusal
+from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts, node_rules
+from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
+from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, reason
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
 from tests.queue_world import QueueWorld

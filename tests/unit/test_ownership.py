@@ -6,9 +6,9 @@ import pytest
 
 from allocator.ledger import Ledger
 from allocator.names import NODE_DAEMON
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.nodeview import NodeView
-from deviceplugin.node.telling.ownership import AGAIN_S, CLAIM_S, Ownership, Party, Record, this_daemon
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.publishing.ownership import AGAIN_S, CLAIM_S, Ownership, Party, Record, this_daemon
 from kubeapi.errors import Forbidden
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB

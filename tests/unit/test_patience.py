@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.http.filtered import Filtered
-from scheduler_plugin.http.metrics import Metrics
-from scheduler_plugin.http.patience import REMEMBERED, REST_S, News, Patience
-from scheduler_plugin.http.server import Service
+from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.metrics import Metrics
+from scheduler_plugin.extender.server import Service
+from scheduler_plugin.extender.stale_refusals import REMEMBERED, REST_S, News, Patience
 
 
 class Clock:

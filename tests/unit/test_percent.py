@@ -10,8 +10,8 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, Kind, PodRequest, parse_pod
-from deviceplugin.node.telling.allocations import allocations
-from deviceplugin.node.telling.explain import explain
+from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.explain import explain
 
 GIB = "gpupack.io/gpu-memory-gib"
 CARDS = "gpupack.io/cards"

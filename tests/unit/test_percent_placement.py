@@ -8,14 +8,14 @@ import pytest
 
 from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED
 from allocator.request import ContainerRequest, PodRequest
-from scheduler_plugin.cluster.arrays import RowArray
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Committer
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import Misfit, fitting, misfits
-from scheduler_plugin.placement.placing import lesson, place_with, score
-from scheduler_plugin.placement.policies.registry import NODE_POLICIES, CardDemand
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.placing import lesson, place_with, score
+from scheduler_plugin.scheduling.policies.registry import NODE_POLICIES, CardDemand
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 from tests.extender_world import World
 

@@ -6,13 +6,13 @@ import pytest
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.cluster.nodes import Exclusion, NodeArrays
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.placing import place_with, score
-from scheduler_plugin.placement.policies import NODE_POLICIES, make
-from scheduler_plugin.placement.policies.fragmentation import Fragmentation
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
+from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import place_with, score
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies.fragmentation import Fragmentation
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
 from tests.other_policies import offered
 from tests.policy_view import ask, view
 

@@ -8,13 +8,13 @@ import pytest
 
 from allocator.registry import Entry
 from allocator.request import PodRequest
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.pods import read_pod
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.policies import NODE_POLICIES, make, names
-from scheduler_plugin.placement.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make, names
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from tests.cluster_builders import MEMORY, pod
 
 ASK = Ask(4, 10, (CardDemand(4, 1),))

@@ -15,13 +15,13 @@ from allocator.podcards import (
 )
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
 from allocator.request import ContainerRequest, PodRequest
-from gpupack.ask.cluster import Cluster
-from gpupack.ask.objects import AskNode, AskPod
-from gpupack.ask.tries import Held
 from gpupack.dashboard.board import Board
-from gpupack.top.objects import load_nodes
-from gpupack.top.rows import rows
-from scheduler_plugin.placement.preemption import room_on
+from gpupack.inventory.objects import load_nodes
+from gpupack.inventory.rows import rows
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.trials import Held
+from scheduler_plugin.preemption.node_victims import room_on
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
 
 

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from deviceplugin.kubelet.podresources import PodResources
+from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.wire import podresources_pb2 as pb
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as rpc
 from tests.http2_listener import GOAWAY, SETTINGS, listening, resident_mib

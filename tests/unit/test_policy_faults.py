@@ -11,16 +11,16 @@ from allocator.errors import PolicyError as CardPolicyError
 from allocator.policies import CARD_POLICIES
 from allocator.policy import choose
 from allocator.request import ContainerRequest, PodRequest
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Committer
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError, PolicyError
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.filtering import fitting
-from scheduler_plugin.placement.placing import place_with, score
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.running import explain
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import place_with, score
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object
 from tests.ledger_world import World
 from tests.ledger_world import pod as ledger_pod
@@ -184,8 +184,8 @@ def test_the_queue_holds_such_a_pod_says_why_and_goes_on_with_the_others(units):
         uid = world.pod("p", containers=many, annotations=notes)
         world.pod("q", 3)
         assert world.released() == ["q"]
-        found = explain.why(world.queue, world.queue.entries[uid], 0)
-        assert (found.reason, found.message[: len(NAMED)]) == (explain.Reason.REFUSED, NAMED)
+        found = status.why(world.queue, world.queue.entries[uid], 0)
+        assert (found.reason, found.message[: len(NAMED)]) == (status.Reason.REFUSED, NAMED)
 
 
 def test_a_pod_that_is_bound_is_served_by_the_default_policy():

@@ -5,9 +5,9 @@ from collections import defaultdict
 import pytest
 
 from deviceplugin.settings import Settings as NodeSettings
-from gpupack.cli import cli
+from gpupack.cli.app import cli
 from gpupack.dashboard.settings import Settings as DashboardSettings
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.settings import Settings as ExtenderSettings
 from tests.manifest_objects import BUILDS, container, objects, pod_template
 

@@ -7,11 +7,11 @@ import pytest
 
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_holds
-from scheduler_plugin.cluster.budgets import Budgets
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.http.extender import Extender
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 
 

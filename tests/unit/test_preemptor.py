@@ -3,14 +3,9 @@
 import pytest
 
 from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
-from scheduler_plugin.commit.preemptor import (
-    FRESH_S,
-    LEFT_S,
-    REST_FIRST_S,
-    SPARED_S,
-)
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.placement.victims import OVERDUE_S
+from scheduler_plugin.preemption.preemptor import FRESH_S, LEFT_S, REST_FIRST_S, SPARED_S
+from scheduler_plugin.preemption.victims import OVERDUE_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 

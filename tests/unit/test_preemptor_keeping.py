@@ -8,8 +8,8 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from kubeapi.errors import Unreachable
-from scheduler_plugin.commit.nominations import ANNOUNCED_S, FOREIGN_S, KEPT_S, SEEN_S
-from scheduler_plugin.commit.preemptor import (
+from scheduler_plugin.preemption.nominations import ANNOUNCED_S, FOREIGN_S, KEPT_S, SEEN_S
+from scheduler_plugin.preemption.preemptor import (
     AT_ONCE,
     BURST,
     EVICTION_S,
@@ -17,7 +17,7 @@ from scheduler_plugin.commit.preemptor import (
     REST_MOST_S,
     SETTLE_S,
 )
-from scheduler_plugin.placement.victims import OVERDUE_S
+from scheduler_plugin.preemption.victims import OVERDUE_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorld
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.commit.nominations import FOREIGN_S, KEPT_S
+from scheduler_plugin.preemption.nominations import FOREIGN_S, KEPT_S
 from tests.preemption_world import PreemptionWorld
 
 

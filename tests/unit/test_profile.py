@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from deviceplugin.errors import GpuError, ProfileError
-from deviceplugin.gpus.profile import Failure, load_profile, parse_profile, shipped_profiles
-from deviceplugin.gpus.source import GpuProcess
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.simulated.profile import Failure, load_profile, parse_profile, shipped_profiles
 
 GOOD = """
 version: "1.0"

@@ -3,8 +3,8 @@ from collections.abc import Mapping
 import pytest
 
 from allocator.names import NODE_CARDS, NODE_HOLDS
-from scheduler_plugin.cluster.nodes import Exclusion
-from scheduler_plugin.cluster.published import Published, read_published
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.published import Published, read_published
 from tests.cluster_builders import node, uuid
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from allocator.names import NODE_HOLDS
 from allocator.records import CardRecord
-from deviceplugin.node.accounting.objects import NodeObject
-from deviceplugin.node.telling.words import (
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.publishing.node_publication import (
     LAST_REVISION,
     SETTLE_S,
     Wanted,

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.names import QUEUE_GATE
-from scheduler_plugin.queue.deciding.queue import FORGOTTEN_FROM
+from scheduler_plugin.queue.scheduler.queue import FORGOTTEN_FROM
 from tests.queue_world import TWO_QUEUES, QueueWorld, world
 
 __all__ = ["world"]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from scheduler_plugin.cluster.objects import Gate
-from scheduler_plugin.cluster.signals import Signal
-from scheduler_plugin.queue.entering.ages import Ages
-from scheduler_plugin.queue.entering.pods import QueuePod
-from scheduler_plugin.queue.running.explain import tenants
-from scheduler_plugin.queue.running.watching import QueueFeed
+from scheduler_plugin.cache.objects import Gate
+from scheduler_plugin.cache.signals import Signal
+from scheduler_plugin.queue.cache.pods import QueuePod
+from scheduler_plugin.queue.cache.queue_clock import Ages
+from scheduler_plugin.queue.controller.status import tenants
+from scheduler_plugin.queue.controller.watching import QueueFeed
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cluster.watching import Watcher
+    from scheduler_plugin.cache.watching import Watcher
 
 DAY_S = 86400
 RESTARTED = "keepRoomAfter: 10m\nqueues: [{name: a}]"

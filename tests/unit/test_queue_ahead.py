@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from allocator.names import DEFAULT_NODE_POLICY
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.best_fit import BestFit
-from scheduler_plugin.placement.policies.registry import by_row
-from scheduler_plugin.queue.places.room import Room
+from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.best_fit import BestFit
+from scheduler_plugin.scheduling.policies.registry import by_row
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)

@@ -9,12 +9,12 @@ import pytest
 
 from allocator.names import POD_PLANNED
 from benchmarks import floors
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Committer
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.places.clearing import Clearing
-from scheduler_plugin.queue.running.controller import Controller, planned
-from scheduler_plugin.queue.running.writing import Writer, release_patch
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.capacity.reservation_planner import Clearing
+from scheduler_plugin.queue.controller.controller import Controller, planned
+from scheduler_plugin.queue.controller.writer import Writer, release_patch
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import node, pod
 from tests.queue_world import QueueWorld
 

@@ -6,8 +6,8 @@ import pytest
 from pytest_mock import MockerFixture
 
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.configuration.config import QueueConfig, over_the_cluster, parse_config
-from scheduler_plugin.queue.running.configfile import ConfigFile
+from scheduler_plugin.queue.config.queues import QueueConfig, over_the_cluster, parse_config
+from scheduler_plugin.queue.controller.config_file import ConfigFile
 
 FULL = """
 queues:
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     file.load()
     path.write_text("queues: [{name: b}]")
     bad = mocker.patch(
-        "scheduler_plugin.queue.running.configfile.parse_config", side_effect=ValueError("4300 digits")
+        "scheduler_plugin.queue.controller.config_file.parse_config", side_effect=ValueError("4300 digits")
     )
     file.look(taken.append)
     assert (taken, file.fault) == ([], f"{path}: cannot be read: ValueError: 4300 digits")

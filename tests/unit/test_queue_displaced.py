@@ -2,7 +2,7 @@
 
 import msgspec
 
-from scheduler_plugin.queue.entering.pods import QueuePod
+from scheduler_plugin.queue.cache.pods import QueuePod
 from tests.queue_world import QueueWorld
 
 

@@ -10,12 +10,12 @@ import pytest
 from allocator.names import POD_REQUEUED
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
-from scheduler_plugin.queue.entering.ages import TOLERANCE_S, Ages
-from scheduler_plugin.queue.entering.entries import Phase
-from scheduler_plugin.queue.running import explain
-from scheduler_plugin.queue.running.controller import UNDER_WAY, Controller
-from scheduler_plugin.queue.running.explainer import AGAIN_S
-from scheduler_plugin.queue.running.writing import Writer
+from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, Ages
+from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.controller.controller import UNDER_WAY, Controller
+from scheduler_plugin.queue.controller.explainer import AGAIN_S
+from scheduler_plugin.queue.controller.writer import Writer
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 
 TWO = "queues: [{name: a}, {name: b}]"
@@ -165,7 +165,7 @@ async def test_pods_of_a_deleted_queue_are_told_and_go_on_by_another_queue_or_wh
     await running.pass_time()
     refused = 'Warning Waiting Refused: queue "b" does not exist: allowed are a'
     assert running.told("moves") == running.told("stays") == [refused]
-    (gone,) = [each for each in explain.tenants(world.queue, 0) if each.name == "b"]
+    (gone,) = [each for each in status.tenants(world.queue, 0) if each.name == "b"]
     assert (gone.stop, gone.used, gone.waiting) == ("not configured", 16, 2)
     world.change("uid-moves", metadata={"labels": {"gpupack.io/queue-name": "a"}})
     await running.pass_time()
@@ -287,7 +287,7 @@ async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None
     await running.pass_time()
     released = {name for name in ("p0", "p60", "other") if running.is_released(name)}
     assert released == {"p0", "other"}
-    tenants = {each.name: each for each in explain.tenants(world.queue, world.now)}
+    tenants = {each.name: each for each in status.tenants(world.queue, world.now)}
     assert (tenants["a"].waiting, tenants["b"].waiting) == (9_999, 0)
     for name in ("p0", "other"):
         world.bind(f"uid-{name}")

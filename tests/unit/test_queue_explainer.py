@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.queue.running import explain, explainer
-from scheduler_plugin.queue.running.controller import IDLE_S, TICK_S, Controller
-from scheduler_plugin.queue.running.explainer import SHARE, SLICE_S, UNCHANGED_S, Explainer
-from scheduler_plugin.queue.running.writing import Writer
+from scheduler_plugin.queue.controller import explainer, status
+from scheduler_plugin.queue.controller.controller import IDLE_S, TICK_S, Controller
+from scheduler_plugin.queue.controller.explainer import SHARE, SLICE_S, UNCHANGED_S, Explainer
+from scheduler_plugin.queue.controller.writer import Writer
 from tests.queue_world import QueueWorld
 
 COST_S = 0.001
@@ -24,7 +24,7 @@ class Told:
         self.looked: list[str] = []
         self.events: list[str] = []
         self.explainer = Explainer(self.world.queue, self, lambda: self.world.now)
-        found_why = explain.why
+        found_why = status.why
 
         def counted(queue: Any, entry: Any, now: float, position: int) -> Any:
             self.world.now += COST_S
@@ -107,7 +107,7 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or when the pause of a release ends that the API server has refused."""
-    monkeypatch.setattr("scheduler_plugin.queue.running.controller.TICK_S", 0.001)
+    monkeypatch.setattr("scheduler_plugin.queue.controller.controller.TICK_S", 0.001)
     world, nothing, decided = told.world, None, []
     writer = Writer(nothing, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, told, lambda: world.now, lambda: True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_plugin.queue.places.shares import Resources, dominant
-from scheduler_plugin.queue.running.explain import tenants
+from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
+from scheduler_plugin.queue.controller.status import tenants
 from tests.queue_world import QueueWorld
 
 DOMINANT = "fairSharing: dominant\n"

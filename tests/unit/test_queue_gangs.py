@@ -1,7 +1,7 @@
 """Gangs: released whole or not at all, what is bound half, and members that are made again."""
 
-from scheduler_plugin.queue.running import explain
-from scheduler_plugin.queue.running.explain import Reason, waiting
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.controller.status import Reason, waiting
 from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
 
 __all__ = ["world"]
@@ -143,7 +143,7 @@ def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_po
         (150, "gang default/g4"),
     ]
     assert not world.queue.entries[single].ticket.gated, "a pod by itself goes at once"
-    held = explain.why(world.queue, world.queue.entries[pods["g29", 0]], world.now)
+    held = status.why(world.queue, world.queue.entries[pods["g29", 0]], world.now)
     assert (held.reason, held.queue) == (Reason.HELD, "a")
     assert held.message.startswith("gang default/first asks for the same and could not be bound")
     world.bind(pods["g1", 0])

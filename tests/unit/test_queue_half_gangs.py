@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.queue.entering.entries import Phase
-from scheduler_plugin.queue.running.controller import told
+from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.controller.controller import told
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]

@@ -1,6 +1,6 @@
 """Whose quota a released pod counts against, and for whom a queue is."""
 
-from scheduler_plugin.queue.running.explain import tenants, waiting
+from scheduler_plugin.queue.controller.status import tenants, waiting
 from tests.queue_world import QueueWorld
 
 LABEL = "gpupack.io/queue-name"

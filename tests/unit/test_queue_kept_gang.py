@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.queue.deciding.admission import Look
-from scheduler_plugin.queue.deciding.reclaim import Reclaimer
-from scheduler_plugin.queue.running.explain import waiting
+from scheduler_plugin.queue.controller.status import waiting
+from scheduler_plugin.queue.scheduler.admission import Look
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, TEN_HOURS_S, QueueWorld, long_runners
 

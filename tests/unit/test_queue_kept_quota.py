@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_plugin.queue.running.explain import KEPT_QUOTA, waiting
+from scheduler_plugin.queue.controller.status import KEPT_QUOTA, waiting
 from tests.queue_world import QueueWorld
 
 COHORT = """queues:

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.records import Assignment
-from scheduler_plugin.queue.running.explain import waiting
+from scheduler_plugin.queue.controller.status import waiting
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_plugin.queue.sharing.lending import Case, Choice, by_share, launch_order, pick
-from scheduler_plugin.queue.sharing.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.lending import Case, Choice, by_share, launch_order, pick
+from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
 

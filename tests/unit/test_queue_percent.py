@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_CARDS
-from scheduler_plugin.queue.deciding.reclaim import Reclaimer
-from scheduler_plugin.queue.running import explain
-from scheduler_plugin.queue.running.controller import planned
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.controller.controller import planned
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
@@ -54,7 +54,7 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     world.node("large", (80,))
     uid = ask(world, "p0", 50)
     assert world.released() == []
-    (why,) = explain.waiting(world.queue, 0)
+    (why,) = status.waiting(world.queue, 0)
     never = "it needs 40 units; queue a can never have more than 16"
     assert (why.reason, why.message) == ("NeverFits", never)
     world.node("small", (16,))
@@ -77,7 +77,7 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     assert world.released() == ["b0"]
     ask(world, "a0", 50)
     assert world.released() == []
-    (why,) = explain.waiting(world.queue, 0)
+    (why,) = status.waiting(world.queue, 0)
     assert (why.reason, why.message) == ("Quota", "it needs 40 units; queue a uses 0 of its 16")
 
 
@@ -89,7 +89,7 @@ def test_shares_are_admitted_by_the_words(percent: int, fits: int) -> None:
     for number in range(6):
         ask(world, f"p{number}", percent, created=number)
     assert len(world.released()) == fits
-    (why, *_) = explain.waiting(world.queue, 0)
+    (why, *_) = status.waiting(world.queue, 0)
     assert why.reason == "NoRoom"
     assert f"it needs {percent} percent of one card; the largest free card has" in why.message
 

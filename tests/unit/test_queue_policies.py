@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from allocator.names import POD_NODE_POLICY
-from scheduler_plugin.placement.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
 from tests.cluster_builders import container
 from tests.other_policies import offered
 from tests.queue_world import QueueWorld

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugin.queue.configuration.quota import Cohort, Quota, QuotaUse, cohorts_of
+from scheduler_plugin.queue.config.quota import Cohort, Quota, QuotaUse, cohorts_of
 from tests.queue_world import TWO_QUEUES, UNSCHEDULABLE, QueueWorld
 
 

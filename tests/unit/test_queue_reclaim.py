@@ -1,6 +1,6 @@
 """Reclaim: what a queue has lent is taken back by eviction, from nobody who need not go."""
 
-from scheduler_plugin.queue.deciding.reclaim import Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
 

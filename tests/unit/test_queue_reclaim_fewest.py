@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from scheduler_plugin.queue.deciding.reclaim import LOOKED_AT, Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import LOOKED_AT, Reclaim, Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 

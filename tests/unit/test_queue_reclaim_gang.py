@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from scheduler_plugin.placement.preemption import room_on
-from scheduler_plugin.queue.deciding.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
 from tests.queue_world import QueueWorld
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scheduler_plugin.queue.deciding.reclaim import Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.queue_world import TWO_QUEUES, QueueWorld
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from allocator.names import QUEUE_GATE
-from scheduler_plugin.queue.entering.entries import GATED_AGAIN_S
-from scheduler_plugin.queue.running.explain import tenants, waiting
+from scheduler_plugin.queue.cache.queued_pods import GATED_AGAIN_S
+from scheduler_plugin.queue.controller.status import tenants, waiting
 from tests.queue_world import QueueWorld
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}

@@ -6,8 +6,8 @@ import pytest
 
 from allocator.request import PodRequest
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.running.settings import QueueSettings
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.controller.settings import QueueSettings
 
 
 def test_the_defaults_hold() -> None:

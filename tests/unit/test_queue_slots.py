@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.names import POD_PLANNED
-from scheduler_plugin.queue.sharing.lending import Case
+from scheduler_plugin.queue.cache.lending import Case
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
 SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"

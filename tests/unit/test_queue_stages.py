@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_FIRST_STAGE_SIZE
-from scheduler_plugin.queue.running.explain import Reason, tenants, waiting
+from scheduler_plugin.queue.controller.status import Reason, tenants, waiting
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kubeapi.errors import Forbidden, KubeApiError, ServerError, TooManyRequests
-from scheduler_plugin.queue.running.controller import UNDER_WAY
+from scheduler_plugin.queue.controller.controller import UNDER_WAY
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 from tests.unit.test_queue_events import Running, running
 

@@ -8,7 +8,7 @@ import pytest
 from allocator.names import POD_CARDS, POD_GPU_MODEL
 from gpupack.errors import InputError
 from gpupack.queuestatus import read, render
-from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.controller import status
 from tests.cluster_builders import container
 from tests.queue_world import QueueWorld
 
@@ -25,7 +25,7 @@ def answer() -> bytes:
     world.pod("three", 1, queue="nobody")
     world.now = 150
     queue = world.queue
-    body = {"queues": explain.tenants(queue, world.now), "pods": explain.waiting(queue, world.now)}
+    body = {"queues": status.tenants(queue, world.now), "pods": status.waiting(queue, world.now)}
     return msgspec.json.encode(body)
 
 
@@ -70,7 +70,7 @@ def test_trouble_comes_first() -> None:
 
 
 def reasons(world: QueueWorld) -> list[tuple[str, str, str]]:
-    return [(why.name, why.reason, why.message) for why in explain.waiting(world.queue, world.now)]
+    return [(why.name, why.reason, why.message) for why in status.waiting(world.queue, world.now)]
 
 
 def test_a_pod_without_an_idle_slot_is_told_so() -> None:
@@ -104,7 +104,7 @@ def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
     world.pod("small", 4, created=3)
     world.decide()
     found = {name: message for name, _, message in reasons(world)}
-    assert found["small"] == explain.KEPT
+    assert found["small"] == status.KEPT
     assert found["large"].endswith("room is kept for it on node n1")
 
 
@@ -115,10 +115,10 @@ def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
     (entry,) = world.queue.entries.values()
     assert entry.wants is not None
     world.queue.admission.unplaced.add(entry.wants)
-    assert reasons(world) == [("alone", "NoRoom", explain.NOT_TAKEN)]
+    assert reasons(world) == [("alone", "NoRoom", status.NOT_TAKEN)]
 
 
-ENDED = explain.EVEN_EMPTY
+ENDED = status.EVEN_EMPTY
 NO_STARS = (
     f"it needs 8 GiB: no card of the cluster that the pod's gpu-model and gpu-uuid admit {ENDED}"
     """; "*a100*" would match: a pattern without stars is the whole name"""
@@ -243,7 +243,7 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
     world.decide()
     why = f"its gang has 4 pods, and the cluster has room for 3 of them at once {ENDED}"
     assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(4)]
-    pods = explain.waiting(world.queue, world.now)
+    pods = status.waiting(world.queue, world.now)
     assert {(pod.position, pod.gang_size) for pod in pods} == {(1, 4)}
     text = render(read(msgspec.json.encode({"queues": [], "pods": pods})), pods=True)
     assert text.count("1, gang of 4") == 4

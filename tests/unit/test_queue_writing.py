@@ -16,8 +16,8 @@ from kubeapi.errors import (
     TooManyRequests,
     Unreachable,
 )
-from scheduler_plugin.queue.entering.entries import Entry
-from scheduler_plugin.queue.running.writing import TRIES, Answer, Writer, Written, release_patch
+from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.controller.writer import TRIES, Answer, Writer, Written, release_patch
 from tests.queue_world import QueueWorld
 
 

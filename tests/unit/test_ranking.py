@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugin.placement.ranking import best, protocol_scores
+from scheduler_plugin.scheduling.ranking import best, protocol_scores
 
 INF = float("inf")
 

@@ -1,8 +1,8 @@
 import pytest
 
 from allocator.request import Demand
-from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.reasons import memory, reason
+from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.scheduling.reasons import memory, reason
 
 ONE = (Demand((), 8, 1),)
 TWO = (Demand((), 4, 2),)

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from allocator.ledger import Ledger, charges
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.reconciler import Pace, Reconciler
 from deviceplugin.errors import UnitInUseError
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.reconciler import Pace, Reconciler
-from deviceplugin.node.accounting.views import PodView
-from deviceplugin.node.host.cgroups import CgroupProbe
+from deviceplugin.host.cgroups import CgroupProbe
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod

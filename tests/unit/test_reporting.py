@@ -7,8 +7,8 @@ import pytest
 import structlog.testing
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.http.protocol import BindArgs
-from scheduler_plugin.http.reporting import Reporter
+from scheduler_plugin.extender.pod_events import Reporter
+from scheduler_plugin.extender.protocol import BindArgs
 from tests.cluster_builders import pod, pod_object, uuid
 from tests.extender_world import World
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.cluster.budgets import Budgets
+from scheduler_plugin.cache.budgets import Budgets
 from tests.cluster_builders import container
 from tests.preemption_world import PreemptionWorld
 

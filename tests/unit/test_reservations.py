@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_plugin.cluster.cards import current_positions
-from scheduler_plugin.cluster.nodes import NodeArrays
-from scheduler_plugin.cluster.reservations import Reservation, Reservations
+from scheduler_plugin.cache.cards import current_positions
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.reservations import Reservation, Reservations
 from tests.preemption_world import PreemptionWorld
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cluster.rules import TOMBSTONE_S
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.charges import TOMBSTONE_S
+from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from allocator.cards import Card
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.health import HealthTracker
-from deviceplugin.gpus.source import GpuCard, GpuProcess, GpuSample, HealthEvent
-from deviceplugin.node.host.cgroups import ProcessPlace
-from deviceplugin.node.measuring.sampling import Sampler
+from deviceplugin.gpus.api.health import HealthTracker
+from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.host.cgroups import ProcessPlace
+from deviceplugin.monitoring.sampling import Sampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
-from scheduler_plugin.cluster.objects import has_preferences, may_preempt
-from scheduler_plugin.cluster.pods import asks, pod_requests, read_pod
-from scheduler_plugin.cluster.versions import version_number
+from scheduler_plugin.cache.objects import has_preferences, may_preempt
+from scheduler_plugin.cache.pods import asks, pod_requests, read_pod
+from scheduler_plugin.cache.versions import version_number
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
 
@@ -218,8 +218,8 @@ def test_pods_may_be_read_in_several_threads(monkeypatch: pytest.MonkeyPatch) ->
                 yield key
 
     turn = Event()
-    monkeypatch.setattr("scheduler_plugin.cluster.pods._REMEMBERED", 1)
-    monkeypatch.setattr("scheduler_plugin.cluster.pods._remembered", Eager())
+    monkeypatch.setattr("scheduler_plugin.cache.pods._REMEMBERED", 1)
+    monkeypatch.setattr("scheduler_plugin.cache.pods._remembered", Eager())
     units = list(range(1, 80)) * 2
     pods = [pod(f"p{number}", number) for number in units]
     with ThreadPoolExecutor(4) as threads:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cluster.nodes import Exclusion
-from scheduler_plugin.cluster.rules import TOMBSTONE_S, Rules
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.charges import TOMBSTONE_S, Rules
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
 from tests.state_world import assigned, assumed, bound, free, state_with
 

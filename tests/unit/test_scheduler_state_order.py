@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_plugin.cluster.nodes import Exclusion
-from scheduler_plugin.cluster.rules import TOMBSTONE_S
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.charges import TOMBSTONE_S
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import StateError
 from tests.cluster_builders import node, pod, uuid
 from tests.state_world import assumed, bound, free, state_with
@@ -96,7 +96,7 @@ def test_a_heartbeat_changes_no_version() -> None:
 
 
 def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_plugin.cluster.versions.REMEMBERED_ENDS", 2)
+    monkeypatch.setattr("scheduler_plugin.cache.versions.REMEMBERED_ENDS", 2)
     state = state_with()
     for number in range(4):
         state.delete_pod(bound(f"p{number}", 1, version=5), "5", 0)

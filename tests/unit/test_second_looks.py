@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
-from scheduler_plugin.cluster.objects import Gate
-from scheduler_plugin.cluster.pods import PodRecord
-from scheduler_plugin.http import secondlook
-from scheduler_plugin.http.filtered import Filtered
-from scheduler_plugin.http.secondlook import (
+from scheduler_plugin.cache.objects import Gate
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.extender import retry
+from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.retry import (
     AFTER_S,
     AT_ONCE,
     HELD_AGAIN_S,
@@ -19,7 +19,7 @@ from scheduler_plugin.http.secondlook import (
     UNKNOWN_S,
     SecondLooks,
 )
-from scheduler_plugin.placement.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered
@@ -178,7 +178,7 @@ async def test_every_pod_has_its_turn(setup: Setup) -> None:
 
 
 async def test_the_oldest_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secondlook, "REMEMBERED", 40)
+    monkeypatch.setattr(retry, "REMEMBERED", 40)
     await setup.look()
     for number in range(41):
         setup.ask(f"p{number}")

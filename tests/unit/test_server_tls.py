@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from scheduler_plugin.http.tls import LOOK_S, ServerTls
+from scheduler_plugin.extender.tls import LOOK_S, ServerTls
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:

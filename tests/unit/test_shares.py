@@ -7,7 +7,7 @@ import pytest
 from allocator.cards import Card
 from allocator.ids import device_id, percent_id
 from allocator.ledger import BookEntry, Ledger
-from deviceplugin.node.limiting.shares import Shares
+from deviceplugin.enforcement.granted_memory import Shares
 
 
 def card(size: int) -> Card:

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.profile import load_profile, parse_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuProcess, GpuSource, HealthEvent
+from deviceplugin.gpus.api.source import GpuProcess, GpuSource, HealthEvent
+from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 PROFILE = """
 version: "1.0"

@@ -8,12 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from deviceplugin.errors import GpuError, ProfileError
-from deviceplugin.gpus.profile import parse_profile
-from deviceplugin.gpus.profile_file import ProfileFile
-from deviceplugin.gpus.script import Growth
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.source import GpuProcess
-from deviceplugin.gpus.vendor import NVIDIA
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.api.vendor import NVIDIA
+from deviceplugin.gpus.simulated.profile import parse_profile
+from deviceplugin.gpus.simulated.profile_file import ProfileFile
+from deviceplugin.gpus.simulated.script import Growth
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 PROFILE = """
 version: "1.0"

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from deviceplugin.enforcement.limit_plan import Wanted
+from deviceplugin.enforcement.limit_setter import Job, hold_all
 from deviceplugin.errors import GpuError, LimitError, ProfileError
-from deviceplugin.gpus.limits import HELD, LimitReading, MemoryLimits, Support
-from deviceplugin.gpus.profile import load_profile, parse_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.simulated_limits import SimulatedLimits
-from deviceplugin.gpus.source import GpuProcess
-from deviceplugin.node.limiting.holding import Job, hold_all
-from deviceplugin.node.limiting.limit_plan import Wanted
+from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, MemoryLimits, Support
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ import itertools
 
 import pytest
 
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.placement.policies.fragmentation_workload import Workload
-from scheduler_plugin.placement.policies.registry import make
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.registry import make
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster

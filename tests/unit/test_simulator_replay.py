@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.errors import TraceError
-from scheduler_plugin.placement.policies import make
+from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.simulator.arrivals import Arrival, Replay, replayed
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.replay import replay

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.errors import RegistrationError
+from deviceplugin.host.inotify import Inotify
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import (
     FolderWatch,
@@ -18,7 +19,6 @@ from deviceplugin.kubelet.sockets import (
     identify,
     name_of_our_own,
 )
-from deviceplugin.node.host.inotify import Inotify
 from tests.kubelet_world import short_folder, until
 
 

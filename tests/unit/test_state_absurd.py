@@ -5,9 +5,9 @@ import json
 import pytest
 
 from allocator.names import NODE_CARDS, POD_ASSIGNED
-from scheduler_plugin.cluster.nodes import Exclusion
-from scheduler_plugin.cluster.rules import Rules
-from scheduler_plugin.cluster.state import ClusterState
+from scheduler_plugin.cache.charges import Rules
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
 NAMES = [f"n{i}" for i in range(6)]

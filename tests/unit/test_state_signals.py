@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_plugin.cluster.signals import Signal
+from scheduler_plugin.cache.signals import Signal
 
 
 def test_everybody_hears_in_order() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allocator.names import resource_name
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
-from gpupack.top import CardRow, NodeRow, load_nodes, render, rows
+from gpupack.inventory import CardRow, NodeRow, load_nodes, render, rows
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from allocator.records import Holds, MemoryRecord, dump_allocation, dump_assigned, dump_holds
 from gpupack.errors import InputError
-from gpupack.top import PodRow, load_nodes, render, rows
+from gpupack.inventory import PodRow, load_nodes, render, rows
 from tests.kubectl_nodes import CARDS, INVENTORY, node
 
 GIB = "gpupack.io/gpu-memory-gib"

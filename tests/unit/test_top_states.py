@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from allocator.records import Holds, dump_holds
-from deviceplugin.node.accounting.objects import NodeObject
-from deviceplugin.node.telling.words import farewell
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.publishing.node_publication import farewell
 from gpupack.errors import InputError
-from gpupack.top import render, rows
-from gpupack.top.rendering import Look, lines
-from gpupack.top.totals import totals
+from gpupack.inventory import render, rows
+from gpupack.inventory.rendering import Look, lines
+from gpupack.inventory.totals import totals
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 GIB = "gpupack.io/gpu-memory-gib"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
+from deviceplugin.allocation.allocation_service import BOOK_WAIT_S, Answers
+from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.errors import BookError, RefusedError, TornBookError
-from deviceplugin.kubelet.book import BOOK_NAME, MOST_BYTES, BookReader
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.answers import BOOK_WAIT_S, Answers
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, BookReader
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from scheduler_plugin.commit.two_tier import Candidate, commit, merge
+from scheduler_plugin.binding.two_tier import Candidate, commit, merge
 
 REQUEST = 8
 

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.burst import commit_times
-from scheduler_plugin.commit.two_tier import Candidate, Turn, Turns, decide
+from scheduler_plugin.binding.two_tier import Candidate, Turn, Turns, decide
 from scheduler_plugin.errors import SettingsError
 
 

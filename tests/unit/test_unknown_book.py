@@ -8,10 +8,10 @@ import pytest
 
 from allocator.cards import Card
 from allocator.ledger import Ledger
+from deviceplugin.allocation.allocation_service import Answers
+from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.errors import RefusedError
-from deviceplugin.kubelet.book import BOOK_NAME, BookReader
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.answers import Answers
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookReader
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
 from tests.state_world import bound, free, state_with

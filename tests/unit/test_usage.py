@@ -2,8 +2,8 @@
 
 import pytest
 
-from deviceplugin.gpus.source import GpuProcess, GpuSample
-from deviceplugin.gpus.usage import CardUse, card_use
+from deviceplugin.gpus.api.source import GpuProcess, GpuSample
+from deviceplugin.monitoring.unaccounted_use import CardUse, card_use
 
 U = "GPU-a"
 POD = {"pod": 8192}

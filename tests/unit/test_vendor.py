@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.errors import ProfileError
-from deviceplugin.gpus.profile import parse_profile
-from deviceplugin.gpus.simulated import SimulatedGpus
-from deviceplugin.gpus.vendor import NVIDIA, UNNAMED, Vendor
+from deviceplugin.gpus.api.vendor import NVIDIA, UNNAMED, Vendor
+from deviceplugin.gpus.simulated.profile import parse_profile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 ROOT = Path(__file__).parents[2]
-CORE = ("allocator", "deviceplugin/node", "deviceplugin/kubelet")
+CORE = (
+    "allocator",
+    "deviceplugin/allocation",
+    "deviceplugin/enforcement",
+    "deviceplugin/monitoring",
+    "deviceplugin/publishing",
+    "deviceplugin/kubelet",
+)
 NAMES = re.compile(r"nvidia|cuda|\bnvml|\bxids?\b|\bmig\b|mig-", re.IGNORECASE)
 PROFILE = """
 version: "1.0"

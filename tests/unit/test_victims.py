@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
-from scheduler_plugin.placement import victims
-from scheduler_plugin.placement.victims import Eligible, Plan, cost, plan_on
+from scheduler_plugin.preemption import victims
+from scheduler_plugin.preemption.victims import Eligible, Plan, cost, plan_on
 from tests.cluster_builders import container, uuid
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 

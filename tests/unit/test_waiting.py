@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_plugin.cluster.reservations import Reservation
-from scheduler_plugin.http.waiting import TELL_AGAIN_S, Refusal, Waiting
-from scheduler_plugin.placement.filtering import Misfit
+from scheduler_plugin.cache.reservations import Reservation
+from scheduler_plugin.extender.unschedulable_pods import TELL_AGAIN_S, Refusal, Waiting
+from scheduler_plugin.scheduling.filtering import Misfit
 from tests.cluster_builders import container, in_percent, pod, pod_object
 from tests.extender_world import World
 

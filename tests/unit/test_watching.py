@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from kubeapi.errors import Unreachable
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.cluster.watching import MIN_STALE_S, Watcher
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watching import MIN_STALE_S, Watcher
 
 
 class QuietApi:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.placement.policies import make
-from scheduler_plugin.placement.policies.precedence import chart
-from scheduler_plugin.placement.policies.weighted_balance import Settings, WeightedBalance
+from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies.precedence import chart
+from scheduler_plugin.scheduling.policies.weighted_balance import Settings, WeightedBalance
 from tests.policy_view import ask, place, view
 
 CAPACITY = (100, 1000, [10])
@@ -328,8 +328,8 @@ def test_bad_parameters(parameters, message):
 
 
 def test_what_is_remembered_is_limited(monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.placement.policies.weighted_balance._PENDING_PODS", 2)
-    monkeypatch.setattr("scheduler_plugin.placement.policies.weighted_balance._HELD_PODS", 1)
+    monkeypatch.setattr("scheduler_plugin.scheduling.policies.weighted_balance._PENDING_PODS", 2)
+    monkeypatch.setattr("scheduler_plugin.scheduling.policies.weighted_balance._HELD_PODS", 1)
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
     policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})

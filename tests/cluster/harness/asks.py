@@ -10,8 +10,8 @@ from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from allocator.registry import is_name
 from allocator.request import MAX_UNITS, parse_pod
-from scheduler_plugin.placement.policies import NODE_POLICIES
-from scheduler_plugin.queue.entering.pods import QueuePod, read_ticket
+from scheduler_plugin.queue.cache.pods import QueuePod, read_ticket
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import RESOURCE
 

@@ -9,8 +9,8 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.simulated import SimulatedGpus
-from gpupack.cli import main
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from gpupack.cli.app import main
 
 MODULE = "tests.cluster.harness.growing"
 DOOR = "GPUPACK_TEST_DOOR"

@@ -8,15 +8,15 @@ from typing import Any, Final
 from allocator.cards import Card
 from allocator.names import POD_REQUEUED
 from allocator.request import PodRequest
-from gpupack.ask import FitAsk, fit
-from gpupack.ask.advise import advise_start
-from gpupack.ask.groups import WORDS
-from gpupack.ask.planning import Limits
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.placement.filtering import Misfit
-from scheduler_plugin.placement.reasons import REQUEUED, reason
-from scheduler_plugin.queue.places.labels import UNSCHEDULABLE
-from scheduler_plugin.queue.running.explain import Reason
+from gpupack.rebalance.advise import advise_start
+from gpupack.rebalance.planning import Limits
+from gpupack.whatif import FitAsk, fit
+from gpupack.whatif.node_results import WORDS
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
+from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.scheduling.reasons import REQUEUED, reason
 
 from . import truth
 from .agreeing import agree

@@ -1,13 +1,13 @@
 """Each rule that several places share taken out, one at a time: in some scene answers must differ then."""
 
 from allocator import podcards
-from gpupack.ask import groups, hosts
 from gpupack.dashboard import records
-from gpupack.top import seats
-from scheduler_plugin.cluster import podcards as freed
-from scheduler_plugin.cluster import published, rules, sums
-from scheduler_plugin.placement import filtering
-from scheduler_plugin.queue.places import labels
+from gpupack.inventory import pod_cards
+from gpupack.whatif import kube_checks, node_results
+from scheduler_plugin.cache import charges, published, sums
+from scheduler_plugin.cache import pod_cards as freed
+from scheduler_plugin.queue.capacity import node_rules
+from scheduler_plugin.scheduling import filtering
 from tests.property.undercount.mutant import Mutant
 
 from .checks import ask_everybody
@@ -41,13 +41,13 @@ MUTANTS = tuple(
         ),
         (
             "a pod that was just bound counts in filter",
-            rules,
+            charges,
             "if pod.charged is not None and not self.holds(book, uid):",
             "if False:",
         ),
         (
             "a pod that was just bound counts in top",
-            seats,
+            pod_cards,
             "assumed = _RULES.assumed(node, _RULES.claims(node))",
             "assumed = [0] * len(cards)",
         ),
@@ -59,13 +59,13 @@ MUTANTS = tuple(
         ),
         (
             "the taint of a cordon counts without the cordon",
-            hosts,
+            kube_checks,
             "if not (spec.unschedulable and taint == UNSCHEDULABLE) and",
             "if taint != UNSCHEDULABLE and",
         ),
         (
             "a cordon counts before its taint is there",
-            labels,
+            node_rules,
             "return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found",
             "return found",
         ),
@@ -101,7 +101,7 @@ MUTANTS = tuple(
         ),
         (
             "why says what filter says",
-            groups,
+            node_results,
             "codes = misfits(nodes, query, out)",
             "codes = misfits(nodes, query, out) * 0 + Misfit.NOT_FREE",
         ),

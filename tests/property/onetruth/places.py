@@ -11,29 +11,30 @@ import numpy as np
 
 from allocator.names import POD_ASSIGNED, POD_REQUEUED
 from allocator.request import ContainerRequest, PodRequest
-from gpupack.ask import Cluster, why
-from gpupack.ask.answers import Why
-from gpupack.ask.movers import Movers
-from gpupack.ask.objects import AskNode, AskPod
-from gpupack.ask.table import Table
-from gpupack.ask.tries import Held
 from gpupack.dashboard.advice import Pending, explained
 from gpupack.dashboard.board import Board
-from gpupack.top import load_nodes, rows
-from gpupack.top.records import NodeRow
-from scheduler_plugin.cluster.objects import NodeLite, PodLite
-from scheduler_plugin.cluster.rules import TOMBSTONE_S
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Committer
+from gpupack.diagnose import why
+from gpupack.inventory import load_nodes, rows
+from gpupack.inventory.records import NodeRow
+from gpupack.rebalance.movable_pods import Movers
+from gpupack.rebalance.plan_state import Table
+from gpupack.whatif import Cluster
+from gpupack.whatif.answers import Why
+from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.trials import Held
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.cache.charges import TOMBSTONE_S
+from scheduler_plugin.cache.objects import NodeLite, PodLite
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.http.extender import Extender, Filtered
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.placement.preemption import Room, room_on
-from scheduler_plugin.placement.query import Query
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod, node_facts
-from scheduler_plugin.queue.running import explain
+from scheduler_plugin.extender.verbs import Extender, Filtered
+from scheduler_plugin.preemption.node_victims import Room, room_on
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.request import Query
 
 from .scene import Scene
 
@@ -265,14 +266,14 @@ class Places:
         pod = next(pod for pod in self.board.cluster().pods.values() if pod.metadata.name == name)
         return explained(self.board.cluster(), pod, lambda *_: None)
 
-    def queued(self, name: str) -> tuple[set[str], explain.Why | None]:
+    def queued(self, name: str) -> tuple[set[str], status.Why | None]:
         """Nodes on which the queue has room for a pod, and why it waits there, where it does."""
         entry = self.queue.entries[f"uid-{name}"]
         assert entry.wants is not None
         fits = self.queue.room.fits(entry.wants)
         nodes = self.queue.state.nodes
         named = {nodes.names[row] for row in np.flatnonzero(fits).tolist()}
-        return named, explain.why(self.queue, entry, LATER_S) if entry.ticket.gated else None
+        return named, status.why(self.queue, entry, LATER_S) if entry.ticket.gated else None
 
 
 def released(pod: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from gpupack.ask.simulating import trace_of
-from gpupack.ask.snapshot import NODE_HEADER, POD_HEADER
+from gpupack.whatif.simulating import trace_of
+from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.simulator.cluster import Cluster as Simulated
 from scheduler_plugin.simulator.trace import read_nodes, read_pods

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from allocator.names import POD_GANG, POD_PLANNED, POD_REQUEUED, QUEUE_GATE, QUEUE_NAME
-from scheduler_plugin.cluster.objects import NodeLite
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
+from scheduler_plugin.cache.objects import NodeLite
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from tests.property.undercount.world import ModelPod, World
 
 PLANNED_PATH = "/metadata/annotations/" + POD_PLANNED.replace("/", "~1")

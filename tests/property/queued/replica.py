@@ -9,17 +9,17 @@ from typing import Any, Final
 import msgspec
 
 from kubeapi.errors import Invalid, NotFound, Unreachable
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.cluster.watching import Watcher
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.configuration.config import QueueConfig
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.deciding.reclaim import Reclaimer
-from scheduler_plugin.queue.entering.entries import Entry
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
-from scheduler_plugin.queue.running.controller import planned
-from scheduler_plugin.queue.running.watching import QueueFeed
-from scheduler_plugin.queue.running.writing import Answer, Writer, Written
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.controller.controller import planned
+from scheduler_plugin.queue.controller.watching import QueueFeed
+from scheduler_plugin.queue.controller.writer import Answer, Writer, Written
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
+from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.property.undercount.world import UNIT_MIB, World
 
 from .pods import find, queue_node, take_patch

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
-from scheduler_plugin.cluster.cards import cards_of
-from scheduler_plugin.queue.configuration.config import parse_config
-from scheduler_plugin.queue.entering.entries import Entry, Phase
-from scheduler_plugin.queue.running import explain
-from scheduler_plugin.queue.running.explain import Reason
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.controller.status import Reason
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.simulation import Simulation
 from tests.property.undercount.world import ModelPod
@@ -283,7 +283,7 @@ class QueuedSimulation(Simulation):
         """Whether a pod waits only because it, or one like it, was refused a moment ago."""
         assert self.leader is not None
         gated = [entry for entry in self.leader.queue.entries.values() if entry.phase is Phase.GATED]
-        reasons = {explain.why(self.leader.queue, entry, self.now).reason for entry in gated}
+        reasons = {status.why(self.leader.queue, entry, self.now).reason for entry in gated}
         return not reasons.isdisjoint({Reason.HELD, Reason.REFUSED})
 
     def _hear_all(self) -> None:
@@ -301,7 +301,7 @@ class QueuedSimulation(Simulation):
         if known.keys() != waiting.keys():
             self._fail(f"{sorted(waiting)} wait, the queue knows {sorted(known)}")
         for uid, entry in known.items():
-            why = explain.why(queue, entry, self.now)
+            why = status.why(queue, entry, self.now)
             if why.reason is Reason.QUOTA:
                 continue
             if why.reason is Reason.NEVER and self._exceeds_its_quota(entry):

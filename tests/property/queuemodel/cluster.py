@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from allocator.names import POD_ASSIGNED, POD_PLANNED
 from allocator.records import dump_assigned
-from scheduler_plugin.placement.reasons import REQUEUED
+from scheduler_plugin.scheduling.reasons import REQUEUED
 
 from .world import Pod, Spec, World, card_uuid
 

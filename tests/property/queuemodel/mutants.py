@@ -1,7 +1,7 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.queue.deciding import admission, gangs, patience, queue, reclaim, takeback
-from scheduler_plugin.queue.running import controller, explainer
+from scheduler_plugin.queue.controller import controller, explainer
+from scheduler_plugin.queue.scheduler import admission, gangs, queue, reclaim, requeue, reservation_delay
 from tests.property.undercount.mutant import Mutant
 
 from . import simulation
@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "a release that finds no node is requeued",
-        takeback,
+        requeue,
         "            if not self._requeues.pauses(entry.uid):",
         "            if False:",
         refused,
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "room is kept for who waits long",
-        patience,
+        reservation_delay,
         "        limit = now - config.keep_room_after_s\n",
         "        limit = -1e9\n",
         under_load,

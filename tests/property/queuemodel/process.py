@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.cluster.watching import Watcher
-from scheduler_plugin.placement.cluster_policies import Policies
-from scheduler_plugin.queue.configuration.config import QueueConfig, parse_config
-from scheduler_plugin.queue.deciding.queue import Queue, QueueRules
-from scheduler_plugin.queue.deciding.reclaim import Reclaim
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
-from scheduler_plugin.queue.running.controller import Controller
-from scheduler_plugin.queue.running.watching import QueueFeed
-from scheduler_plugin.queue.running.writing import Writer
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
+from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.watching import QueueFeed
+from scheduler_plugin.queue.controller.writer import Writer
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim
+from scheduler_plugin.scheduling.cluster_policies import Policies
 
 from .api import WRITE_S, Api
 from .world import NEW_YEAR, World

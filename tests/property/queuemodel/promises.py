@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
-from scheduler_plugin.queue.configuration.config import QueueConfig, parse_config
-from scheduler_plugin.queue.deciding.queue import Queue
-from scheduler_plugin.queue.deciding.reclaim import Reclaim
-from scheduler_plugin.queue.running import explain
+from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
+from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.scheduler.queue import Queue
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim
 
 from .cluster import GRACE_S, Cluster
 from .process import Process
@@ -219,7 +219,7 @@ class Promises:
         """What the queue says of who waits."""
         queue = self.process.queue
         found = [
-            f"{each.name} {each.reason}: {each.message}" for each in explain.waiting(queue, self.world.now)
+            f"{each.name} {each.reason}: {each.message}" for each in status.waiting(queue, self.world.now)
         ]
         return "; ".join(found)[:2000]
 
@@ -335,7 +335,7 @@ class Promises:
 
     def check_status(self) -> None:
         """`gpupack queue status` shows nothing that moves a cursor, and nothing without an end."""
-        for each in explain.waiting(self.process.queue, self.world.now):
+        for each in status.waiting(self.process.queue, self.world.now):
             if len(each.message) > MESSAGE or not each.message.isprintable():
                 raise BrokenError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler_plugin.queue.configuration.config import QueueConfig
-from scheduler_plugin.queue.configuration.quota import cohorts_of
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.config.quota import cohorts_of
 
 from .cluster import Cluster
 from .world import Pod, World

@@ -17,7 +17,7 @@ from allocator.names import (
     QUEUE_NAME,
     resource_name,
 )
-from scheduler_plugin.queue.entering.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from tests.cluster_builders import node_object, uuid
 
 NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)

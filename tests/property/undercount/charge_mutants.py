@@ -1,7 +1,7 @@
 """Rules of what is charged and when a charge ends, taken out one at a time."""
 
 from allocator.ledger import charges, facts, ledger, pods, release
-from scheduler_plugin.cluster import published
+from scheduler_plugin.cache import published
 
 from .histories import (
     about_to_start,

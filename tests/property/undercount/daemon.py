@@ -8,14 +8,14 @@ from allocator.cards import Card
 from allocator.ledger import Ask, Ledger, PodFacts, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import Metadata, NodeObject, NodeStatus, PodObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
 from deviceplugin.errors import TornBookError
-from deviceplugin.node.accounting.account import Account
-from deviceplugin.node.accounting.nodeview import NodeView
-from deviceplugin.node.accounting.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.node.accounting.views import PodView
-from deviceplugin.node.telling.allocations import allocations
-from deviceplugin.node.telling.explain import explain
-from deviceplugin.node.telling.words import Wanted, next_revision, patch, urgency
+from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.node_publication import Wanted, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_plugin.cluster.state import ClusterState
-from scheduler_plugin.commit.committer import Commitment, Committer
+from scheduler_plugin.binding.committer import Commitment, Committer
+from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.placement.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import Policies
 
 from .world import UNIT_MIB, Event, ModelPod, World
 

@@ -1,6 +1,6 @@
 """Each accounting rule taken out, one at a time: some history must break that passes with the rule."""
 
-from scheduler_plugin.cluster import rules
+from scheduler_plugin.cache import charges
 
 from . import extender
 from .charge_mutants import CHARGE_MUTANTS
@@ -11,7 +11,7 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         "extender: a bound pod counts until its node holds it",
-        rules,
+        charges,
         "pod.charged is not None and not self.holds(book, uid):",
         "False:",
         plain,
@@ -19,7 +19,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a commitment counts before it is seen bound",
-        rules,
+        charges,
         "if take.pod.charged is not None and",
         "if False and",
         mixed,
@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a pod that vanished unheld leaves a tombstone",
-        rules,
+        charges,
         "return not self.holds(book, uid) and book.seen < version",
         "return False",
         busy,
@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
-        rules,
+        charges,
         "return book.seen >= tombstone.version or",
         "return True or",
         busy,
@@ -43,7 +43,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: claims outlive the Node object",
-        rules,
+        charges,
         "        return True\n",
         "        return False\n",
         mixed,
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: a pod bound without us counts on every card",
-        rules,
+        charges,
         "if size >= units:",
         "if False:",
         others_bind,
@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "extender: only the node's own holds confirm",
-        rules,
+        charges,
         "return uid in book.holds",
         "return True",
         plain,

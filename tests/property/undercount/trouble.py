@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from allocator.errors import AllocatorError
 from allocator.names import POD_ASSIGNED, POD_GPU_MODEL
-from scheduler_plugin.commit.committer import Commitment
+from scheduler_plugin.binding.committer import Commitment
 
 from .deviceids import card_of
 from .node import Node

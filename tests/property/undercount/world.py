@@ -8,11 +8,11 @@ import msgspec
 from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
-from deviceplugin.node.accounting.objects import Condition, Container, PodObject, Resources
-from deviceplugin.node.accounting.objects import Metadata as ObjectMetadata
-from deviceplugin.node.accounting.objects import PodSpec as ObjectSpec
-from deviceplugin.node.accounting.objects import PodStatus as ObjectStatus
-from scheduler_plugin.cluster.objects import (
+from deviceplugin.allocation.objects import Condition, Container, PodObject, Resources
+from deviceplugin.allocation.objects import Metadata as ObjectMetadata
+from deviceplugin.allocation.objects import PodSpec as ObjectSpec
+from deviceplugin.allocation.objects import PodStatus as ObjectStatus
+from scheduler_plugin.cache.objects import (
     ContainerLite,
     Metadata,
     NodeLite,

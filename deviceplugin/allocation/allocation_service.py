@@ -1,0 +1,157 @@
+"""What the kubelet asks of one resource of the node's cards, answered from the account."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from allocator.errors import LedgerError
+from allocator.ledger import Ask
+from allocator.names import SCHEDULER_NAME
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.errors import RefusedError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+
+VIEW_WAIT_S: Final = 1.0
+"""How long a container waits for a fresh list of pods; usually the API's watch is a moment behind."""
+
+ROOM_WAIT_S: Final = 5.0
+"""How long it waits for room, where containers that end may make some or the API may say more."""
+
+BOOK_WAIT_S: Final = 5.0
+"""How long the first container waits for a book that was torn when we came: the kubelet is writing it."""
+
+AGAIN: Final = "delete this pod, what made it makes another"
+NOT_OURS: Final = (
+    f"was this pod bound by gpupack's scheduler? If not, set spec.schedulerName: {SCHEDULER_NAME} in its "
+    "template, and delete this pod"
+)
+TAKEN: Final = (
+    "the card that the scheduler chose has been taken since, perhaps by a pod that was bound without "
+    f"schedulerName: {SCHEDULER_NAME}; {AGAIN}"
+)
+CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
+
+log = structlog.get_logger(__name__)
+
+
+class Answers:
+    """The `Devices` of a device plugin's service.
+
+    Args:
+        account: the ledger.
+        unit_mib: MiB a unit.
+        percent: the resource is percent of cards, not units.
+        view_wait_s: see `VIEW_WAIT_S`.
+        room_wait_s: see `ROOM_WAIT_S`.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        unit_mib: int,
+        *,
+        percent: bool = False,
+        view_wait_s: float = VIEW_WAIT_S,
+        room_wait_s: float = ROOM_WAIT_S,
+    ) -> None:
+        self._account = account
+        self._unit_mib = unit_mib
+        self._percent = percent
+        self._view_wait_s = view_wait_s
+        self._room_wait_s = room_wait_s
+        self._listed: tuple[object, object, dict[str, bool]] = None, None, {}
+        self._answered: dict[frozenset[str], Collection[tuple[str, str]] | None] = {}
+
+    def devices(self) -> Mapping[str, bool]:
+        """Return every device ID with its health."""
+        facts = self._account.ledger.facts
+        healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
+        if self._listed[0] is not facts.card_of or self._listed[1] != healthy:
+            ids = [text for text in facts.card_of if (text in facts.shares) is self._percent]
+            self._listed = facts.card_of, healthy, {text: healthy[facts.card_of[text]] for text in ids}
+        return self._listed[2]
+
+    def why_not(self, identifier: str) -> str:
+        """Say why a known ID cannot be had though it is on a card."""
+        return self._why_not_card(self._account.ledger.facts.card_of.get(identifier, ""))
+
+    def _why_not_card(self, uuid: str) -> str:
+        return self._account.withheld.get(uuid) or "the card is unhealthy"
+
+    async def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Collection[str]:
+        """Choose `size` of the available IDs.
+
+        Where a fresh list of all pods may say more it waits a little for that: the pod that asks is not in
+        view, or may be another one, or nobody said on which cards it is to be. Where pods that are over leave
+        no room, it waits for their end.
+
+        Raises:
+            RefusedError: no card has room.
+        """
+        account, ledger = self._account, self._account.ledger
+        taken_up = await account.taken_up()
+        account.refresh()
+        if not await account.until(lambda: ledger.facts.read is not None, BOOK_WAIT_S):
+            raise RefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
+        ask, asked_s = ledger.ask(available, must_include, size, taken_up), account.now_s()
+
+        def settled() -> bool:
+            view = ledger.facts.view
+            return (view is not None and view > asked_s) or ask.is_clear()
+
+        if not settled():
+            account.want_list()
+            await account.until(settled, self._view_wait_s)
+        known = ask.is_expected()
+        if not known:
+            log.warning("container of an unknown pod", size=size, percent=ask.percent)
+        if ask.is_crowded() or not known:
+            await account.until(ask.has_room, self._room_wait_s)
+        answer = self._answer(ask)
+        self._answered = {frozenset(answer): taken_up}
+        return answer
+
+    def _answer(self, ask: Ask) -> Collection[str]:
+        """Choose, or tell the likely cause and the way out: this is all that the pod's status will say."""
+        try:
+            return ask.answer()
+        except LedgerError as error:
+            found = ask.whose()
+            ours = found is not None and found[0].pod.assigned is not None
+            cause = CROWDED if ask.is_crowded() else TAKEN if ours else NOT_OURS
+            for uuid in ask.belongs():
+                if not ask.facts.cards[uuid].healthy:
+                    cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"
+            raise RefusedError("no-room", f"{error}; {cause}") from error
+
+    async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
+        """Record what the kubelet hands out and describe it to the container.
+
+        Raises:
+            RefusedError: the IDs do not belong together.
+        """
+        account = self._account
+        try:
+            if frozenset(ids) not in self._answered:
+                # The kubelet did not ask: an init container of the pod had as many.
+                await self.preferred(ids, ids, len(ids))
+            taken_up = self._answered.pop(frozenset(ids), None)
+            units = account.ledger.allocate(ids, account.now_s(), taken_up)
+        except LedgerError as error:
+            raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
+        # The kubelet waits for the answer; nobody else waits for the rest.
+        asyncio.get_running_loop().call_soon(self._tell, units)
+        mib = {uuid: count * self._unit_mib for uuid, count in units.items()}
+        share = {
+            "GPUPACK_MEMORY_MIB": str(min(mib.values())),
+            "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
+        }
+        return sum((grant(mib) for grant in account.grants), ContainerGrant(share))
+
+    def _tell(self, units: Mapping[str, int]) -> None:
+        log.info("allocated", cards=units)
+        self._account.changed()

@@ -1,0 +1,115 @@
+"""The node's list of cards: the source's, in units, in the ledger and for the kubelet; it may change."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from allocator.ledger import Pod
+from allocator.records import CardRecord
+from deviceplugin.allocation.inventory import cards_in_units, check_units, records
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.node_events import Notices
+
+log = structlog.get_logger(__name__)
+
+
+class CardList:
+    """Follows the source's cards.
+
+    A card that stays keeps its charges. What pods had on a card that is gone is nobody's: that card is not
+    offered any more, and its pods are named in Events. So are those on a card that stays and has fewer units
+    than they hold, as one whose parts are shared out instead, or one that the driver has lost: once the parts
+    replace it, nobody has a share of it any more. All this happens between two answers to the kubelet.
+
+    Args:
+        account: the ledger, made of the first list.
+        gpus: the first list.
+        unit_mib: MiB a unit.
+        notices: hear of cards that come and go.
+        on_change: called before the words are written: the kubelet must hear of new devices first.
+        enforcement: how a card's memory is held, by UUID.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        gpus: Sequence[GpuCard],
+        unit_mib: int,
+        notices: Notices,
+        on_change: Callable[[], None],
+        enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
+    ) -> None:
+        self._account = account
+        self._gpus = tuple(gpus)
+        self._unit_mib = unit_mib
+        self._notices = notices
+        self._on_change = on_change
+        self._enforcement = enforcement
+
+    @property
+    def gpus(self) -> tuple[GpuCard, ...]:
+        """The cards as the source listed them last."""
+        return self._gpus
+
+    def records(self) -> tuple[CardRecord, ...]:
+        """Describe the cards for people and selectors."""
+        return records(self._account.ledger.installed, self._gpus, self._enforcement)
+
+    def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
+        """Take the source's list.
+
+        Args:
+            gpus: all cards.
+            healthy: tells whether a card may be given to pods, as far as its health goes.
+
+        Returns:
+            Whether it is another one.
+
+        Raises:
+            DeviceListError: no kubelet could take such a list.
+        """
+        if tuple(gpus) == self._gpus:
+            return False
+        check_units(gpus, self._unit_mib)
+        before = {gpu.uuid for gpu in self._gpus}
+        cards = [
+            replace(card, healthy=card.healthy and healthy(card.uuid))
+            for card in cards_in_units(gpus, self._unit_mib)
+        ]
+        self._notices.know({card.uuid: card.model for card in cards})
+        ledger = self._account.ledger
+        sizes = {card.uuid: card.size_units for card in ledger.installed}
+        held, pods = ledger.promises(), ledger.facts.pods
+        gone = ledger.set_cards(cards)
+        self._gpus = tuple(gpus)
+        came = [card.uuid for card in cards if card.uuid not in before]
+        went = sorted(before - {card.uuid for card in cards})
+        small = {
+            card.uuid: gpu.error or f"it has {card.size_units} units"
+            for card, gpu in zip(cards, gpus, strict=True)
+            if card.size_units < min(sizes.get(card.uuid, 0), sum(held.get(card.uuid, {}).values()))
+        }
+        left = {uuid: [pods[uid].pod for uid in held[uuid] if pods[uid].bound] for uuid in (*gone, *small)}
+        log.info(
+            "the cards have changed",
+            came=came,
+            gone=went,
+            too_small=sorted(small),
+            pods_on_them=sum(map(len, left.values())),
+        )
+        self._tell(came, went, left)
+        for uuid, reason in small.items():
+            self._notices.too_small(uuid, reason, left[uuid])
+        self._on_change()
+        self._account.changed()
+        return True
+
+    def _tell(self, came: Sequence[str], went: Sequence[str], pods: Mapping[str, Sequence[Pod]]) -> None:
+        if came or went:
+            self._notices.cards_changed(came, went)
+        for uuid in went:
+            if pods.get(uuid):
+                self._notices.gone(uuid, pods[uuid])

@@ -1,0 +1,47 @@
+"""Notices another device plugin that offers GPUs on this node, as long as it does."""
+
+import structlog
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gpus
+from deviceplugin.node_events import Notices
+
+log = structlog.get_logger(__name__)
+
+
+class Neighbours:
+    """Looks at the own Node whenever it changed.
+
+    Args:
+        account: tells of changes.
+        node_view: the own Node.
+        notices: hear of a plugin that comes, offers something else, or goes.
+
+    Attributes:
+        found: count of GPUs by resource, empty where no other plugin offers any.
+    """
+
+    def __init__(self, account: Account, node_view: NodeView, notices: Notices) -> None:
+        self._node_view = node_view
+        self._notices = notices
+        self._seen: object = None
+        self.found: dict[str, int] = {}
+        account.follow(self._look)
+
+    def _look(self) -> None:
+        node = self._node_view.node
+        if node is None or node is self._seen:
+            return
+        self._seen = node
+        found = foreign_gpus(node.status.capacity, node.status.allocatable)
+        before, self.found = self.found, found
+        if found == before:
+            return
+        if found:
+            said = describe_foreign(found)
+            log.warning("another device plugin is on this node", resources=found, advice=said)
+            self._notices.other_plugin(said)
+        else:
+            log.info("no other device plugin offers GPUs any more")
+            self._notices.other_plugin_gone()

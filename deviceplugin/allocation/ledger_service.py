@@ -1,0 +1,150 @@
+"""The ledger in the daemon: it follows the kubelet's book, and whoever needs to know of a change is told.
+
+Everything here belongs to one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from allocator.ledger import BookEntry, Ledger
+from allocator.names import PERCENT_RESOURCE
+from deviceplugin.allocation.other_units import OtherUnits
+from deviceplugin.errors import BookError, TornBookError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+
+Grant = Callable[[Mapping[str, int]], ContainerGrant]
+"""Says what a container is given, by its MiB on each card's UUID."""
+
+_NOT_READ: Final = "the kubelet's book was not read yet"
+
+log = structlog.get_logger(__name__)
+
+
+class Contents(Protocol):
+    """One version of the kubelet's book."""
+
+    @property
+    def entries(self) -> tuple[BookEntry, ...]:
+        """The devices of every container, of all resources."""
+
+
+class Account:
+    """A node's ledger and those who follow it.
+
+    Args:
+        ledger: the accounts.
+        read: returns the kubelet's book, the same object until it is written again, None where there is none;
+            raises `BookError` where it cannot be read. Called before every answer.
+        resource: name of our extended resource that counts units.
+        clock: monotonic seconds.
+
+    Attributes:
+        book_problem: why the book cannot be read, None while it can.
+        book_torn: it is no whole JSON.
+        want_list: asks for a complete list of this node's pods that begins now.
+        taken_up: asks the kubelet for namespace and name of the pods that it has taken up; None where it does
+            not say.
+        others: the pods that hold another unit.
+        grants: see `Grant`.
+        withheld: why cards are given to no container, healthy as they may be, by UUID.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        read: Callable[[], Contents | None],
+        resource: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ledger = ledger
+        self._read = read
+        self.now_s = clock
+        self.book_problem: str | None = _NOT_READ
+        self.book_torn = False
+        self.want_list: Callable[[], None] = lambda: None
+        self.taken_up: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
+        self.others = OtherUnits(resource)
+        self.grants: list[Grant] = []
+        self.withheld: Mapping[str, str] = {}
+        self._resources = {resource, PERCENT_RESOURCE}
+        self._contents: object = self
+        self._followers: list[Callable[[], None]] = []
+        self._news = asyncio.Event()
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Have `follower` called after everything that may have changed the ledger."""
+        self._followers.append(follower)
+
+    def changed(self) -> None:
+        """Tell everybody that the ledger may have changed."""
+        self._wake()
+        for follower in self._followers:
+            follower()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until(self, ready: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until the ledger is `ready`, or the limit has passed; tells which."""
+        deadline_s = self.now_s() + limit_s
+        while not ready():
+            left_s = deadline_s - self.now_s()
+            if left_s <= 0:
+                return False
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+        return True
+
+    def state(self) -> tuple[object, ...]:
+        """What followers look at rests on this; compare two. To work out all that follows takes long."""
+        facts = self.ledger.facts
+        return facts.version, self.ledger.complete
+
+    def refresh(self) -> None:
+        """Take the kubelet's book as it is now; tell everybody of a change.
+
+        A book that cannot be read is not an empty one: what it said before stays.
+        """
+        try:
+            contents = self._read()
+        except BookError as error:
+            if self.book_problem != str(error):
+                log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
+            self.book_problem, self.book_torn = str(error), isinstance(error, TornBookError)
+            return
+        if self.book_problem not in {None, _NOT_READ}:
+            log.info("the kubelet's book can be read again")
+        self.book_problem, self.book_torn = None, False
+        if contents is self._contents:
+            return
+        self._contents, before = contents, self.state()
+        entries = () if contents is None else contents.entries
+        self.others.read(entries)
+        self.ledger.read_book([e for e in entries if e.resource in self._resources], self.now_s())
+        # Whoever waits for the first book that can be read.
+        self._wake()
+        if self.state() != before:
+            self.changed()
+
+    def withhold(self, reasons: Mapping[str, str]) -> None:
+        """Give exactly these cards, by UUID, to no container; they count as full."""
+        self.withheld = dict(reasons)
+        self.ledger.keep_out("withheld", reasons)
+
+    def close(self, uuids: Iterable[str]) -> None:
+        """Keep exactly these cards free of new pods, because they can take no more."""
+        if self.ledger.keep_out("closed", uuids):
+            self.changed()
+
+
+async def _nobody_asks() -> None:
+    return None

@@ -1,0 +1,124 @@
+"""What the API server shows of the own Node: which cards people cordoned, and what its words held before."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from allocator.errors import shown
+from allocator.names import NODE_CORDON
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject
+from kubeapi.errors import KubeApiError
+from kubeapi.reflect import Kind
+
+log = structlog.get_logger(__name__)
+
+
+class NodeView:
+    """Keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
+
+    Args:
+        account: the ledger, which heeds the cordon.
+        name: of the own Node.
+        tell: called with what is wrong with the Node's cordon, once for each thing.
+
+    Attributes:
+        node: the Node, None while there is none.
+        unknown_cordoned: UUIDs of the Node's cordon that are no card of this node, sorted.
+        first: set once the API server has said whether the Node is there.
+    """
+
+    def __init__(self, account: Account, name: str, tell: Callable[[str], None] = lambda _: None) -> None:
+        self._account = account
+        self._name = name
+        self._tell = tell
+        self._told_missing = False
+        self._cordon_problem: str | None = None
+        self.node: NodeObject | None = None
+        self.unknown_cordoned: tuple[str, ...] = ()
+        self.first = asyncio.Event()
+
+    @property
+    def missing(self) -> bool:
+        """Whether the API server has said that there is no such Node; the kubelet may still create it."""
+        return self.first.is_set() and self.node is None
+
+    def replace(self, items: Sequence[NodeObject], _resource_version: str) -> None:
+        """Take the Node, or its absence."""
+        if not self.first.is_set() and items:
+            self._remember(items[0])
+        self.first.set()
+        self.node = None
+        if items:
+            self.take(items[0])
+        self._tell_missing()
+        self._account.changed()
+
+    def event(self, kind: Kind, item: NodeObject, _resource_version: str) -> None:
+        """Take a change of the Node."""
+        if kind == "DELETED":
+            self.node = None
+        else:
+            self.take(item)
+        self._tell_missing()
+        self._account.changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """The Node is taken to be as it was."""
+
+    def take(self, node: NodeObject) -> None:
+        """Take a state of the Node, from the watch or as the answer to a patch; older ones are ignored."""
+        if self.node is not None and node.version < self.node.version:
+            return
+        self.node = node
+        cordoned, problem = node.cordon()
+        if problem is not None:
+            self._cordon_is_wrong(f"{problem}; the cards stay as they were")
+            return
+        self._account.ledger.keep_out("cordoned", cordoned)
+        cards = [card.uuid for card in self._account.ledger.installed]
+        self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
+        self._cordon_is_wrong(
+            f"annotation {NODE_CORDON} holds {shown(', '.join(self.unknown_cordoned), 256)}, no card of this "
+            f"node: allowed are {shown(', '.join(cards), 512)}"
+            if self.unknown_cordoned
+            else None
+        )
+
+    def _cordon_is_wrong(self, problem: str | None) -> None:
+        """Tell people once; None: nothing is wrong."""
+        if problem is not None and problem != self._cordon_problem:
+            log.warning("cordon is wrong", error=problem)
+            self._tell(problem)
+        self._cordon_problem = problem
+
+    def _tell_missing(self) -> None:
+        """Say once that there is no Node to write to: most likely its name is another."""
+        if self.missing and not self._told_missing:
+            log.warning("no Node has this name, nothing is published until one has", node_name=self._name)
+        self._told_missing = self.missing
+
+    def _remember(self, node: NodeObject) -> None:
+        """Tell the ledger which pods the words contained before this daemon started, and on which cards.
+
+        The release before did not write the cards.
+        """
+        (holds, problem), cards = node.read_holds(), node.cards() or ()
+        if problem is not None:
+            log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
+        if holds is None:
+            return
+        found: dict[str, dict[str, int] | None] = {}
+        for uid in holds.uids:
+            units = holds.units.get(uid)
+            known = units is not None and all(position < len(cards) for position in units)
+            found[uid] = (
+                {cards[position].uuid: count for position, count in units.items()}
+                if units is not None and known
+                else None
+            )
+        self._account.ledger.remember(found)

@@ -1,0 +1,155 @@
+"""Keeps the ledger in step with the kubelet's book and with the cgroups of pods."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.host.cgroups import CgroupProbe
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often to look, in seconds.
+
+    Attributes:
+        soon_s: after something happened; doubles while it is not settled.
+        unsettled_s: at most, while a pod that ended is still charged.
+        slow_s: when nothing happens.
+    """
+
+    soon_s: float = 0.1
+    unsettled_s: float = 1.0
+    slow_s: float = 5.0
+
+
+PACE: Final = Pace()
+
+
+class Cgroups(Protocol):
+    """Which pods still run something. Blocking."""
+
+    def probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look which of `uids` have a container left."""
+
+
+class Reconciler:
+    """Reads the book when it is written, and looks after pods that end.
+
+    Args:
+        account: the ledger.
+        changes: yields after each write of the kubelet's book.
+        cgroups: the containers.
+        clean: makes the kubelet clean its book and write it.
+        pace: waits.
+
+    Attributes:
+        registrable: set once the book has been read for the first time, or is torn: then the kubelet, which
+            believes it no more than we do, writes it anew when it has our list of devices.
+        cgroup_problem: why cgroups could not be read at the last look, None where they could.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        changes: Callable[[], AsyncIterator[None]],
+        cgroups: Cgroups,
+        clean: Callable[[], Awaitable[None]],
+        *,
+        pace: Pace = PACE,
+    ) -> None:
+        self._account = account
+        self._changes = changes
+        self._cgroups = cgroups
+        self._clean = clean
+        self._pace = pace
+        self._wake = asyncio.Event()
+        self._lists = 0
+        self.registrable = asyncio.Event()
+        self.cgroup_problem: str | None = None
+        account.follow(self._on_change)
+
+    def kubelet_restarted(self) -> None:
+        """Look at once which pods run: a kubelet that lost its book asks for the others again."""
+        self._account.ledger.kubelet_restarted()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled.
+
+        Raises:
+            UnitInUseError: containers hold IDs of another unit's resource.
+        """
+        delay_s = self._pace.soon_s
+        while True:
+            self._wake.clear()
+            await self._once()
+            delay_s = min(self._pace.unsettled_s, delay_s * 2) if self._unsettled() else self._pace.slow_s
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            delay_s = self._pace.soon_s
+            # Several events make one look, and no burst makes more than a few a second.
+            await asyncio.sleep(self._pace.soon_s)
+
+    async def follow_book(self) -> None:
+        """Read the book whenever it was written, until cancelled."""
+        async for _ in self._changes():
+            self._refresh()
+
+    async def _once(self) -> None:
+        ledger = self._account.ledger
+        self._refresh()
+        others = frozenset(self._account.others.pods)
+        if others:
+            probe = await self._probe(others)
+            self._account.others.check(others - probe.unknown, probe.alive)
+            self._refresh()
+        if ledger.facts.behind:
+            self._account.want_list()
+        uids, self._lists = ledger.doubtful(), ledger.facts.lists
+        if uids:
+            began_s = self._account.now_s()
+            probe = await self._probe(uids)
+            # What was written before a container ran must be known before it is said to run.
+            self._refresh()
+            before = self._account.state()
+            # While the book cannot be read, what else it has is unknown: nothing is released.
+            known = uids - probe.unknown if self._account.book_problem is None else probe.alive
+            ledger.looked(known, probe.alive, began_s)
+            if self._account.state() != before:
+                self._account.changed()
+        if ledger.wants_write():
+            await self._clean()
+            self._refresh()
+
+    async def _probe(self, uids: Collection[str]) -> CgroupProbe:
+        """Look at the cgroups, and say once where they cannot be read."""
+        probe = await asyncio.to_thread(self._cgroups.probe, uids)
+        before, self.cgroup_problem = self.cgroup_problem, probe.problem
+        if probe.problem is not None and before is None:
+            log.warning("cgroups cannot be read, charges of their pods do not end", error=probe.problem)
+        elif probe.problem is None and before is not None:
+            log.info("cgroups can be read again")
+        return probe
+
+    def _refresh(self) -> None:
+        self._account.refresh()
+        legible = self._account.book_problem is None or self._account.book_torn
+        if legible and not self._account.others.pods:
+            self.registrable.set()
+
+    def _unsettled(self) -> bool:
+        return bool(self._account.others.pods) or self._account.ledger.unsettled()
+
+    def _on_change(self) -> None:
+        # A new list may show pods that run already: those do not ask for devices.
+        if self._unsettled() or self._lists != self._account.ledger.facts.lists:
+            self._wake.set()

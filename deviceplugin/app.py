@@ -1,0 +1,384 @@
+"""`gpupack node`: everything wired together, started in order, stopped when told."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Final
+
+import structlog
+
+from allocator.ledger import Ledger
+from allocator.names import PERCENT_RESOURCE
+from deviceplugin.allocation.allocation_service import Answers
+from deviceplugin.allocation.card_list import CardList
+from deviceplugin.allocation.foreign_plugins import Neighbours
+from deviceplugin.allocation.inventory import cards_in_units, check_units
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject, PodObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.reconciler import Cgroups, Reconciler
+from deviceplugin.container_memory import MemoryParts
+from deviceplugin.container_responses import Giving
+from deviceplugin.gpus.api.health import HealthTracker
+from deviceplugin.gpus.api.helper_processes import WithoutHelpers
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuCard, GpuSource
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.profile_file import ProfileFile
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
+from deviceplugin.host.driver import OwnThread
+from deviceplugin.http import HttpServer
+from deviceplugin.kubelet.checkpoint import BookReader
+from deviceplugin.kubelet.folder_lock import FolderLock
+from deviceplugin.kubelet.plugin_service import DevicePlugin
+from deviceplugin.kubelet.pod_resources import PodResources
+from deviceplugin.kubelet.registrars import Registrars
+from deviceplugin.kubelet.registration import Registrar
+from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
+from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
+from deviceplugin.metrics import Metrics
+from deviceplugin.monitoring.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
+from deviceplugin.node_events import Notices
+from deviceplugin.publishing.annotator import Annotator
+from deviceplugin.publishing.ownership import Ownership, this_daemon
+from deviceplugin.publishing.publisher import Publisher
+from deviceplugin.publishing.shutdown import Patience, say_farewell
+from deviceplugin.settings import Settings
+from deviceplugin.status import Status
+from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
+from kubeapi.reflect import Reflector
+
+log = structlog.get_logger(__name__)
+
+TURN_S: Final = 0.25
+"""How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
+
+
+def gpu_source(settings: Settings) -> GpuSource:
+    """Make the source of cards that the settings name.
+
+    Raises:
+        ProfileError: the profile cannot be used.
+    """
+    if settings.gpus == "simulated":
+        profile = load_profile(settings.profile or "")
+        watched = ProfileFile(settings.profile or "", profile.vendor)
+        return SimulatedGpus(profile, settings.ignored_xids, watched.changed)
+    # Only nodes with real cards pay for the driver's library.
+    from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
+
+    return NvmlGpus(
+        settings.ignored_xids, cgroup_root=settings.cgroup_root, sees_processes=in_host_pid_namespace()
+    )
+
+
+class Daemon:
+    """One node's daemon; `run` is its whole life.
+
+    Args:
+        settings: checked ones.
+        source: the cards; by default those that the settings name.
+        cgroups: which pods still run something; by default the kernel's.
+        owners: which pod a process belongs to; by default the kernel's.
+        patience: how long the end may take.
+        sample_s: seconds between two measurements of the cards.
+
+    Attributes:
+        ready: set once the kubelet knows our devices and the HTTP server listens.
+        http_port: where the HTTP server listens.
+        account: the ledger, once the cards are known.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        source: GpuSource | None = None,
+        cgroups: Cgroups | None = None,
+        owners: Owners | None = None,
+        patience: Patience | None = None,
+        sample_s: float = SAMPLE_S,
+    ) -> None:
+        self._settings = settings
+        self._source = source or gpu_source(settings)
+        self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
+        self._owners = owners or ProcessOwners()
+        self._patience = patience or Patience()
+        self._sample_s = sample_s
+        self._driver = OwnThread("gpu-driver")
+        self._lock = FolderLock(settings.device_plugin_dir)
+        self.ready = asyncio.Event()
+        self.http_port = 0
+        self.account: Account | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set.
+
+        Raises:
+            GpuError: no cards.
+            DeviceListError: the unit is too small for these cards.
+            UnitInUseError: containers hold IDs of another unit.
+            SettingsError: the HTTP address cannot be had.
+            ConfigError: no usable Kubernetes configuration.
+        """
+        structlog.contextvars.bind_contextvars(node=self._settings.node_name)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close)
+            await until(stop, nothing, self._open())
+            if stop.is_set():
+                return
+            client = await stack.enter_async_context(
+                await KubeClient.connect(self._settings.kubeconfig, user_agent="gpupack-node")
+            )
+            await self._serve(client, stack, stop)
+
+    async def _open(self) -> None:
+        call = asyncio.ensure_future(self._driver.call(self._source.open))
+        while not (await asyncio.wait({call}, timeout=HANGS_S))[0]:
+            log.warning("the cards' driver does not answer", waited_s=round(self._driver.busy_s))
+        call.result()
+
+    async def _close(self) -> None:
+        """Let the driver go; one that does not answer is left to the end of the process."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._driver.call(self._source.close)
+        except TimeoutError:
+            log.warning("the cards' driver does not answer", waited_s=CLOSE_S)
+        self._driver.end()
+
+    async def _serve(self, client: KubeClient, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings = self._settings
+        gpus = tuple(self._source.cards())
+        check_units(gpus, settings.unit_mib)
+        cards = cards_in_units(gpus, settings.unit_mib)
+        ledger = Ledger(cards, policy=settings.card_policy)
+        book = BookReader(settings.device_plugin_dir)
+        giving = Giving(settings, self._source)
+        await giving.prepare()
+        account = self.account = Account(ledger, book.read, settings.resource)
+        pods = PodView(account, settings.resource)
+        metrics = Metrics()
+        self._plugin = DevicePlugin(Answers(account, settings.unit_mib), observe=metrics.call)
+        recorder = EventRecorder(client, "gpupack-node", settings.node_name)
+        models = {card.uuid: card.model for card in cards}
+        notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
+        nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
+        percent = DevicePlugin(Answers(account, settings.unit_mib, percent=True), observe=metrics.call)
+
+        def devices_changed() -> None:
+            self._plugin.devices_changed()
+            percent.devices_changed()
+
+        card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
+        # The kubelet writes its whole book after the list of any resource.
+        self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.devices_changed)
+        stack.push_async_callback(self._pod_resources.close)
+        account.taken_up = self._pod_resources.taken_up
+        self._reconciler = Reconciler(account, book.changes, self._cgroups, self._pod_resources.clean)
+        self._sampler = Sampler(
+            account,
+            WithoutHelpers(self._source, giving.helpers),
+            self._owners,
+            HealthTracker(settings.quiet_s),
+            unit_mib=settings.unit_mib,
+            on_health=devices_changed,
+            on_cards=card_list.take,
+            notices=notices,
+            every_s=self._sample_s,
+            driver=self._driver,
+        )
+        self._memory = MemoryParts(
+            settings,
+            account,
+            self._source,
+            pods,
+            self._sampler,
+            client,
+            recorder,
+            notices,
+            devices_changed,
+        )
+
+        giving.join(account, self._memory.supports)
+        self._ownership = Ownership(
+            client,
+            account,
+            nodes,
+            this_daemon(settings.device_plugin_dir),
+            node_name=settings.node_name,
+            on_conflict=notices.other_daemon,
+        )
+        self._publisher = Publisher(
+            client,
+            account,
+            nodes,
+            pods,
+            node_name=settings.node_name,
+            unit_mib=settings.unit_mib,
+            inventory=card_list.records,
+            gap_s=settings.publish_gap_s,
+            # Not before the kubelet has our devices: a pod that came earlier would fail.
+            offers=self.ready.is_set,
+            owns=lambda: self._ownership.held,
+        )
+        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._memory.on_news = self._annotator.wake
+        self._registrar = Registrars(
+            [
+                Registrar(
+                    plugin,
+                    settings.device_plugin_dir,
+                    name_of_our_own(endpoint),
+                    resource,
+                    on_registered=self._on_registered,
+                    on_kubelet_restart=self._reconciler.kubelet_restarted,
+                )
+                for plugin, endpoint, resource in (
+                    (self._plugin, settings.endpoint, settings.resource),
+                    (percent, settings.percent_endpoint, PERCENT_RESOURCE),
+                )
+            ]
+        )
+        self._pods, self._node_view = pods, nodes
+        status = Status(
+            settings=settings,
+            account=account,
+            reconciler=self._reconciler,
+            registrar=self._registrar,
+            pod_resources=self._pod_resources,
+            sampler=self._sampler,
+            nodes=nodes,
+            pods=pods,
+            ownership=self._ownership,
+            publisher=self._publisher,
+            annotator=self._annotator,
+            memory=self._memory,
+            neighbours=Neighbours(account, nodes, notices),
+            recorder=recorder,
+        )
+        metrics.read_from(
+            settings.unit_mib,
+            status.card_states,
+            status.node_state,
+            status.counts(),
+            self._source.vendor.fault,
+        )
+        metrics.also(self._memory.metrics(), self._memory.look)
+        http = HttpServer(metrics, status.not_ready, status.explain)
+        _, self.http_port = await http.start(settings.host, settings.port)
+        stack.push_async_callback(http.stop)
+        # Not earlier: what the user got wrong is one line, without a log before it.
+        log.info("gpupack node", **settings.shown())
+        log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
+        settle_memory()
+        stack.push_async_callback(cancelled, asyncio.create_task(recorder.run()))
+        stack.callback(self._lock.release)
+        await until(stop, nothing, self._wait_for_turn(status, notices))
+        if stop.is_set():
+            return
+        for endpoint in (settings.endpoint, settings.percent_endpoint):
+            clear_left_over(settings.device_plugin_dir, endpoint)
+        await self._memory.supports.begin()
+        await until(
+            stop,
+            self._farewell,
+            self._reconciler.run(),
+            self._reconciler.follow_book(),
+            *(self._register(registrar) for registrar in self._registrar),
+            self._memory.run(),
+            self._sampler.run(),
+            self._sampler.follow_events(),
+            self._ownership.run(),
+            self._publisher.run(),
+            self._annotator.run(),
+            self._reflect(client, nodes, pods),
+            giving.run(),
+        )
+
+    def _card_list(
+        self,
+        account: Account,
+        gpus: tuple[GpuCard, ...],
+        notices: Notices,
+        nodes: NodeView,
+        devices_changed: Callable[[], None],
+    ) -> CardList:
+        def cards_changed() -> None:
+            self._memory.supports.cards_changed()
+            devices_changed()
+            # What people cordoned may be among the new cards.
+            if nodes.node is not None:
+                nodes.take(nodes.node)
+
+        def enforcement(uuid: str) -> Enforcement:
+            return self._memory.supports.enforcement(uuid)
+
+        return CardList(account, gpus, self._settings.unit_mib, notices, cards_changed, enforcement)
+
+    async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
+        """Wait until no other daemon serves our kubelet."""
+        while not self._lock.take():
+            if status.waiting is None:
+                holder = self._lock.holder()
+                process = "" if holder is None else f" (process {holder})"
+                status.waiting = (
+                    f"another gpupack node daemon{process} serves the kubelet of "
+                    f"{self._settings.device_plugin_dir}: this one waits until that one ends; "
+                    "one of the two is to be removed"
+                )
+                log.error("waiting", reason=status.waiting)
+                notices.other_daemon(status.waiting)
+            await asyncio.sleep(TURN_S)
+        if status.waiting is not None:
+            log.info("the other daemon has ended, going on")
+        status.waiting = None
+
+    async def _register(self, registrar: Registrar) -> None:
+        """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
+        await self._reconciler.registrable.wait()
+        await registrar.run()
+
+    async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
+        """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
+        name = self._settings.node_name
+        node_reflector = Reflector(
+            client, "/api/v1/nodes", NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
+        )
+        pod_reflector = Reflector(
+            client, "/api/v1/pods", PodObject, pods, params={"fieldSelector": f"spec.nodeName={name}"}
+        )
+        pods.on_relist(pod_reflector.relist)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node_reflector.run())
+            await nodes.first.wait()
+            group.create_task(pod_reflector.run())
+
+    async def _farewell(self) -> None:
+        def under_way() -> bool:
+            account = self.account
+            return account is not None and self._registrar.registered and bool(account.ledger.unheld())
+
+        await say_farewell(self._publisher.leave, under_way, self._patience)
+
+    def _on_registered(self) -> None:
+        if self._registrar.registered:
+            self.ready.set()
+        if self.account is not None:
+            self.account.changed()
+
+
+async def run(settings: Settings, stop: asyncio.Event) -> None:
+    """Be the node daemon until `stop` is set.
+
+    Raises:
+        SettingsError: lists every fault.
+        DevicePluginError: see `Daemon.run`.
+        KubeApiError: no usable Kubernetes configuration.
+    """
+    settings.check()
+    await Daemon(settings).run(stop)
+    log.info("stopped")

@@ -1,0 +1,181 @@
+"""Containers' memory in one place: limits, real use, over-use, and what is written about them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.container_memory_metrics import MemoryMetrics
+from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.granted_memory import Shares
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.monitoring.container_use import ContainerMemory, Memory
+from deviceplugin.monitoring.overuse import LOOK_S, Names, OverUse
+from deviceplugin.monitoring.sampling import Sampler
+from deviceplugin.node_events import Notices
+from deviceplugin.publishing.published_use import ToldUse
+from deviceplugin.settings import Settings
+from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
+from kubeapi.eviction import evict
+
+
+class MemoryParts:
+    """Makes the parts, runs them, and says what they know.
+
+    Args:
+        settings: of the daemon.
+        account: the ledger.
+        source: the cards.
+        pods: the node's pods.
+        sampler: measures the cards.
+        client: API server.
+        recorder: of Events.
+        notices: about the Node.
+        on_offer: called when other cards are offered than before.
+
+    Attributes:
+        supports: how each card's memory is held.
+        told: what is written of the pods' use.
+        on_news: called when something of that is worth a write.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        account: Account,
+        source: GpuSource,
+        pods: PodView,
+        sampler: Sampler,
+        client: KubeClient,
+        recorder: EventRecorder,
+        notices: Notices,
+        on_offer: Callable[[], None],
+    ) -> None:
+        self._account = account
+        self._pods = pods
+        self._unit_mib = settings.unit_mib
+        self.supports = Supports(
+            account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
+        )
+        self._over_use = OverUse(
+            self._names,
+            recorder.event,
+            partial(evict, client),
+            tolerance_mib=settings.over_use_mib,
+            evict_after_s=settings.evict_over_use_after_s,
+            clock=account.now_s,
+        )
+        self._enforcer = Enforcer(
+            account,
+            self.supports,
+            pods.containers,
+            unit_mib=settings.unit_mib,
+            cgroup_root=settings.cgroup_root,
+            container_logs=settings.container_logs,
+            tell=self._over_use.not_limited,
+        )
+        shares = Shares(account, settings.unit_mib)
+        self._memory = Memory(
+            shares,
+            self.supports,
+            self._enforcer,
+            pods,
+            sampler,
+            account.now_s,
+        )
+        self._rows: Sequence[ContainerMemory] = ()
+        self.told = ToldUse(self._holding, time.monotonic)
+        self.on_news: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Hold and watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._enforcer.run())
+            group.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+            await self._over_use.look(self._rows)
+            await asyncio.sleep(0)
+            if self.told.update(self._rows):
+                self.on_news()
+
+    async def look(self) -> None:
+        """Work out what every container has and uses."""
+        self._rows = await self._memory.rows_in_turns()
+
+    @property
+    def cgroup_problem(self) -> str | None:
+        """Why new cgroups are not seen at once; None while they are."""
+        return self._enforcer.problem
+
+    def explain(self) -> dict[str, Any]:
+        """Say how cards are held, and what every container has and uses."""
+        return {
+            "cards": {
+                card.uuid: {
+                    "held": self.supports.enforcement(card.uuid).value,
+                    "driver": str(self.supports.of(card.uuid)),
+                }
+                for card in self._account.ledger.installed
+            },
+            "containers": [
+                {
+                    "pod": f"{row.namespace}/{row.pod}",
+                    "uid": row.uid,
+                    "container": row.container,
+                    "card": row.uuid,
+                    "promised_mib": row.promised_mib,
+                    "used_mib": row.used_mib,
+                    "limit_mib": row.limit_mib,
+                    "held": row.held.value,
+                    "problem": row.problem,
+                }
+                for row in self._memory.rows()
+            ],
+        }
+
+    def metrics(self) -> MemoryMetrics:
+        """Give Prometheus the same."""
+        return MemoryMetrics(lambda: self._rows, self._over_use.over, self._held)
+
+    def counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
+        """Name the counters that the parts keep."""
+        return {
+            "memory_limit_faults": (
+                "Failed attempts to set a memory limit.",
+                lambda: self._enforcer.faults,
+            ),
+            "memory_limits_repaired": (
+                "Memory limits that somebody had changed.",
+                lambda: self._enforcer.repaired,
+            ),
+            "over_uses": (
+                "Times that a container began to use more than is tolerated.",
+                lambda: self._over_use.found,
+            ),
+            "evictions": ("Pods evicted for over-use.", lambda: self._over_use.evictions),
+            "eviction_errors": ("Evictions that were refused.", lambda: self._over_use.errors),
+        }
+
+    def _holding(self, uuid: str, units: int, cards: int) -> Enforcement:
+        return self.supports.holding(uuid, units * self._unit_mib, cards)
+
+    def _held(self) -> dict[str, Enforcement]:
+        cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
+        return {uuid: self.supports.enforcement(uuid) for uuid in cards}
+
+    def _names(self, uid: str) -> Names | None:
+        pod = self._pods.running(uid)
+        if pod is None:
+            return None
+        of = pod.metadata
+        return Names(of.namespace, of.name, of.uid, static=of.uid != pod.runtime_uid)

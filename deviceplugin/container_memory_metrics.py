@@ -1,0 +1,88 @@
+"""What Prometheus gets of containers' memory: real use by pod, also where many share one card."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.monitoring.container_use import ContainerMemory
+
+MIB_BYTES = 1 << 20
+LABELS = ("namespace", "pod", "container", "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMetrics(Collector):
+    """Reads the containers and the cards at the moment of asking.
+
+    Attributes:
+        rows: what containers use.
+        over: whether one uses more than is tolerated.
+        held: how the cards are held, by UUID.
+    """
+
+    rows: Callable[[], Iterable[ContainerMemory]]
+    over: Callable[[ContainerMemory], bool]
+    held: Callable[[], Mapping[str, Enforcement]]
+
+    def collect(self) -> Iterator[Metric]:
+        """Write one sample for each container on each card, made when it is written."""
+        rows = list(self.rows())
+        for name, help_text, value_mib in (
+            ("promised_bytes", "Memory that a container was given on a card.", _promised_mib),
+            ("used_bytes", "Memory that it uses there; missing where nobody can tell.", _used_mib),
+            (
+                "limit_bytes",
+                "Its limit there, as it was read back; missing where there is none.",
+                _limit_mib,
+            ),
+            (
+                "over_use_bytes",
+                "Memory used beyond the promise where that is not tolerated, else 0.",
+                self._over_use_mib,
+            ),
+        ):
+            family = GaugeMetricFamily(f"gpupack_container_{name}", help_text, labels=LABELS)
+            family.samples = _samples(family.name, rows, value_mib)  # type: ignore[assignment]  # is read once
+            yield family
+        cards = GaugeMetricFamily(
+            "gpupack_card_memory_held",
+            "1 for what holds containers to their shares of a card: driver, mps, accounted.",
+            labels=["uuid", "by"],
+        )
+        for uuid, by in self.held().items():
+            cards.add_metric([uuid, by.value], 1)
+        yield cards
+
+    def _over_use_mib(self, row: ContainerMemory) -> int:
+        return row.beyond_mib if self.over(row) else 0
+
+
+def _samples(
+    name: str, rows: Iterable[ContainerMemory], value_mib: Callable[[ContainerMemory], int | None]
+) -> Iterator[Sample]:
+    for row in rows:
+        mib = value_mib(row)
+        if mib is not None:
+            labels = {
+                "namespace": row.namespace,
+                "pod": row.pod,
+                "container": row.container,
+                "uuid": row.uuid,
+            }
+            yield Sample(name, labels, mib * MIB_BYTES)
+
+
+def _promised_mib(row: ContainerMemory) -> int:
+    return row.promised_mib
+
+
+def _used_mib(row: ContainerMemory) -> int | None:
+    return row.used_mib
+
+
+def _limit_mib(row: ContainerMemory) -> int | None:
+    return row.limit_mib

@@ -1,0 +1,83 @@
+"""What containers are given besides their cards, made as the settings say."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.containers.cdi import CdiNames, follow
+from deviceplugin.containers.device_lists import Handover, uses_cdi
+from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, DeviceNodes
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.mps_clients import Sharing
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.gpus.nvidia.framework_env import framework_envs
+from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.settings import MPS, Settings
+
+
+class Giving:
+    """The parts of it.
+
+    Args:
+        settings: of the daemon.
+        source: the cards.
+    """
+
+    def __init__(self, settings: Settings, source: GpuSource) -> None:
+        self._settings = settings
+        self._source = source
+        strategies = settings.device_list_strategy
+        # A machine may have cards beside the simulated ones: those are not to be given away.
+        devices = DEVICES if settings.gpus == "nvml" else None
+        self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
+        self._sharing: Sharing | None = None
+        nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
+        self._handover = Handover(
+            source.vendor, strategies, self._cdi, nodes if settings.pass_device_specs else None
+        )
+
+    def hand_over(self, mib: Mapping[str, int]) -> ContainerGrant:
+        """Describe the cards of a container, of which it has so many MiB each, by UUID."""
+        return self._handover.grant(list(mib))
+
+    async def prepare(self) -> None:
+        """Read what must be known before the first container."""
+        if self._cdi is not None:
+            await asyncio.to_thread(self._cdi.refresh, self._source.cards())
+
+    def join(self, account: Account, supports: Supports) -> None:
+        """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
+        settings = self._settings
+        account.grants.append(self.hand_over)
+        if settings.sharing == MPS:
+            service = MpsService(settings.mps_root, threads=settings.mps_threads)
+            self._sharing = Sharing(
+                account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
+            )
+            supports.fallback = self._sharing.enforcement
+            supports.covers = self._sharing.covers
+
+        def advice(mib: Mapping[str, int]) -> ContainerGrant:
+            uuid, *others = mib
+            if others or supports.enforcement(uuid) is not Enforcement.ACCOUNTED:
+                return ContainerGrant()
+            totals = {card.uuid: card.total_mib for card in self._source.cards()}
+            return ContainerGrant(framework_envs(mib[uuid], totals.get(uuid, 0)))
+
+        if settings.advise_frameworks:
+            account.grants.append(advice)
+
+    def helpers(self) -> Collection[int]:
+        """Pids of processes that only serve the containers of the cards."""
+        return self._sharing.servers() if self._sharing is not None else ()
+
+    async def run(self) -> None:
+        """Follow what may change, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._cdi is not None:
+                group.create_task(follow(self._cdi, self._source.cards))
+            if self._sharing is not None:
+                group.create_task(self._sharing.run())
+            await asyncio.Event().wait()

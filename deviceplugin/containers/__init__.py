@@ -1,0 +1,1 @@
+"""How a container gets its cards: device lists, device nodes and CDI specifications."""

@@ -1,0 +1,230 @@
+"""CDI: by which names a container runtime knows the cards, and a specification of ours where there is none.
+
+The vendor's toolkit writes a specification (nvidia-ctk: nvidia.yaml) with all that a container needs, driver
+libraries included. Where there is none we write one of device nodes alone, of a kind of our own: two files
+that define the same device make it unusable, and the vendor's may come later. It stays from then on, for the
+kubelet remembers the names of containers that run.
+
+Form: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+"""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from deviceplugin.containers.device_nodes import DEVICES, node_paths
+from deviceplugin.errors import is_gone
+from deviceplugin.gpus.api.source import GpuCard
+from deviceplugin.gpus.api.vendor import Vendor
+
+log = structlog.get_logger(__name__)
+
+FOLDERS: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""Where container runtimes look by default; the later one is for specifications that are generated."""
+
+KIND: Final = "gpupack.io/gpu"
+FILE_NAME: Final = "gpupack.json"
+VERSION: Final = "0.5.0"
+"""The oldest version with names that begin with a digit; containerd 1.7 and CRI-O 1.28 read up to 0.6."""
+
+LOOK_S: Final = 10.0
+
+Devices = Mapping[str, frozenset[str]]
+"""Devices of a specification by name: the paths of their device nodes."""
+
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.:-]")
+
+
+class CdiNames:
+    """Knows the cards' names; `refresh` blocks, the rest does not.
+
+    Args:
+        vendor: of the cards.
+        folders: of specifications, those that do not exist are passed over; ours goes into the last one.
+        devices: folder of the machine's device nodes; None for cards that are none of its.
+    """
+
+    def __init__(
+        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path | None = DEVICES
+    ) -> None:
+        self._vendor = vendor
+        self._folders = tuple(folders)
+        self._devices = devices
+        self._names: dict[str, str] = {}
+        self._told: dict[str, str] = {}
+        self._read: dict[Path, tuple[tuple[int, int, int], Devices]] = {}
+
+    def names(self, uuids: Sequence[str]) -> tuple[str, ...]:
+        """Name cards, `nvidia.com/gpu=GPU-...`; by the vendor's kind and UUID where nothing else is known."""
+        return tuple(self._names.get(uuid) or f"{self._vendor.cdi_kind}={uuid}" for uuid in uuids)
+
+    def refresh(self, cards: Sequence[GpuCard]) -> None:
+        """Look at the specifications there are, and write ours where they lack a card."""
+        there = [folder for folder in self._folders if folder.is_dir()]
+        if not there:
+            self._tell("folders", "no folder of CDI specifications here: the vendor's names are used")
+            return
+        found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}
+        names = chosen_names(cards, found, self._vendor)
+        ours = there[-1] / FILE_NAME
+        lacking = [card for card in cards if card.uuid not in names and card.error is None]
+        if lacking or ours.exists():
+            spec = own_spec(cards, self._vendor, self._devices)
+            self._write(ours, spec)
+            mine = {device["name"] for device in spec["devices"]}
+            for card in lacking:
+                if device_name(card.uuid) in mine:
+                    names[card.uuid] = f"{KIND}={device_name(card.uuid)}"
+                else:
+                    self._tell(card.uuid, f"no CDI specification has card {card.uuid}")
+        self._names = names
+
+    def _devices_in(self, folder: Path) -> Devices:
+        """The vendor's devices that a folder's specifications have.
+
+        What cannot be read now, as without a file descriptor left, has what was read of it last.
+        """
+        found: dict[str, frozenset[str]] = {}
+        try:
+            paths = sorted(folder.iterdir())
+        except OSError as error:
+            self._tell(str(folder), f"CDI folder {folder} cannot be read: {error}")
+            paths = sorted(path for path in self._read if path.parent == folder)
+        for path in paths:
+            if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
+                continue
+            try:
+                found.update(self._devices_of(path))
+            except (OSError, ValueError) as error:
+                self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
+                if isinstance(error, OSError) and not is_gone(error) and path in self._read:
+                    found.update(self._read[path][1])
+        return found
+
+    def _devices_of(self, path: Path) -> Devices:
+        """Read a specification, unless it is the one that was read before: NVIDIA's takes a second to parse.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
+        status = path.stat()
+        signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._read.get(path)
+        if known is None or known[0] != signature:
+            text = path.read_text("utf-8", "replace")
+            known = self._read[path] = (signature, {})
+            known = self._read[path] = signature, devices_of(text, self._vendor.cdi_kind)
+        return known[1]
+
+    def _write(self, path: Path, spec: Mapping[str, Any]) -> None:
+        text = json.dumps(spec, indent=2) + "\n"
+        try:
+            if path.exists() and path.read_text("utf-8") == text:
+                return
+            # Runtimes read every file that ends in .json or .yaml: the half-written one must not.
+            new = path.with_name(f".{path.name}.new")
+            new.write_text(text, "utf-8")
+            os.replace(new, path)  # noqa: PTH105 (over the old one)
+        except (OSError, ValueError) as error:
+            self._tell(str(path), f"CDI specification {path} cannot be written: {error}")
+        else:
+            log.info("CDI specification written", path=str(path), devices=len(spec["devices"]))
+
+    def _tell(self, about: str, problem: str) -> None:
+        """Say what is wrong once, not at every look."""
+        if self._told.get(about) != problem:
+            log.warning("CDI", problem=problem)
+            self._told[about] = problem
+
+
+async def follow(names: CdiNames, cards: Callable[[], Sequence[GpuCard]], every_s: float = LOOK_S) -> None:
+    """Look again and again until cancelled: toolkits write their specification when it suits them."""
+    while True:
+        await asyncio.sleep(every_s)
+        await asyncio.to_thread(lambda: names.refresh(cards()))
+
+
+def devices_of(text: str, kind: str) -> Devices:
+    """Read a specification's devices; none where it is of another kind.
+
+    Raises:
+        ValueError: it is no specification.
+    """
+    import yaml  # noqa: PLC0415 (only where CDI is used)
+
+    try:
+        spec = yaml.safe_load(text)
+    except Exception as error:  # the loader lets KeyError, IndexError and more through
+        raise ValueError(f"not YAML: {' '.join(str(error).split())[:128]}") from error
+    if not isinstance(spec, dict) or not isinstance(spec.get("devices") or [], list):
+        raise ValueError("no CDI specification")  # noqa: TRY004 (foreign text, not a wrong call)
+    if spec.get("kind") != kind:
+        return {}
+    devices = [device for device in spec.get("devices") or [] if isinstance(device, dict)]
+    return {str(device["name"]): _nodes_of(device) for device in devices if "name" in device}
+
+
+def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
+    """Read the paths of a device's nodes, as containers see them."""
+    edits = device.get("containerEdits")
+    nodes = edits.get("deviceNodes") if isinstance(edits, dict) else None
+    nodes = nodes if isinstance(nodes, list) else []
+    return frozenset(str(node["path"]) for node in nodes if isinstance(node, dict) and "path" in node)
+
+
+def chosen_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> dict[str, str]:
+    """Name cards by the devices that the vendor's specifications have: UUIDs, else indexes.
+
+    An index is the driver's as of when the specification was written, often at boot: where a card has gone
+    since, it is another one's by now. So the device is taken that has the card's own node. A device without
+    nodes of cards is taken by the index, and so is any where the card's own node is not known.
+
+    Indexes are not used where a card is partitioned: ours count the instances.
+    """
+    kind = vendor.cdi_kind
+    names = {card.uuid: f"{kind}={card.uuid}" for card in cards if card.uuid in found}
+    if names or any(card.parent is not None or card.uuid.startswith("MIG-") for card in cards):
+        return names
+    numbered = {name: nodes for name, nodes in found.items() if name.isdecimal()}
+    by_node = {node: name for name, nodes in numbered.items() for node in nodes if vendor.is_card_node(node)}
+    chosen = {}
+    for card in cards:
+        node, index = vendor.card_node(card.minor), str(card.index)
+        name = by_node.get(node)
+        if name is None and index in numbered and not (node and index in by_node.values()):
+            name = index
+        if name is not None:
+            chosen[card.uuid] = f"{kind}={name}"
+    return chosen
+
+
+def device_name(uuid: str) -> str:
+    """Write a card's UUID as the name of a device of ours."""
+    return _NOT_IN_NAMES.sub("_", uuid)
+
+
+def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
+    """Write our specification: one device for each whole card, of its device nodes.
+
+    Args:
+        cards: of the node.
+        vendor: of the cards.
+        devices: as in `CdiNames`.
+    """
+    found = []
+    for card in cards:
+        if card.error is not None or card.parent is not None:
+            continue
+        # A device must change something; people see by the variable what a container was started with.
+        edits: dict[str, Any] = {"env": [f"GPUPACK_CDI_CARD_{card.index}={card.uuid}"]}
+        nodes = node_paths(card, vendor, devices)
+        if nodes:
+            edits["deviceNodes"] = [{"path": node} for node in nodes]
+        found.append({"name": device_name(card.uuid), "containerEdits": edits})
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": found}

@@ -1,0 +1,72 @@
+"""How containers and their runtime are told which cards are theirs: the device list strategies.
+
+As in NVIDIA's device plugin, several can be had at once:
+
+    envvar            the vendor's environment variable, read by its container runtime
+    cdi-annotations   CDI names in a container annotation: for runtimes whose kubelet or CRI knows no CDI
+    cdi-cri           CDI names in the kubelet's own field (Kubernetes 1.31 and later)
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from deviceplugin.containers.cdi import CdiNames
+from deviceplugin.containers.device_nodes import DeviceNodes
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.vendor import Vendor
+
+ENVVAR: Final = "envvar"
+CDI_ANNOTATIONS: Final = "cdi-annotations"
+CDI_CRI: Final = "cdi-cri"
+STRATEGIES: Final = (ENVVAR, CDI_ANNOTATIONS, CDI_CRI)
+DEFAULT: Final = (ENVVAR,)
+
+ANNOTATION: Final = "cdi.k8s.io/gpupack"
+"""Runtimes read every annotation with this prefix; each container has its own annotations."""
+
+
+class Handover:
+    """Describes cards to containers.
+
+    Args:
+        vendor: of the cards.
+        strategies: at least one of STRATEGIES.
+        names: the cards' CDI names, needed for the strategies that use them.
+        nodes: give the kubelet the cards' device nodes as well: it tells the runtime again which devices a
+            container may use whenever it changes its cpus, and takes away what it does not know of.
+    """
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        strategies: Sequence[str] = DEFAULT,
+        names: CdiNames | None = None,
+        nodes: DeviceNodes | None = None,
+    ) -> None:
+        self._vendor = vendor
+        self._strategies = frozenset(strategies)
+        self._cdi = names
+        self._nodes = nodes
+
+    def grant(self, uuids: Sequence[str]) -> ContainerGrant:
+        """Describe cards to a container and its runtime.
+
+        Args:
+            uuids: of the cards, in word order.
+        """
+        shown = self._vendor.visible(uuids if ENVVAR in self._strategies else ())
+        nodes = self._nodes.of(uuids) if self._nodes is not None else ()
+        if self._cdi is None:
+            return ContainerGrant(shown, devices=nodes)
+        names = self._cdi.names(uuids)
+        return ContainerGrant(
+            envs=shown,
+            annotations={ANNOTATION: ",".join(names)} if CDI_ANNOTATIONS in self._strategies else {},
+            cdi_devices=names if CDI_CRI in self._strategies else (),
+            devices=nodes,
+        )
+
+
+def uses_cdi(strategies: Sequence[str]) -> bool:
+    """Tell whether a strategy needs CDI names."""
+    return not {CDI_ANNOTATIONS, CDI_CRI}.isdisjoint(strategies)

@@ -1,0 +1,71 @@
+"""One lane for each card to the driver that holds limits: a call that hangs holds up its own card alone."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from deviceplugin.enforcement.limit_setter import Job, Outcome, hold_all
+from deviceplugin.gpus.api.memory_limits import MemoryLimits
+from deviceplugin.host.driver import OwnThread
+
+BATCH: Final = 16
+"""Jobs of one turn: a new container waits for no more than these."""
+
+
+class Lanes:
+    """Gives jobs to threads, one at a time for each card, new ones before those that are only looked after.
+
+    Args:
+        limits: the driver.
+        on_outcome: called in the event loop with a card and what became of a job of it.
+    """
+
+    def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, Outcome], None]) -> None:
+        self._limits = limits
+        self._on_outcome = on_outcome
+        self._urgent: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._routine: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._threads: dict[str, OwnThread] = {}
+
+    def add(self, uuid: str, job: Job, *, urgent: bool) -> None:
+        """Have a job done; it takes the place of one for the same cgroup that has not begun."""
+        self._routine[uuid].pop(job.cgroup, None)
+        if urgent or job.cgroup in self._urgent[uuid]:
+            self._urgent[uuid][job.cgroup] = job
+        else:
+            self._routine[uuid][job.cgroup] = job
+        self._begin(uuid)
+
+    def drop(self, uuid: str, cgroup: Path) -> None:
+        """Forget a job that has not begun."""
+        self._urgent[uuid].pop(cgroup, None)
+        self._routine[uuid].pop(cgroup, None)
+
+    async def close(self) -> None:
+        """Begin nothing more; a call that hangs is not waited for."""
+        for jobs in (*self._urgent.values(), *self._routine.values()):
+            jobs.clear()
+        tasks = list(self._busy.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for thread in self._threads.values():
+            thread.end()
+
+    def _begin(self, uuid: str) -> None:
+        if uuid not in self._busy:
+            self._busy[uuid] = asyncio.get_running_loop().create_task(self._work(uuid))
+
+    async def _work(self, uuid: str) -> None:
+        thread = self._threads.setdefault(uuid, OwnThread(f"limits of {uuid}"))
+        try:
+            while waiting := self._urgent[uuid] or self._routine[uuid]:
+                jobs = [waiting.pop(cgroup) for cgroup in list(waiting)[:BATCH]]
+                for outcome in await thread.call(partial(hold_all, self._limits, uuid, jobs)):
+                    self._on_outcome(uuid, outcome)
+        finally:
+            del self._busy[uuid]

@@ -1,0 +1,395 @@
+"""Holds every container to what it was given: sets the limit of its cgroup as soon as that exists.
+
+What a container was given stands in the kubelet's book, so nothing is kept here: a daemon that starts reads
+the limits that stand, and sets those that do not. A cgroup that goes takes its limits with it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.enforcement.card_workers import Lanes
+from deviceplugin.enforcement.cgroup_watch import CgroupWatch
+from deviceplugin.enforcement.granted_memory import Shares
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.limit_plan import wanted
+from deviceplugin.enforcement.limit_setter import Job, Outcome
+from deviceplugin.enforcement.limit_state import Limit, LimitedPod
+from deviceplugin.host.containers import PodFolders, container_cgroups, logged, uid_of
+
+log = structlog.get_logger(__name__)
+
+RESCAN_S: Final = 5.0
+"""How often everything is looked at again, for what was missed and for limits that somebody changed."""
+
+BLIND_RESCAN_S: Final = 0.25
+"""Seconds between two searches for new cgroups where the kernel does not tell of them."""
+
+SLICE: Final = 2
+SLICE_S: Final = 0.01
+"""So many pods are looked at in one go, and then what happened meanwhile has its turn."""
+
+RETRY_S: Final = 0.05
+LONGEST_RETRY_S: Final = 5.0
+TELL_AFTER: Final = 5
+"""Failures after which people are told; a driver may be busy for a moment."""
+
+
+class Enforcer:
+    """Follows the book and the cgroups, and keeps limits in force.
+
+    Args:
+        account: the ledger, which has the book.
+        supports: on which cards limits are held, and by whom.
+        names: container names by ID, of the pod with that UID in cgroups, as far as they are known.
+        unit_mib: MiB a unit.
+        cgroup_root: where the host's cgroups are mounted.
+        container_logs: the kubelet's folder of links to containers' logs; need not exist.
+        tell: called with the UID of a pod, a container of it and what is wrong with its limit, once for each.
+        rescan_s: see `RESCAN_S`.
+
+    Attributes:
+        faults: attempts that failed so far.
+        repaired: limits in force that somebody had changed.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        supports: Supports,
+        names: Callable[[str], Mapping[str, str]],
+        *,
+        unit_mib: int,
+        cgroup_root: Path,
+        container_logs: Path,
+        tell: Callable[[str, str, str], None] = lambda *_: None,
+        rescan_s: float = RESCAN_S,
+    ) -> None:
+        self._account = account
+        self._supports = supports
+        self._names = names
+        self._shares = Shares(account, unit_mib)
+        self._logs = container_logs
+        self._tell = tell
+        self._rescan_s = rescan_s
+        self._folders = PodFolders(cgroup_root)
+        self._holders: set[Path] = set()
+        self._pods: dict[str, LimitedPod] = {}
+        self._uids: dict[Path, str] = {}
+        self._logged: dict[str, str] = {}
+        self._unnamed: dict[str, str] = {}
+        self._lanes: Lanes | None = None
+        self._wake = asyncio.Event()
+        self._dirty: set[str] = set()
+        self._account_changed = True
+        self._rescan_due = asyncio.Event()
+        self._watch = CgroupWatch(self._on_folder, self._rescan_due.set)
+        self.faults = 0
+        self.repaired = 0
+        account.follow(self._on_account)
+
+    @property
+    def problem(self) -> str | None:
+        """Why new cgroups are not seen at once; None while they are."""
+        return self._watch.problem
+
+    def limits(self) -> Iterator[Limit]:
+        """List the limits of all containers' cgroups that there are."""
+        for pod in self._pods.values():
+            yield from pod.limits.values()
+
+    async def run(self) -> None:
+        """Keep limits in force until cancelled."""
+        driver = self._supports.driver
+        if driver is None:
+            # To return would end the daemon.
+            await asyncio.Event().wait()
+            return
+        self._lanes = Lanes(driver, self._on_outcome)
+        self._watch.retry()
+        with suppress(OSError):  # the next look reads them
+            self._read_logs()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._rescans())
+                group.create_task(self._passes())
+        finally:
+            self._watch.close()
+            await self._lanes.close()
+
+    async def _passes(self) -> None:
+        while True:
+            self._wake.clear()
+            self._pass()
+            await self._wake.wait()
+
+    # What happened; all of it only wakes the loop.
+
+    def _on_account(self) -> None:
+        self._account_changed = True
+        self._wake.set()
+
+    def _on_folder(self, folder: Path, name: str) -> None:
+        if folder == self._logs:
+            self._on_log(name)
+        elif folder in self._holders:
+            uid = uid_of(name)
+            if uid is None:
+                self._rescan_due.set()
+            elif uid not in self._pods:
+                # The kubelet wrote its book before it made the pod's cgroup.
+                self._account.refresh()
+                self._account_changed = True
+            self._dirty.update({uid} if uid else ())
+        elif folder in self._uids:
+            self._dirty.add(self._uids[folder])
+        self._wake.set()
+
+    def _on_log(self, name: str) -> None:
+        found = logged(name)
+        if found is None:
+            return
+        if (self._logs / name).is_symlink():
+            self._logged[found[0]] = found[1]
+            uid = self._unnamed.get(found[0])
+            if uid is not None:
+                self._dirty.add(uid)
+        else:
+            self._logged.pop(found[0], None)
+
+    def _read_logs(self) -> None:
+        """Learn whose cgroups are whose from the kubelet's links that are there."""
+        if not self._watch.watch(self._logs):
+            return
+        links = (path for path in self._logs.iterdir() if path.is_symlink())
+        found = dict(entry for path in links if (entry := logged(path.name)) is not None)
+        before, self._logged = self._logged, found
+        self._dirty |= {self._unnamed[each] for each in found.keys() - before.keys() & self._unnamed.keys()}
+        self._wake.set()
+
+    # One look.
+
+    def _pass(self) -> None:
+        changed, self._account_changed = self._account_changed, False
+        dirty, self._dirty = self._dirty, set()
+        if changed:
+            dirty |= self._follow_book()
+        for uid in dirty & self._pods.keys():
+            try:
+                self._look(uid, self._pods[uid])
+            except OSError as error:
+                # What was known of its cgroups stays; the next look at everything finds what differs.
+                self._watch.record_read(error)
+                asyncio.get_running_loop().call_later(BLIND_RESCAN_S, self._rescan_due.set)
+        for uid in set(self._unnamed.values()) - dirty if changed else ():
+            if uid in self._pods:
+                self._name(uid, self._pods[uid])
+
+    async def _rescans(self) -> None:
+        """Look at everything again and again, beside the quick passes."""
+        clock = asyncio.get_running_loop().time
+        looked_s = float("-inf")
+        while True:
+            self._rescan_due.clear()
+            every = clock() - looked_s >= self._rescan_s
+            looked_s = clock() if every else looked_s
+            unread: OSError | None = None
+            try:
+                await self._rescan(limits=every)
+            except OSError as error:
+                unread = error
+            self._watch.record_read(unread)
+            pause_s = self._rescan_s if self.problem is None else min(self._rescan_s, BLIND_RESCAN_S)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._rescan_due.wait()
+            except TimeoutError:
+                continue
+
+    async def _rescan(self, *, limits: bool) -> None:
+        """Look which pods have other cgroups than were seen last, a few at a time.
+
+        Args:
+            limits: Read every limit too.
+
+        Raises:
+            OSError: A folder cannot be read, though it is there.
+        """
+        self._watch.retry()
+        if self._watch.problem is not None:
+            # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
+            self._account.refresh()
+        if limits:
+            self._supports.ask_again()
+        holders = set(await asyncio.to_thread(self._folders.holders))
+        for gone in self._holders - holders:
+            self._watch.unwatch(gone)
+        self._holders = {folder for folder in holders if self._watch.watch(folder)}
+        await self._rescan_pods(limits=limits)
+        if self._unnamed:
+            self._read_logs()
+
+    async def _rescan_pods(self, *, limits: bool) -> None:
+        unread: OSError | None = None
+        for number, uid in enumerate(list(self._pods)):
+            if number % SLICE == 0:
+                await asyncio.sleep(SLICE_S if number else 0)
+            pod = self._pods.get(uid)
+            if pod is None:
+                continue
+            try:
+                if pod.folder is None or container_cgroups(pod.folder) != pod.cgroups:
+                    self._dirty.add(uid)
+                    self._wake.set()
+            except OSError as error:
+                unread = error
+            for limit in pod.limits.values() if limits else ():
+                self._submit(limit, urgent=False)
+        if unread is not None:
+            raise unread
+
+    def _follow_book(self) -> set[str]:
+        """Take what the containers were given now; tells which pods are new or were given something else."""
+        news, gone = self._shares.follow()
+        for uid in news:
+            self._pods.setdefault(uid, LimitedPod()).grants = self._shares.of(uid)
+        for uid in gone:
+            pod = self._pods.pop(uid)
+            for cgroup in list(pod.cgroups):
+                self._forget(pod, cgroup)
+            self._leave(pod)
+        return news
+
+    def _look(self, uid: str, pod: LimitedPod) -> None:
+        """See which cgroups a pod has, and plan their limits.
+
+        Raises:
+            OSError: A folder cannot be read, though it is there.
+        """
+        if pod.folder is None or not pod.folder.is_dir():
+            self._leave(pod)
+            pod.folder = self._folders.find(uid)
+        if pod.folder is not None:
+            # The watch comes first, so that no cgroup is missed between the two.
+            self._watch.watch(pod.folder)
+            self._uids[pod.folder] = uid
+        found = container_cgroups(pod.folder) if pod.folder is not None else {}
+        for cgroup in pod.cgroups.keys() - found.keys():
+            self._forget(pod, cgroup)
+        pod.cgroups = found
+        for cgroup in found:
+            self._plan(uid, pod, cgroup, self._container(uid, pod, cgroup))
+
+    def _name(self, uid: str, pod: LimitedPod) -> None:
+        """Plan the limits of cgroups of which the pod's status says by now whose they are."""
+        names = self._names(uid)
+        if names is pod.names:
+            return
+        pod.names = names
+        for cgroup in pod.cgroups:
+            if cgroup not in pod.known:
+                container = self._container(uid, pod, cgroup)
+                if container is not None:
+                    self._plan(uid, pod, cgroup, container)
+
+    def _container(self, uid: str, pod: LimitedPod, cgroup: Path) -> str | None:
+        """Find out whose cgroup it is; known once, it stays so when the status tells of the next one."""
+        known = pod.known.get(cgroup)
+        if known is None:
+            identifier = pod.cgroups[cgroup]
+            known = self._names(uid).get(identifier) or self._logged.get(identifier)
+            if known is None:
+                self._unnamed[identifier] = uid
+            else:
+                self._unnamed.pop(identifier, None)
+                pod.known[cgroup] = known
+        return known
+
+    def _leave(self, pod: LimitedPod) -> None:
+        if pod.folder is not None:
+            self._watch.unwatch(pod.folder)
+            self._uids.pop(pod.folder, None)
+            pod.folder = None
+
+    def _forget(self, pod: LimitedPod, cgroup: Path) -> None:
+        self._unnamed.pop(pod.cgroups.pop(cgroup), None)
+        pod.known.pop(cgroup, None)
+        for key in [key for key in pod.limits if key[0] == cgroup]:
+            del pod.limits[key]
+            if self._lanes is not None:
+                self._lanes.drop(key[1], cgroup)
+
+    def _plan(self, uid: str, pod: LimitedPod, cgroup: Path, container: str | None) -> None:
+        """Compare what a cgroup should have with what is planned, and begin what differs."""
+        planned = wanted(pod.grants, container)
+        for uuid, want in planned.items():
+            limit = pod.limits.get((cgroup, uuid))
+            if limit is not None and limit.wanted == want and limit.container == container:
+                continue
+            if limit is None:
+                limit = pod.limits[cgroup, uuid] = Limit(uid, container, uuid, cgroup, want)
+            limit.container, limit.wanted, limit.failures = container, want, 0
+            self._submit(limit, urgent=True)
+        for key in [key for key in pod.limits if key[0] == cgroup and key[1] not in planned]:
+            del pod.limits[key]
+
+    def _submit(self, limit: Limit, *, urgent: bool) -> None:
+        if self._lanes is not None and self._supports.of(limit.uuid).held:
+            self._lanes.add(limit.uuid, Job(limit.cgroup, limit.wanted), urgent=urgent)
+
+    # What became of it.
+
+    def _find(self, uuid: str, cgroup: Path) -> Limit | None:
+        uid = self._uids.get(cgroup.parent)
+        pod = self._pods.get(uid) if uid is not None else None
+        return pod.limits.get((cgroup, uuid)) if pod is not None else None
+
+    def _on_outcome(self, uuid: str, outcome: Outcome) -> None:
+        limit = self._find(uuid, outcome.cgroup)
+        if limit is None:
+            return
+        before, limit.outcome = limit.outcome, outcome
+        if outcome.fault is None:
+            self._held(limit, before, outcome)
+        elif outcome.fault == "gone":
+            limit.outcome = before
+            self._dirty.add(limit.uid)
+            self._wake.set()
+        else:
+            self._not_held(limit, before, outcome)
+
+    def _held(self, limit: Limit, before: Outcome | None, outcome: Outcome) -> None:
+        reading = outcome.reading
+        hard_mib = reading.hard_mib if reading is not None else None
+        limit.failures = 0
+        if not limit.in_force:
+            # It was planned anew while the driver worked; the next job is on its way.
+            return
+        if before is None or before.fault is not None or before.reading is None:
+            log.info("memory limit in force", **limit.names, mib=hard_mib)
+        elif before.reading.hard_mib != outcome.was_mib:
+            self.repaired += 1
+            log.warning("memory limit set again", **limit.names, mib=hard_mib, stood=outcome.was_mib)
+
+    def _not_held(self, limit: Limit, before: Outcome | None, outcome: Outcome) -> None:
+        self.faults += 1
+        limit.failures += 1
+        if before is None or before.problem != outcome.problem:
+            log.warning("memory limit not in force", **limit.names, error=outcome.problem)
+        final = outcome.fault in {"refused", "unsupported"}
+        if limit.failures == (1 if final else TELL_AFTER) and limit.container is not None:
+            self._tell(limit.uid, limit.container, outcome.problem)
+        if outcome.fault == "unsupported":
+            self._supports.ask_again()
+        elif outcome.fault == "failed":
+            delay_s = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(limit.failures - 1, 10))
+            asyncio.get_running_loop().call_later(delay_s, self._again, limit)
+
+    def _again(self, limit: Limit) -> None:
+        if self._find(limit.uuid, limit.cgroup) is limit and not limit.in_force:
+            self._submit(limit, urgent=True)

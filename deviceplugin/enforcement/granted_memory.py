@@ -1,0 +1,54 @@
+"""What each container was given on each card, out of the kubelet's book; worked out once for each change."""
+
+from collections.abc import Mapping
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.enforcement.limit_plan import Grants
+
+
+class Shares:
+    """Follows the book's containers; pods by the UID that they have in cgroups.
+
+    Args:
+        account: the ledger, which has the book.
+        unit_mib: MiB a unit.
+    """
+
+    def __init__(self, account: Account, unit_mib: int) -> None:
+        self._account = account
+        self._unit_mib = unit_mib
+        self._read: float | None = None
+        self._cards: object = None
+        self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._grants: dict[str, Grants] = {}
+
+    def follow(self) -> tuple[set[str], set[str]]:
+        """Take the book's present state; tells which pods are new or changed, and which are gone."""
+        facts, news = self._account.ledger.facts, set()
+        held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
+        same_cards = facts.card_of is self._cards
+        if same_cards and facts.read == self._read and len(held) == len(self._ids):
+            # A pod comes with another book only, and one that goes is one less.
+            return set(), set()
+        self._read, self._cards = facts.read, facts.card_of
+        for uid, mine in held.items():
+            if same_cards and self._ids.get(uid) == mine:
+                continue
+            self._ids[uid] = mine
+            self._grants[uid] = {
+                name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items() if units}
+                for name, ids in mine.items()
+            }
+            news.add(uid)
+        gone = self._ids.keys() - held.keys()
+        for uid in gone:
+            del self._ids[uid], self._grants[uid]
+        return news, gone
+
+    def of(self, uid: str) -> Grants:
+        """MiB by container and card of a pod, as of the last look."""
+        return self._grants.get(uid, {})
+
+    def all(self) -> Mapping[str, Grants]:
+        """The same of every pod."""
+        return self._grants

@@ -1,0 +1,168 @@
+"""How the memory of each card's containers is held, and what `--memory-limits` makes of it."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.memory_limits import Enforcement, MemoryLimits, Support
+from deviceplugin.host.driver import OwnThread
+from deviceplugin.node_events import Notices, silent
+
+log = structlog.get_logger(__name__)
+
+AUTO: Final = "auto"
+OFF: Final = "off"
+REQUIRE: Final = "require"
+MODES: Final = (AUTO, OFF, REQUIRE)
+
+BEGIN_S: Final = 3.0
+
+NO_LIMITS: Final = Support(held=False, reason="the source of cards has no memory limits")
+SWITCHED_OFF: Final = Support(held=False, reason="--memory-limits off")
+NOT_ASKED: Final = Support(held=False, reason="the driver was not asked yet")
+
+
+class Supports:
+    """Knows on which cards limits are held; belongs to one event loop.
+
+    Args:
+        account: the ledger; with `require` it offers no card on which nothing is held.
+        driver: who holds limits; None: nobody.
+        mode: one of MODES.
+        notices: hear of cards that are not offered.
+        on_offer: called when other cards are offered than before.
+
+    Attributes:
+        driver: the same.
+        fallback: how a card is held on which the driver holds nothing.
+        covers: whether that holds a container there, by the card's UUID, its MiB, and how many cards it has.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        driver: MemoryLimits | None,
+        *,
+        mode: str = AUTO,
+        notices: Notices | None = None,
+        on_offer: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._account = account
+        self._on_offer = on_offer
+        self._mode = mode
+        self._notices = notices or silent()
+        self._cards = tuple(card.uuid for card in account.ledger.installed)
+        self._found = dict.fromkeys(self._cards, NOT_ASKED)
+        self._asking: asyncio.Task[None] | None = None
+        self._thread = OwnThread("support of limits")
+        self.driver = None if mode == OFF else driver
+        self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
+        self.covers: Callable[[str, int, int], bool] = lambda *_: True
+        account.grants.append(lambda mib: ContainerGrant(self.container_envs(mib)))
+        self._withhold()
+
+    def of(self, uuid: str) -> Support:
+        """Tell whether limits are held on a card, and why not."""
+        return self._found.get(uuid, NO_LIMITS)
+
+    def enforcement(self, uuid: str) -> Enforcement:
+        """Tell how the memory of a card's containers is held."""
+        return Enforcement.DRIVER if self.of(uuid).held else self.fallback(uuid)
+
+    def holding(self, uuid: str, mib: int, cards: int) -> Enforcement:
+        """Tell how one container is held on a card.
+
+        Args:
+            uuid: of the card.
+            mib: what the container has there.
+            cards: how many cards it has in all.
+        """
+        found = self.enforcement(uuid)
+        held = found is Enforcement.DRIVER or self.covers(uuid, mib, cards)
+        return found if held else Enforcement.ACCOUNTED
+
+    def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
+        """Name the variables for the vendor's toolkit; none where the driver does not hold all the cards.
+
+        Args:
+            shares_mib: MiB by UUID of one container; the toolkit knows one limit for all of them.
+        """
+        if self.driver is None or not all(self.of(uuid).held for uuid in shares_mib):
+            return {}
+        least_mib = min(shares_mib.values(), default=0)
+        return self.driver.container_envs(least_mib) if least_mib > 0 else {}
+
+    async def begin(self) -> None:
+        """Ask for the first time; a driver that does not answer soon is waited for beside other work."""
+        self.ask_again()
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=BEGIN_S)
+
+    async def ask(self) -> None:
+        """Ask the driver about every card, and tell what is new."""
+        found = await self._thread.call(self._ask)
+        # The cards may have changed meanwhile.
+        before, self._found = self._found, {**self._found, **found}
+        self._found = {uuid: self._found[uuid] for uuid in self._cards}
+        if self._found == before:
+            return
+        news: dict[Support, list[str]] = {}
+        for uuid in self._cards:
+            if self._found[uuid] != before.get(uuid):
+                news.setdefault(self._found[uuid], []).append(uuid)
+        for support, cards in news.items():
+            self._tell(cards, support)
+        self._withhold()
+        self._account.changed()
+
+    def cards_changed(self) -> None:
+        """Take the ledger's cards as they are now; new ones are asked about, and until then not held."""
+        self._cards = tuple(card.uuid for card in self._account.ledger.installed)
+        self._found = {uuid: self._found.get(uuid, NOT_ASKED) for uuid in self._cards}
+        self._withhold()
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """The same beside other work; a driver that does not answer is asked once."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self.ask())
+
+    def _ask(self) -> dict[str, Support]:
+        if self._mode == OFF:
+            return dict.fromkeys(self._cards, SWITCHED_OFF)
+        if self.driver is None:
+            return dict.fromkeys(self._cards, NO_LIMITS)
+        return {uuid: _answer(self.driver, uuid) for uuid in list(self._cards)}
+
+    def _withhold(self) -> None:
+        """Offer only cards on which limits are held, where they are required."""
+        if self._mode == REQUIRE:
+            reasons = {uuid: str(self.of(uuid)) for uuid in self._cards if not self.of(uuid).held}
+            self._account.withhold(
+                {uuid: f"--memory-limits require, and {reason}" for uuid, reason in reasons.items()}
+            )
+            self._on_offer()
+
+    def _tell(self, cards: Sequence[str], support: Support) -> None:
+        """Say once what is true of several cards, with what it takes for more."""
+        if support.held:
+            log.info("memory limits are held by the driver", cards=cards)
+        elif self._mode != REQUIRE:
+            log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
+        else:
+            log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
+            for uuid in cards:
+                self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+
+
+def _answer(driver: MemoryLimits, uuid: str) -> Support:
+    """Ask about one card; an answer that nobody expects is no, until it is asked again."""
+    try:
+        return driver.support(uuid)
+    except Exception as error:
+        log.exception("a question about memory limits failed", card=uuid)
+        return Support(held=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}")

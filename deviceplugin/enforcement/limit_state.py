@@ -1,0 +1,63 @@
+"""What is known of the limits of one pod's containers; values, the enforcer changes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deviceplugin.enforcement.limit_plan import Grants, Wanted
+from deviceplugin.enforcement.limit_setter import Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Limit:
+    """The limit of one container's cgroup on one card.
+
+    Attributes:
+        uid: of the pod, as the kubelet knows it.
+        container: its name, None while it is not known whose cgroup this is.
+        uuid: of the card.
+        cgroup: the container's.
+        wanted: what is to stand there.
+        outcome: of the last attempt, None before the first.
+        failures: attempts since it held last.
+    """
+
+    uid: str
+    container: str | None
+    uuid: str
+    cgroup: Path
+    wanted: Wanted
+    outcome: Outcome | None = None
+    failures: int = 0
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Whose limit it is, for the log."""
+        return {"pod": self.uid, "container": self.container, "card": self.uuid}
+
+    @property
+    def in_force(self) -> bool:
+        """Whether what is wanted was read back."""
+        reading = self.outcome.reading if self.outcome is not None and self.outcome.fault is None else None
+        return reading is not None and reading.hard_mib in self.wanted.accepted
+
+
+@dataclass(slots=True, eq=False)
+class LimitedPod:
+    """A pod that was given memory.
+
+    Attributes:
+        grants: what its containers were given.
+        folder: its cgroup, None before it has one.
+        cgroups: IDs of its containers by their cgroups, the sandbox's too.
+        known: names of containers by their cgroups, as far as they are known.
+        names: what the pod's status said when that was looked at last.
+        limits: by cgroup and card.
+    """
+
+    grants: Grants = field(default_factory=dict)
+    folder: Path | None = None
+    cgroups: dict[Path, str] = field(default_factory=dict)
+    known: dict[Path, str] = field(default_factory=dict)
+    names: Mapping[str, str] | None = None
+    limits: dict[tuple[Path, str], Limit] = field(default_factory=dict)

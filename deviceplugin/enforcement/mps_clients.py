@@ -1,0 +1,168 @@
+"""Cards on which a service beside the driver holds containers to their shares, where the driver cannot.
+
+A container of one card, with less than all of it, becomes a client of the service. Others use their cards
+without it: one process has one service, so several cards would need one together, and who has a card alone
+needs none. The service takes so many clients: a card that has them all counts as full.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, Protocol
+
+import structlog
+
+from allocator.ledger.facts import Facts
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.api.memory_limits import Enforcement
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 2.0
+"""Seconds between two looks whether the service still answers for each card."""
+
+
+class Clients(Protocol):
+    """What a service that answers says."""
+
+    @property
+    def clients(self) -> int:
+        """Processes that it takes at once."""
+
+    @property
+    def servers(self) -> Collection[int]:
+        """Pids of its own processes, which use a little of the card."""
+
+
+class Service(Protocol):
+    """The service. Its methods take well under a millisecond."""
+
+    def state(self, uuid: str) -> Clients | None:
+        """Tell whether it answers for a card; None: it does not.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
+
+    def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+        """Describe a share of a card to a container, in MiB; and what containers can have of it in all."""
+
+
+class Sharing:
+    """Makes containers clients of the service; belongs to one event loop.
+
+    Args:
+        account: the ledger.
+        service: the service.
+        driver_holds: whether the driver holds containers on a card, by UUID.
+        unit_mib: MiB a unit.
+        look_s: see `LOOK_S`.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        service: Service,
+        driver_holds: Callable[[str], bool],
+        *,
+        unit_mib: int,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._account = account
+        self._service = service
+        self._driver_holds = driver_holds
+        self._unit_mib = unit_mib
+        self._look_s = look_s
+        self._states: dict[str, Clients] = {}
+        self._unread = ""
+        account.grants.append(self.grant)
+        account.follow(self._close)
+
+    def enforcement(self, uuid: str) -> Enforcement:
+        """Tell how a card's containers are held where the driver does not."""
+        return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
+
+    def covers(self, uuid: str, mib: int, cards: int) -> bool:
+        """Tell whether a container with so much of a card, and so many cards in all, is a client."""
+        return cards == 1 and mib < self._size_mib(uuid)
+
+    def _size_mib(self, uuid: str) -> int:
+        card = self._account.ledger.facts.cards.get(uuid)
+        return 0 if card is None else card.size_units * self._unit_mib
+
+    def servers(self) -> frozenset[int]:
+        """Pids of the service's own processes: they are nobody's use of a card."""
+        return frozenset().union(*(state.servers for state in self._states.values()))
+
+    def grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
+        """Make a container a client.
+
+        Args:
+            shares_mib: MiB by card UUID of one container, which the ledger has as granted.
+        """
+        uuid, mib = next(iter(shares_mib.items()))
+        if self._driver_holds(uuid) or not self.covers(uuid, mib, len(shares_mib)):
+            return ContainerGrant()
+        try:
+            state = self._service.state(uuid)
+        except OSError:
+            state = self._states.get(uuid)
+        if state is None:
+            log.warning("container without memory limit: the card's service does not answer", card=uuid)
+            return ContainerGrant()
+        if containers_by_card(self._account.ledger.facts)[uuid] > state.clients:
+            log.warning(
+                "container without memory limit: the card has all clients", card=uuid, most=state.clients
+            )
+            return ContainerGrant()
+        return self._service.client(uuid, mib, self._size_mib(uuid))
+
+    async def run(self) -> None:
+        """Follow the service until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(self._look_s)
+
+    def look(self) -> None:
+        """Ask the service about every card, and tell everybody what is new.
+
+        Where that cannot be found out, what it said last stays true: its clients run on.
+        """
+        found: dict[str, Clients] = {}
+        before, unread = self._states, ""
+        for card in self._account.ledger.installed:
+            try:
+                state = self._service.state(card.uuid)
+            except OSError as error:
+                state, unread = before.get(card.uuid), str(error)
+            if state is not None:
+                found[card.uuid] = state
+        if unread and not self._unread:
+            log.warning("whether services answer cannot be read, what they said last stays", error=unread)
+        self._states, self._unread = found, unread
+        for uuid in found.keys() - before.keys():
+            log.info("card has a service that holds its clients", card=uuid, clients=found[uuid].clients)
+        for uuid in before.keys() - found.keys():
+            log.warning("card's service does not answer: its memory is accounted only", card=uuid)
+        if found.keys() != before.keys():
+            self._account.changed()
+
+    def _close(self) -> None:
+        """Keep pods away from cards that have all the clients they can."""
+        if not self._states:
+            self._account.close(())
+            return
+        there = containers_by_card(self._account.ledger.facts)
+        self._account.close(
+            uuid
+            for uuid, state in self._states.items()
+            if there[uuid] >= state.clients and not self._driver_holds(uuid)
+        )
+
+
+def containers_by_card(facts: Facts) -> Counter[str]:
+    """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
+    booked = (ids for one in facts.pods.values() for ids in (one.ids | one.given).values())
+    firsts = (next(iter(ids), "") for ids in booked)
+    return Counter(facts.card_of.get(first, "") for first in firsts)

@@ -1,0 +1,86 @@
+"""How a node's list of cards follows what the driver shows, look after look; pure.
+
+- A card that is lost, or cannot be told for the moment, stays in the list as it was, with its instances: it
+  may be back, and pods may run on it. Its samples say that it fails.
+- Instances of a card that can be told are those that are there: a card that is partitioned anew loses the old
+  ones for good.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from deviceplugin.gpus.api.source import GpuCard
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One physical card as the driver shows it now.
+
+    Attributes:
+        uuid: of the card, None where the driver does not tell.
+        cards: what is listed for it: itself, or its instances.
+        certain: nothing of this may be a passing failure of the driver.
+    """
+
+    uuid: str | None
+    cards: tuple[GpuCard, ...]
+    certain: bool
+
+
+def whole(card: GpuCard) -> str:
+    """UUID of the card itself, of which this may be an instance."""
+    return card.parent or card.uuid
+
+
+def shared(gpu_instances: Sequence[int | None]) -> list[str | None]:
+    """Say which of a card's MIG devices cannot be given, since their memory is also that of others.
+
+    Compute instances of one GPU instance share its memory ("MIG User Guide", Concepts: Compute Instance), so
+    each would promise the whole of it again. None of them is offered: pods may run on any.
+
+    Args:
+        gpu_instances: the number of each device's GPU instance, None where it is not told.
+    """
+    result: list[str | None] = []
+    for number in gpu_instances:
+        alike = gpu_instances.count(number)
+        if number is None and len(gpu_instances) > 1:
+            result.append(
+                "the driver does not tell its GPU instance, so that its memory may be that of others"
+            )
+        elif alike > 1:
+            result.append(
+                f"{alike} compute instances share the memory of GPU instance {number}: "
+                "create one that has all of its compute slices"
+            )
+        else:
+            result.append(None)
+    return result
+
+
+def renewed(known: Sequence[GpuCard], found: Iterable[Found]) -> list[GpuCard]:
+    """Bring the list of cards up to date.
+
+    Args:
+        known: the list so far, empty at the start; entries with an `error` do not outlast this.
+        found: all that the driver shows, in its order.
+
+    Returns:
+        The cards in word order, numbered.
+    """
+    found = list(found)
+    before: dict[str, list[GpuCard]] = {}
+    for card in known:
+        if card.error is None:
+            before.setdefault(whole(card), []).append(card)
+    missing = [uuid for uuid in before if uuid not in {one.uuid for one in found}]
+    result: list[GpuCard] = []
+    for one in found:
+        # Nobody tells which card it is that cannot be told: one of those that are missing.
+        uuid = one.uuid if one.uuid is not None or not missing else missing.pop(0)
+        stays = not one.certain and uuid in before
+        result += before[uuid] if stays and uuid is not None else one.cards
+    for uuid in missing:
+        at = min(before[uuid][0].index, len(result))
+        result[at:at] = before[uuid]
+    return [replace(card, index=index) for index, card in enumerate(result)]

@@ -1,0 +1,125 @@
+"""When a card is unhealthy and when it has recovered; pure, time comes in as an argument.
+
+A card turns unhealthy at once: on a health event (an XID error) or on a failed sample (the card is lost). It
+recovers when a sample succeeds and the last trouble is `quiet_s` seconds past; where the card's source
+itself says that it is mended, the next good sample is enough. So a card that fails again and again stays
+unhealthy, and none stays so for ever.
+"""
+
+from dataclasses import dataclass
+
+from deviceplugin.gpus.api.source import GpuSample, HealthEvent
+from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+
+DEFAULT_QUIET_S = 60.0
+
+# XIDs that say something about the application, not about the card.
+DEFAULT_IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
+_XID_MEANING = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halted",
+    63: "memory row remapping recorded",
+    64: "memory row remapping failed",
+    74: "NVLink error",
+    79: "the card has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "GSP firmware does not answer",
+    120: "GSP firmware error",
+}
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class CardHealth:
+    """Whether a card may be given to pods, and why not."""
+
+    healthy: bool
+    reason: str | None = None
+
+
+_HEALTHY = CardHealth(healthy=True)
+
+
+def describe_fault(code: int, vendor: Vendor) -> str:
+    """Name a numbered error for people: `XID 79: the card has fallen off the bus`."""
+    meaning = _XID_MEANING.get(code) if vendor == NVIDIA else None
+    name = f"{vendor.fault} {code}"
+    return f"{name}: {meaning}" if meaning else name
+
+
+def fault_event(uuid: str, code: int, ignored: frozenset[int], vendor: Vendor = NVIDIA) -> HealthEvent:
+    """Make the news of a numbered error: the card is unhealthy, unless the code is ignored."""
+    reason = describe_fault(code, vendor)
+    return HealthEvent(uuid, healthy=None if code in ignored else False, reason=reason, code=code)
+
+
+def parse_xids(text: str) -> frozenset[int]:
+    """Read a comma list of XID codes; the empty text means none.
+
+    Raises:
+        ValueError: an entry is not a whole number from 1 to 999.
+    """
+    codes = set()
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        if not (entry.isascii() and entry.isdigit() and 1 <= int(entry) <= 999):  # noqa: PLR2004
+            raise ValueError(f"XID {entry[:256]!r}: allowed are whole numbers from 1 to 999, comma-separated")
+        codes.add(int(entry))
+    return frozenset(codes)
+
+
+class HealthTracker:
+    """The health of all cards of a node.
+
+    Invariant: a card is in `_troubles` exactly while it is unhealthy; a card never heard of is healthy.
+
+    Args:
+        quiet_s: seconds without trouble, ended by a good sample, after which a card is healthy again.
+    """
+
+    def __init__(self, quiet_s: float = DEFAULT_QUIET_S) -> None:
+        self._quiet_s = quiet_s
+        self._troubles: dict[str, tuple[str, float]] = {}
+
+    def state(self, uuid: str) -> CardHealth:
+        """Return the card's health."""
+        trouble = self._troubles.get(uuid)
+        return _HEALTHY if trouble is None else CardHealth(healthy=False, reason=trouble[0])
+
+    def on_event(self, event: HealthEvent, now_s: float) -> bool:
+        """Take in a health event.
+
+        Args:
+            event: what the source reported.
+            now_s: monotonic seconds.
+
+        Returns:
+            Whether the card's state (health or reason) changed.
+        """
+        before = self.state(event.uuid)
+        if event.healthy is False:
+            self._troubles[event.uuid] = (event.reason, now_s)
+        elif event.healthy and event.uuid in self._troubles:
+            self._troubles[event.uuid] = (self._troubles[event.uuid][0], _NEVER)
+        return self.state(event.uuid) != before
+
+    def on_sample(self, sample: GpuSample, now_s: float) -> bool:
+        """Take in a measurement as a probe of the card.
+
+        Args:
+            sample: the measurement; its `error` is trouble, its success may end the trouble.
+            now_s: monotonic seconds.
+
+        Returns:
+            Whether the card's state (health or reason) changed.
+        """
+        before = self.state(sample.uuid)
+        trouble = self._troubles.get(sample.uuid)
+        if sample.error is not None:
+            self._troubles[sample.uuid] = (sample.error, now_s)
+        elif trouble is not None and now_s - trouble[1] >= self._quiet_s:
+            del self._troubles[sample.uuid]
+        return self.state(sample.uuid) != before

@@ -1,0 +1,64 @@
+"""A source of cards that leaves helpers of our own out of its measurements.
+
+A process that serves the containers of a card uses a little of its memory. It is nobody's use: without its
+line among the processes, what it uses is part of what is measured and is no process's, which costs nothing
+as long as it is as little as an idle card's context.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from deviceplugin.gpus.api.memory_limits import MemoryLimits
+from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
+from deviceplugin.gpus.api.vendor import Vendor
+
+
+class WithoutHelpers:
+    """A `GpuSource` made of another one.
+
+    Args:
+        source: the other one.
+        helpers: pids of the helpers there are now.
+    """
+
+    def __init__(self, source: GpuSource, helpers: Callable[[], Collection[int]]) -> None:
+        self._source = source
+        self._helpers = helpers
+
+    @property
+    def vendor(self) -> Vendor:
+        """As the other one's."""
+        return self._source.vendor
+
+    @property
+    def limits(self) -> MemoryLimits | None:
+        """As the other one's."""
+        return self._source.limits
+
+    def open(self) -> None:
+        """As the other one."""
+        self._source.open()
+
+    def close(self) -> None:
+        """As the other one."""
+        self._source.close()
+
+    def cards(self) -> Sequence[GpuCard]:
+        """As the other one's."""
+        return self._source.cards()
+
+    def sample(self) -> Sequence[GpuSample]:
+        """Measure every card, without the helpers among its processes."""
+        return [self._without(sample) for sample in self._source.sample()]
+
+    def events(self, timeout_s: float) -> Sequence[HealthEvent]:
+        """As the other one's."""
+        return self._source.events(timeout_s)
+
+    def _without(self, sample: GpuSample) -> GpuSample:
+        helpers = self._helpers()
+        if sample.processes is None or not helpers:
+            return sample
+        return replace(
+            sample, processes=tuple(process for process in sample.processes if process.pid not in helpers)
+        )

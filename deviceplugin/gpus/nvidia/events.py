@@ -1,0 +1,74 @@
+"""Waits for what the NVIDIA driver says unasked: XID errors, and that a card was partitioned anew."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pynvml
+
+from deviceplugin.gpus.nvidia.nvml_calls import quietly
+
+EVENT_WAIT_MS: Final = 500
+
+_XID: Final = pynvml.nvmlEventTypeXidCriticalError
+_MIG: Final = pynvml.nvmlEventMigConfigChange
+
+
+class NvmlEvents:
+    """One thread that waits, from `start` to `stop`; where the driver has no events there is none.
+
+    Args:
+        on_xid: called in that thread with each XID event.
+        on_mig: called in that thread when instances of a card came or went.
+    """
+
+    def __init__(self, on_xid: Callable[[Any], None], on_mig: Callable[[], None]) -> None:
+        self._on_xid = on_xid
+        self._on_mig = on_mig
+        self._stop = threading.Event()
+        self._set: Any = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, handles: Iterable[Any]) -> None:
+        """Watch these cards; without events health rests on the samples alone."""
+        self._stop.clear()
+        self._set = quietly(pynvml.nvmlEventSetCreate)
+        watched = 0 if self._set is None else sum(self._register(handle) for handle in handles)
+        if watched:
+            self._thread = threading.Thread(target=self._wait, name="nvml-events", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; twice is allowed."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._set is not None:
+            quietly(lambda: pynvml.nvmlEventSetFree(self._set))
+            self._set = None
+
+    def _register(self, handle: Any) -> bool:
+        """Ask for a card's events; a driver that does not know both kinds is asked for XIDs alone."""
+        for kinds in (_XID | _MIG, _XID):
+            try:
+                pynvml.nvmlDeviceRegisterEvents(handle, kinds, self._set)
+            except pynvml.NVMLError:
+                continue
+            return True
+        return False
+
+    def _wait(self) -> None:
+        while not self._stop.is_set():
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._set, EVENT_WAIT_MS)
+            except pynvml.NVMLError_Timeout:
+                continue
+            except pynvml.NVMLError:
+                # A lost card makes the wait fail for all; the samples say which one it is.
+                self._stop.wait(EVENT_WAIT_MS / 1000)
+                continue
+            if event.eventType == _XID:
+                self._on_xid(event)
+            elif event.eventType == _MIG:
+                self._on_mig()

@@ -1,0 +1,182 @@
+"""Memory limits that NVIDIA's driver holds on a cgroup, from r615 on; documented, not measured here.
+
+The driver takes bytes, the cgroup's full path under /sys/fs/cgroup, and a soft limit that is not needed: 0.
+Older drivers lack the calls, MIG instances and cgroup v1 are not supported: then a card is accounted.
+
+Sources: NVML API Reference, `nvmlDeviceSetMemoryLimits_v1`, `nvmlDeviceGetMemoryLimits_v1` and their structs;
+NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html).
+
+- A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
+  NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
+- A soft limit is added to `dmem.min` of every cgroup above, and stays there when its cgroup is deleted
+  ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it; its hook takes any whole
+  number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from deviceplugin.errors import LimitError, LimitFault
+from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, Support
+
+SINCE: Final = "driver 615 (CUDA 13.4) or later"
+BINDINGS_SINCE: Final = "nvidia-ml-py 13.615 or later"
+CGROUP_V2: Final = "cgroup v2 (systemd.unified_cgroup_hierarchy=1)"
+CALLS: Final = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+
+REQUEST_ENV: Final = "NVIDIA_GPU_MEMORY_REQUEST"
+LIMIT_ENV: Final = "NVIDIA_GPU_MEMORY_LIMIT"
+
+_MIB: Final = 1 << 20
+_UNLIMITED: Final = (1 << 64) - 1
+PROBE: Final = "gpupack-limit-probe"
+
+_ABSENT: Final = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+_UNSUPPORTED: Final = frozenset({_ABSENT, pynvml.NVML_ERROR_NOT_SUPPORTED})
+_UNSET: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
+# What a driver that has the calls may say of the cgroup that support is tried with.
+_ABOUT_THE_CGROUP: Final = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
+_KINDS: Final[Mapping[int, LimitFault]] = {
+    _ABSENT: "unsupported",
+    pynvml.NVML_ERROR_NOT_SUPPORTED: "unsupported",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "refused",
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: "refused",
+}
+
+
+class NvmlLimits:
+    """`MemoryLimits` by the NVIDIA driver.
+
+    Args:
+        handle_of: the NVML handle of a card by UUID, None where the driver gave none.
+        cgroup_root: where the host's cgroups are mounted, here and for the driver.
+    """
+
+    def __init__(self, handle_of: Callable[[str], Any], cgroup_root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._handle_of = handle_of
+        self._root = cgroup_root
+        self._known: dict[str, Support] = {}
+
+    def support(self, uuid: str) -> Support:
+        """Tell whether the driver can hold limits on a card; what may pass is asked again each time."""
+        known = self._known.get(uuid)
+        if known is None:
+            known, lasting = self._find_out(uuid)
+            if lasting:
+                self._known[uuid] = known
+        return known
+
+    def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
+        """Set the hard limit, and no soft one; see `MemoryLimits.set`."""
+        if hard_mib <= 0:
+            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}: allowed are 1 MiB or more")
+        wanted = pynvml.c_nvmlSetMemoryLimits_v1_t(
+            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_mib * _MIB
+        )
+        self._call(CALLS[0], uuid, cgroup, wanted, f"limit of {hard_mib} MiB")
+
+    def read(self, uuid: str, cgroup: Path) -> LimitReading:
+        """Read limit and use; see `MemoryLimits.read`."""
+        found = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
+        self._call(CALLS[1], uuid, cgroup, found, "the limit")
+        hard = int(found.hardLimit)
+        return LimitReading(
+            hard_mib=None if hard == _UNLIMITED else hard // _MIB,
+            used_mib=-(-int(found.currentUsed) // _MIB),
+            soft_mib=-(-int(found.softLimit) // _MIB),
+        )
+
+    def container_envs(self, hard_mib: int) -> Mapping[str, str]:
+        """Both variables of the container toolkit's hook, which wants both; the soft limit is none."""
+        return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
+
+    def _call(self, name: str, uuid: str, cgroup: Path, argument: Any, what: str) -> None:
+        where = f"{what} on card {uuid} for cgroup {cgroup}"
+        handle = self._handle_of(uuid)
+        if handle is None:
+            raise LimitError("failed", f"{where}: the driver does not show the card now")
+        try:
+            getattr(pynvml, name)(handle, argument)
+        except AttributeError as error:
+            raise LimitError("unsupported", f"{where}: it takes {BINDINGS_SINCE}") from error
+        except pynvml.NVMLError as error:
+            if not cgroup.is_dir():
+                raise LimitError("gone", f"{where}: the cgroup is gone") from error
+            if name == CALLS[1] and error.value in _UNSET:
+                raise LimitError("unset", f"{where}: there is none: {error}") from error
+            kind = _KINDS.get(error.value, "failed")
+            if kind == "unsupported":
+                self._known[uuid] = Support(False, f"the driver refuses limits: {error}", SINCE)
+            raise LimitError(kind, f"{where}: {name}: {error}") from error
+
+    def _find_out(self, uuid: str) -> tuple[Support, bool]:
+        """Find out without a change to any cgroup of others; tells also whether the answer is for good."""
+        if uuid.startswith("MIG-"):
+            return Support(False, "the driver holds no limits on MIG instances"), True
+        if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
+            return Support(False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE), True
+        support, lasting = self._ask(self._handle_of(uuid))
+        if support.held and not self._is_v2():
+            reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
+            return Support(False, reason, CGROUP_V2), True
+        return support, lasting
+
+    def _try(self, handle: Any) -> None:
+        """Read the root's limit; a read that is not supported may only mean that there is none."""
+        argument = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(self._root).encode())
+        try:
+            pynvml.nvmlDeviceGetMemoryLimits_v1(handle, argument)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED or not self._is_v2():
+                raise
+            self._set_probe(handle)
+
+    def _is_v2(self) -> bool:
+        return (self._root / "cgroup.controllers").exists()
+
+    def _set_probe(self, handle: Any) -> None:
+        """Set a limit on an empty cgroup of our own, which takes it along when it goes."""
+        probe = self._root / PROBE
+        probe.mkdir(exist_ok=True)
+        try:
+            argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
+                nameSpace=str(probe).encode(), softLimit=0, hardLimit=_MIB
+            )
+            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
+        finally:
+            with suppress(OSError):  # another card's question may have removed it
+                probe.rmdir()
+
+    def _ask(self, handle: Any) -> tuple[Support, bool]:
+        if handle is None:
+            return Support(False, "the driver does not show the card now"), False
+        try:
+            self._try(handle)
+        except OSError as error:
+            return Support(False, f"whether the driver limits memory cannot be tried: {error}"), False
+        except pynvml.NVMLError as error:
+            return _judge(error)
+        return HELD, True
+
+
+def _judge(error: Any) -> tuple[Support, bool]:
+    """Tell what an error of the driver says of its limits, and whether that is for good."""
+    if error.value in _ABOUT_THE_CGROUP:
+        return HELD, True
+    if error.value in _UNSUPPORTED:
+        lacks = "has no call for" if error.value == _ABSENT else "does not hold"
+        return Support(False, f"driver {_driver_version()} {lacks} memory limits", SINCE), True
+    if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+        return Support(False, f"the driver refuses to limit memory: {error}; run as root"), False
+    return Support(False, f"the driver does not say whether it limits memory: {error}"), False
+
+
+def _driver_version() -> str:
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return "of unknown version"

@@ -1,0 +1,36 @@
+"""What the node daemon asks of MPS."""
+
+from pathlib import Path
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.grants import as_client
+
+
+class MpsService:
+    """The control daemons that `gpupack mps` runs on this node.
+
+    Args:
+        root: folder of the host where they are met; containers are given its parts.
+        threads: limit a container's share of a card's multiprocessors like that of its memory.
+    """
+
+    def __init__(self, root: Path, *, threads: bool = False) -> None:
+        self._root = root
+        self._threads = threads
+
+    def state(self, uuid: str) -> State | None:
+        """Tell what a card's control daemon says; None where none answers.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
+        try:
+            return CardFolder(self._root, uuid).state()
+        except GpuError:
+            return None
+
+    def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+        """Describe a share of a card that has one, see `grants.as_client`."""
+        return as_client(CardFolder(self._root, uuid), self._root, mib, size_mib, threads=self._threads)

@@ -1,0 +1,165 @@
+"""`gpupack mps`: a control daemon for each card that can be shared so, as long as it runs."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from deviceplugin.errors import GpuError, SettingsError
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.gpus.nvidia.mps.cards import Generations, MpsCard, mps_cards
+from deviceplugin.gpus.nvidia.mps.control import PROGRAM, ControlDaemon
+from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, take_root
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 30.0
+"""Seconds between two looks at what cards there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How it runs; see `gpupack mps --help`.
+
+    Attributes:
+        root: folder of the host that the node daemon and the containers see too.
+        program: the control daemon's.
+        arguments: with which it is started, in the foreground.
+    """
+
+    root: Path
+    program: str = PROGRAM
+    arguments: tuple[str, ...] = ("-f",)
+
+    def check(self) -> None:
+        """Check what can be checked before anything is started.
+
+        Raises:
+            SettingsError: the folder cannot be used.
+        """
+        if not self.root.is_absolute():
+            raise SettingsError((f"--root {str(self.root)!r}: allowed is a path from / on",))
+        try:
+            (self.root / SHM).mkdir(parents=True, exist_ok=True)
+            # Clients of any user put files there, as into /dev/shm.
+            (self.root / SHM).chmod(0o1777)
+        except OSError as error:
+            raise SettingsError((f"--root {str(self.root)!r}: {error.strerror or error}",)) from error
+
+    def take(self) -> int:
+        """Be the only one in the folder: an open file, which keeps others out until it is closed.
+
+        Raises:
+            SettingsError: another one runs there.
+        """
+        file = take_root(self.root)
+        if file is None:
+            raise SettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
+        return file
+
+
+class Supervisor:
+    """Runs control daemons for the cards there are.
+
+    Args:
+        options: checked ones.
+        source: the cards, open.
+        generations: what the driver says of them.
+        make: makes a card's control daemon.
+        look_s: see `LOOK_S`.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        source: GpuSource,
+        generations: Generations,
+        *,
+        make: Callable[[CardFolder, int], ControlDaemon] | None = None,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._options = options
+        self._source = source
+        self._generations = generations
+        self._make = make or self._daemon
+        self._look_s = look_s
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._told: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled; then every control daemon has ended."""
+        try:
+            while True:
+                try:
+                    cards = await asyncio.to_thread(mps_cards, self._source, self._generations)
+                except GpuError as error:
+                    log.warning("cards cannot be read", error=str(error))
+                else:
+                    await self._follow(cards)
+                await asyncio.sleep(self._look_s)
+        finally:
+            await self._stop(list(self._running))
+
+    async def _follow(self, cards: Sequence[MpsCard]) -> None:
+        """Start what is new and stop what is gone; a card in trouble keeps its control daemon."""
+        there = {card.uuid for card in cards}
+        await self._stop([uuid for uuid in self._running if uuid not in there])
+        for card in cards:
+            if card.uuid in self._running:
+                continue
+            if card.problem:
+                self._tell(card)
+                continue
+            daemon = self._make(CardFolder(self._options.root, card.uuid), card.clients)
+            self._running[card.uuid] = asyncio.create_task(daemon.run())
+
+    async def _stop(self, uuids: Sequence[str]) -> None:
+        tasks = [self._running.pop(uuid) for uuid in uuids]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _daemon(self, folder: CardFolder, clients: int) -> ControlDaemon:
+        options = self._options
+        return ControlDaemon(folder, clients, program=options.program, arguments=options.arguments)
+
+    def _tell(self, card: MpsCard) -> None:
+        """Say once why a card has no MPS."""
+        if self._told.get(card.uuid) != card.problem:
+            log.warning("card is not shared by MPS", card=card.uuid, reason=card.problem)
+            self._told[card.uuid] = card.problem
+
+
+async def run(options: Options, source: GpuSource, generations: Generations, stop: asyncio.Event) -> None:
+    """Be `gpupack mps` until `stop` is set.
+
+    Raises:
+        SettingsError: the folder cannot be used.
+        GpuError: there are no cards.
+    """
+    options.check()
+    lock = options.take()
+    try:
+        await asyncio.to_thread(source.open)
+        try:
+            await _until(stop, Supervisor(options, source, generations).run())
+        finally:
+            await asyncio.to_thread(source.close)
+    finally:
+        os.close(lock)
+    log.info("stopped")
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until `stop` is set, or the work fails, which is raised."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, stopped):
+        task.cancel()
+    result, _ = await asyncio.gather(working, stopped, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result

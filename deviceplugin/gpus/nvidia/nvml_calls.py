@@ -1,0 +1,215 @@
+"""What is asked of NVML about one card, and how its answers are read; nothing here keeps anything.
+
+Memory comes from the v2 call, which tells the driver's reserved part apart (`memoryinfo`). Drivers without it
+give v1: then reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import pynvml
+
+from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
+
+_V2_MISSING: Final = (
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+)
+NOT_EVERYWHERE: Final = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlEventSetWait_v2",
+)
+"""Calls that older drivers lack."""
+
+# Answers that say for certain that a card has no such thing; all others may pass.
+_HAS_NONE: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    }
+)
+# What the driver may ask for before a card can work again; draining peer-to-peer work (3) is not on the list.
+_RECOVERY: Final = {
+    1: "a GPU reset",
+    2: "a reboot of the node",
+    4: "draining and a GPU reset",
+    6: "a reset of the bus",
+    7: "a reboot of the system",
+}
+
+_ROWS: Final = (
+    "rows_remapped_corrected",
+    "rows_remapped_uncorrected",
+    "row_remap_pending",
+    "row_remap_failed",
+)
+
+
+def is_there(name: str) -> bool:
+    """Tell whether the driver's library has a call, without making it."""
+    try:
+        pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - a call might change something
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
+def quietly(call: Callable[[], Any]) -> Any:
+    """Ask for something the product can do without: None where the driver fails."""
+    try:
+        return call()
+    except pynvml.NVMLError:
+        return None
+
+
+def address(handle: Any) -> int | None:
+    """Tell handles apart by where they point to; None where that is nowhere."""
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value
+    except (ctypes.ArgumentError, TypeError):
+        return None
+
+
+def memory(handle: Any) -> MemoryInfo:
+    """Read what a card says of its memory.
+
+    Raises:
+        NVMLError: the card does not say.
+    """
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value not in _V2_MISSING:
+            raise
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return MemoryInfo(info.total, 0, info.free, info.used)
+    return MemoryInfo(info.total, info.reserved, info.free, info.used)
+
+
+def mig_enabled(handle: Any) -> bool:
+    """Tell whether a card is in MIG mode.
+
+    Raises:
+        NVMLError: the card does not say, for the moment.
+    """
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
+    except pynvml.NVMLError as error:
+        if error.value in _HAS_NONE:
+            return False
+        raise
+
+
+def mig_handles(handle: Any) -> Iterator[Any]:
+    """Yield the handles of a card's MIG instances.
+
+    Raises:
+        NVMLError: the card does not say, for the moment.
+    """
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except pynvml.NVMLError as error:
+            if error.value not in _HAS_NONE:
+                raise
+
+
+def gpu_instance(handle: Any) -> int | None:
+    """Number the GPU instance that a MIG device is of; None where the driver does not tell."""
+    number = quietly(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
+    return None if number is None else int(number)
+
+
+def compute_instance(handle: Any) -> int | None:
+    """Number the compute instance, within its GPU instance, that a MIG device is; None where nobody tells."""
+    number = quietly(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
+    return None if number is None else int(number)
+
+
+def processes(handle: Any) -> tuple[GpuProcess, ...] | None:
+    """List who uses the card, one entry a pid; None when the driver or the pid namespace hides it."""
+    compute = _process_list(handle, "Compute")
+    if compute is None:
+        return None
+    used: dict[int, int | None] = {}
+    for entry in (
+        *compute,
+        *(_process_list(handle, "Graphics") or ()),
+        *(_process_list(handle, "MPSCompute") or ()),
+    ):
+        if entry.pid == 0:
+            return None
+        mib = None if entry.usedGpuMemory is None else -(-entry.usedGpuMemory // MIB)
+        known = used.get(entry.pid)
+        used[entry.pid] = mib if known is None or mib is None else max(known, mib)
+    return tuple(GpuProcess(pid, mib) for pid, mib in sorted(used.items()))
+
+
+def _process_list(handle: Any, kind: str) -> list[Any] | None:
+    for version in ("v3", "v2"):
+        try:
+            found: list[Any] = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_{version}")(handle)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                return None
+        else:
+            return found
+    return None
+
+
+def asks_for_recovery(handle: Any) -> str | None:
+    """Say what the driver wants done before the card can work again; None on drivers that do not tell."""
+    field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+    values = quietly(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [field]))
+    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    action = _RECOVERY.get(values[0].value.uiVal)
+    return f"the driver asks for {action}" if action else None
+
+
+def memory_errors(handle: Any) -> Mapping[str, int]:
+    """Count a card's errors of memory by kind; kinds that it does not tell are missing.
+
+    Ampere and later remap rows of memory, earlier cards retire pages. Either waits for a reset of the card.
+    """
+    found: dict[str, int] = {}
+    uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    ecc = quietly(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_boot))
+    if ecc is not None:
+        found["ecc_uncorrected"] = int(ecc)
+    rows = quietly(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    if rows is not None:
+        found.update(zip(_ROWS, (int(count) for count in rows), strict=True))
+    for kind, cause in (
+        ("pages_retired_corrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
+        ("pages_retired_uncorrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
+    ):
+        pages = quietly(lambda cause=cause: pynvml.nvmlDeviceGetRetiredPages(handle, cause))  # type: ignore[misc]
+        if pages is not None:
+            found[kind] = len(pages)
+    pending = quietly(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    if pending is not None:
+        found["page_retirement_pending"] = int(pending)
+    return found
+
+
+def memory_trouble(now: Mapping[str, int], before: Mapping[str, int]) -> str | None:
+    """Say why a card's memory makes it unfit for pods; None where it does not.
+
+    New uncorrectable ECC errors are trouble once, at the look that finds them. A remapping that failed stays:
+    the card has no spare rows left there. One that waits for a reset does not: the bad row is out of use.
+    """
+    troubles = []
+    errors, known = now.get("ecc_uncorrected"), before.get("ecc_uncorrected")
+    if errors is not None and known is not None and errors > known:
+        troubles.append(f"uncorrectable ECC errors: {errors}, {known} at the last look")
+    if now.get("row_remap_failed"):
+        troubles.append("memory row remapping failed: the card is to be replaced")
+    return "; ".join(troubles) or None

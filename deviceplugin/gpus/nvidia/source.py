@@ -1,0 +1,415 @@
+"""GPUs through NVIDIA's management library.
+
+A card in MIG mode is listed as its MIG instances. Each sample looks first whether the driver shows the same
+cards as before: instances come and go, cards are lost and come back.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.card_listing import Found, renewed, shared, whole
+from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.source import GpuCard, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
+from deviceplugin.gpus.nvidia import nvml_calls as calls
+from deviceplugin.gpus.nvidia.events import NvmlEvents
+from deviceplugin.gpus.nvidia.links import read_links
+from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
+from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+
+AGAIN_S: Final = 30.0
+AGAIN_CAP_S: Final = 600.0
+"""While a card is lost the library is started again after so long, then after twice as long each time.
+
+A library that was started before a card was reset or came back does not show it. Starting it again costs
+the other cards seconds where nothing else keeps the driver loaded, hence the patience.
+"""
+
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_AFFINITY_WORDS: Final = 16
+_AFFINITY_WORD_BITS: Final = 64
+_NOT_SHOWN: Final = "the driver does not show the card any more"
+_START_ADVICE: Final = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
+        "install the NVIDIA driver; in a container let the NVIDIA runtime bring it in "
+        "(runtimeClassName, NVIDIA_DRIVER_CAPABILITIES=utility); without GPUs use --gpus simulated"
+    ),
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the kernel module (modprobe nvidia) and look at dmesg",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the library and the loaded kernel module are of different drivers: reboot the node"
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: "run as root or give access to /dev/nvidiactl",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the driver shows under one of its numbers.
+
+    Attributes:
+        number: of the driver.
+        handle: of the card, None where the driver gives none.
+        uuid: of the card, None where the driver does not tell.
+        instances: handle and UUID of each MIG instance, None for a card that is not in MIG mode.
+        error: why the card cannot be told now, None when it can.
+    """
+
+    number: int
+    handle: Any
+    uuid: str | None
+    instances: tuple[tuple[Any, str | None], ...] | None = None
+    error: str | None = None
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What makes another list of cards when it changes."""
+        uuids = None if self.instances is None else tuple(uuid for _, uuid in self.instances)
+        return self.number, self.uuid, calls.address(self.handle), uuids, self.error
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A card with its NVML handle, None while the driver gives none.
+
+    For a MIG instance `parent` is the handle of its card and `gpu_instance` its number there.
+    """
+
+    card: GpuCard
+    handle: Any = None
+    parent: Any = None
+    gpu_instance: int | None = None
+
+
+class NvmlGpus:
+    """A `GpuSource` on the NVIDIA driver. Safe to use from several threads between open and close.
+
+    Args:
+        ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
+        pci_devices: where the kernel shows PCI devices.
+        cgroup_root: where the host's cgroups are mounted.
+        sees_processes: the driver shows all processes; it hides those of other pid namespaces.
+        clock: monotonic seconds.
+
+    Attributes:
+        limits: holds memory limits by the driver.
+    """
+
+    def __init__(
+        self,
+        ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
+        pci_devices: Path = Path("/sys/bus/pci/devices"),
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
+        sees_processes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ignored_xids = ignored_xids
+        self._pci_devices = pci_devices
+        self._sees_processes = sees_processes
+        self._clock = clock
+        self._sampling = threading.Lock()
+        # Replaced, never changed: who reads it waits for no call of the driver.
+        self._devices: tuple[_Device, ...] = ()
+        self._shape: tuple[object, ...] = ()
+        self._watched: tuple[object, ...] = ()
+        self._memory_errors: Mapping[str, Mapping[str, int]] = {}
+        self._events = EventQueue()
+        self._driver_events = NvmlEvents(self._report, self._events.poke)
+        self._open = self._lost = False
+        self._again_s = AGAIN_S
+        self._started_s = float("-inf")
+        self.limits = NvmlLimits(self._handle_of, cgroup_root)
+
+    @property
+    def vendor(self) -> Vendor:
+        """NVIDIA."""
+        return NVIDIA
+
+    def open(self) -> None:
+        """Load the driver's library, list the cards and start to watch for XID errors.
+
+        Raises:
+            GpuError: no driver, or it shows no card; the message says what to do.
+        """
+        self._devices = ()
+        self._events.open()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        if not self._devices:
+            self.close()
+            raise GpuError(f"NVML ({LIBRARY}) shows no card: this node has none, or the container sees none")
+
+    def close(self) -> None:
+        """Stop watching and let the library go."""
+        self._events.close()
+        self._stop()
+
+    def cards(self) -> Sequence[GpuCard]:
+        """Return the cards in the driver's order, MIG instances in place of their card."""
+        return [device.card for device in self._devices]
+
+    def sample(self) -> Sequence[GpuSample]:
+        """See whether the driver shows the same cards, and measure every one."""
+        with self._sampling:
+            self._follow()
+            before, self._memory_errors = self._memory_errors, {}
+            self._lost = False
+            found = [self._sample(device, before) for device in self._devices]
+            if not self._lost:
+                self._again_s = AGAIN_S
+            return found
+
+    def events(self, timeout_s: float) -> Sequence[HealthEvent]:
+        """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
+        return self._events.take(timeout_s)
+
+    def driver_version(self) -> str:
+        """Name the driver's version."""
+        return str(calls.quietly(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Read what the driver says of a card's memory, as it says it.
+
+        Raises:
+            GpuError: it does not say.
+        """
+        handle = self._handle_of(uuid)
+        if handle is None:
+            raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {_NOT_SHOWN}")
+        try:
+            return calls.memory(handle)
+        except pynvml.NVMLError as error:
+            raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {error}") from error
+
+    def calls(self) -> dict[str, bool]:
+        """Tell which of the calls that not every driver has are there."""
+        return {name: calls.is_there(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
+
+    def _handle_of(self, uuid: str) -> Any:
+        """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""
+        return next((device.handle for device in self._devices if device.card.uuid == uuid), None)
+
+    # --- the library --------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            advice = _START_ADVICE.get(error.value, "look at dmesg and nvidia-smi")
+            raise GpuError(f"NVML ({LIBRARY}) cannot start: {error}; {advice}") from error
+        self._open, self._started_s = True, self._clock()
+        self._list(self._survey())
+
+    def _stop(self) -> None:
+        self._driver_events.stop()
+        self._shape = self._watched = ()
+        if self._open:
+            self._open = False
+            calls.quietly(pynvml.nvmlShutdown)
+
+    def _follow(self) -> None:
+        """Bring the list of cards up to date; start the library again where that may bring a card back.
+
+        Raises:
+            GpuError: the driver does not answer as a whole.
+        """
+        if self._open and self._lost and self._clock() >= self._started_s + self._again_s:
+            self._again_s = min(AGAIN_CAP_S, 2 * self._again_s)
+            self._stop()
+        if not self._open:
+            self._start()
+            return
+        shown = self._survey()
+        doubtful = any(device.card.error is not None for device in self._devices)
+        if doubtful or tuple(one.shape for one in shown) != self._shape:
+            self._list(shown)
+
+    # --- the list of cards --------------------------------------------------------------------------
+
+    def _survey(self) -> list[_Shown]:
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            self._stop()
+            raise GpuError(f"NVML ({LIBRARY}) cannot count the cards: {error}; look at dmesg") from error
+        return [self._look(number) for number in range(count)]
+
+    def _look(self, number: int) -> _Shown:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        except pynvml.NVMLError as error:
+            return _Shown(number, None, None, error=str(error))
+        uuid = calls.quietly(lambda: pynvml.nvmlDeviceGetUUID(handle))
+        if not uuid:
+            return _Shown(number, handle, None, error="the driver does not tell its UUID")
+        try:
+            instances = None
+            if calls.mig_enabled(handle):
+                handles = list(calls.mig_handles(handle))
+                instances = tuple((mig, pynvml.nvmlDeviceGetUUID(mig)) for mig in handles)
+        except pynvml.NVMLError as error:
+            return _Shown(number, handle, uuid, error=f"its MIG instances cannot be listed: {error}")
+        return _Shown(number, handle, uuid, instances)
+
+    def _list(self, shown: Sequence[_Shown]) -> None:
+        """Make the list of cards of what the driver shows, and watch those that it shows."""
+        devices: dict[str, _Device] = {}
+        found = []
+        read = [(one, self._read(one)) for one in shown]
+        whole_cards = {
+            device.card.uuid: device
+            for _, mine in read
+            for device in mine
+            if device.handle is not None and device.handle is device.parent
+        }
+        links = read_links(
+            {uuid: device.handle for uuid, device in whole_cards.items()},
+            {uuid: device.card.bus_id for uuid, device in whole_cards.items()},
+        )
+        for one, mine in read:
+            linked = [
+                replace(device, card=replace(device.card, links=links.get(device.card.uuid, ())))
+                for device in mine
+            ]
+            devices.update((device.card.uuid, device) for device in linked)
+            certain = one.error is None and all(
+                device.card.error is None or device.handle is None for device in linked
+            )
+            found.append(Found(one.uuid, tuple(device.card for device in linked), certain))
+        cards = renewed([device.card for device in self._devices], found)
+        self._devices = tuple(
+            _Device(card, known.handle, known.parent, known.gpu_instance)
+            for card in cards
+            for known in [devices.get(card.uuid, _Device(card))]
+        )
+        self._shape = tuple(one.shape for one in shown)
+        watched = tuple((one.uuid, calls.address(one.handle)) for one in shown if one.uuid)
+        if watched != self._watched:
+            self._driver_events.stop()
+            self._watched = watched
+            self._driver_events.start([one.handle for one in shown if one.uuid])
+
+    def _read(self, one: _Shown) -> list[_Device]:
+        """Describe what is listed for a card: itself, or its instances."""
+        if one.handle is None or one.instances is None:
+            card = self._read_card(one, one.handle, one.uuid)
+            return [_Device(card, one.handle, one.handle)]
+        if not one.instances:
+            reason = "MIG mode is on and there are no instances: create some or turn it off"
+            card = self._read_card(one, one.handle, one.uuid, reason)
+            return [_Device(card, None, one.handle)]
+        numbers = [calls.gpu_instance(handle) for handle, _ in one.instances]
+        return [
+            _Device(
+                replace(
+                    self._read_card(one, handle, uuid, reason),
+                    gpu_instance=number,
+                    compute_instance=calls.compute_instance(handle),
+                ),
+                None if reason else handle,
+                one.handle,
+                number,
+            )
+            for (handle, uuid), number, reason in zip(one.instances, numbers, shared(numbers), strict=True)
+        ]
+
+    def _read_card(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
+        total_mib = reserved_mib = 0
+        error = error or one.error
+        if error is None:
+            try:
+                info = calls.memory(handle)
+                total_mib, reserved_mib = info.total // MIB, -(-info.reserved // MIB)
+            except pynvml.NVMLError as failure:
+                error = f"memory cannot be read: {failure}"
+        parent, quietly = one.handle, calls.quietly
+        bus_id = minor = numa = model = None
+        if parent is not None:
+            bus_id = quietly(lambda: sysfs_bus_id(str(pynvml.nvmlDeviceGetPciInfo(parent).busId)))
+            minor = quietly(lambda: pynvml.nvmlDeviceGetMinorNumber(parent))
+            numa = self._numa(parent, bus_id or "")
+            model = quietly(lambda: pynvml.nvmlDeviceGetName(handle))
+        return GpuCard(
+            index=one.number,
+            uuid=uuid or f"GPU-unreadable-{one.number}",
+            model=model or "",
+            total_mib=total_mib,
+            reserved_mib=reserved_mib,
+            numa=numa,
+            bus_id=bus_id or "",
+            minor=-1 if minor is None else minor,
+            error=error,
+            parent=one.uuid if one.instances else None,
+        )
+
+    def _numa(self, handle: Any, bus_id: str) -> int | None:
+        """Find the card's NUMA node: the driver's word, else the kernel's; None unless it is exactly one.
+
+        nvmlDeviceGetNumaNodeId is of no use here: it names the node that a coherent card's own memory is.
+        """
+        scope = pynvml.NVML_AFFINITY_SCOPE_NODE
+        words = calls.quietly(
+            lambda: list(pynvml.nvmlDeviceGetMemoryAffinity(handle, _AFFINITY_WORDS, scope))
+        )
+        mask = sum(word << (_AFFINITY_WORD_BITS * at) for at, word in enumerate(words or ()))
+        if mask.bit_count() == 1:
+            return int(mask.bit_length() - 1)
+        if not bus_id:
+            return None
+        try:
+            node = int((self._pci_devices / bus_id / "numa_node").read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    # --- measurements and news ----------------------------------------------------------------------
+
+    def _sample(self, device: _Device, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
+        uuid, card = device.card.uuid, whole(device.card)
+        if device.card.error is not None or device.handle is None:
+            # Of a card in MIG mode without instances the driver tells all that there is.
+            self._lost |= device.handle is not None or device.parent is None
+            return GpuSample(uuid, 0, None, error=device.card.error or _NOT_SHOWN)
+        try:
+            used_mib = -(-calls.memory(device.handle).used_alone // MIB)
+        except pynvml.NVMLError as error:
+            self._lost = True
+            return GpuSample(uuid, 0, None, error=f"memory cannot be read: {error}")
+        errors = self._memory_errors.get(card)
+        if errors is None:
+            errors = calls.memory_errors(device.parent)
+            self._memory_errors = {**self._memory_errors, card: errors}
+        trouble = calls.asks_for_recovery(device.parent) or calls.memory_trouble(errors, before.get(card, {}))
+        processes = calls.processes(device.handle)
+        if not processes and not self._sees_processes:
+            processes = None
+        return GpuSample(uuid, used_mib, processes, error=trouble, memory_errors=errors)
+
+    def _report(self, event: Any) -> None:
+        """Queue an XID for the cards it concerns: all of them when the driver does not say which."""
+        code, devices = int(event.eventData), self._devices
+        parent_uuid = calls.quietly(lambda: pynvml.nvmlDeviceGetUUID(event.device))
+        at = calls.address(event.device)
+        concerned = [
+            device
+            for device in devices
+            if (at is not None and at == calls.address(device.parent))
+            or (parent_uuid and parent_uuid == whole(device.card))
+        ]
+        instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
+        narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
+        for device in narrowed or concerned or devices:
+            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))

@@ -1,0 +1,1 @@
+"""Simulated cards from a profile, for laptops, clusters without GPUs and tests."""

@@ -1,0 +1,88 @@
+"""One simulated card as it is now: its instances, its failure, and who uses it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from deviceplugin.gpus.api.source import GpuCard, GpuProcess
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
+from deviceplugin.gpus.nvidia.mig import Instance, Wanted, partition
+from deviceplugin.gpus.simulated.profile import Failure
+from deviceplugin.gpus.simulated.script import Growth
+
+
+@dataclass(slots=True)
+class Use:
+    """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
+
+    used_mib: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+    growing: dict[int, tuple[Growth, float, int]] = field(default_factory=dict)
+
+    def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
+        """The processes with what they have grown to."""
+        found = {process.pid: process for process in self.processes}
+        for pid, (growth, since_s, from_mib) in self.growing.items():
+            part = 1.0 if growth.over_s == 0 else min(1.0, (now_s - since_s) / growth.over_s)
+            mib = from_mib + int((growth.to_mib - from_mib) * part)
+            found[pid] = GpuProcess(pid, min(mib, most_mib))
+        return tuple(found[pid] for pid in sorted(found))
+
+
+@dataclass(slots=True)
+class Board:
+    """A physical card now.
+
+    Attributes:
+        card: what it is.
+        instances: of the card, None without MIG mode.
+        failure: that it has or is to have.
+        used_has_reserved: what its driver calls used has the reserved part in it.
+        calls: samples so far.
+        tripped: its failure has come.
+        shown: the driver shows it.
+    """
+
+    card: GpuCard
+    instances: tuple[Instance, ...] | None
+    failure: Failure | None
+    used_has_reserved: bool = False
+    calls: int = 0
+    tripped: bool = False
+    shown: bool = True
+
+    def lay_out(self, layout: Sequence[Wanted] | None) -> None:
+        """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
+
+        Raises:
+            LayoutError: no such card can be partitioned like this.
+        """
+        card, kept = self.card, self.instances or ()
+        self.instances = (
+            None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
+        )
+
+    def memory_info(self, card: GpuCard, used_mib: int) -> MemoryInfo:
+        """Say what its driver would of a card, itself or an instance, on which processes use so much."""
+        total, reserved, used = card.total_mib * MIB, card.reserved_mib * MIB, used_mib * MIB
+        told = used + (reserved if self.used_has_reserved else 0)
+        return MemoryInfo(total, reserved, total - reserved - used, told)
+
+    def cards(self) -> tuple[GpuCard, ...]:
+        """What is listed for it."""
+        if self.instances is None:
+            return (self.card,)
+        if not self.instances:
+            reason = "MIG mode is on and there are no instances: create some or turn it off"
+            return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
+        return tuple(
+            replace(
+                self.card,
+                uuid=one.uuid,
+                model=f"{self.card.model} MIG {one.profile}",
+                total_mib=one.memory_mib,
+                reserved_mib=0,
+                parent=self.card.uuid,
+                links=(),
+            )
+            for one in self.instances
+        )

@@ -1,0 +1,359 @@
+"""Profiles of simulated GPUs: YAML in the form of NVIDIA's `nvml-mock`, read into typed values.
+
+What the form has beyond our needs (clocks, fans, ...) is passed over. Of every part of a profile the first
+fault of form is reported, with its path; where there is none, everything that does not fit together.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from deviceplugin.errors import ProfileError
+from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
+from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.nvidia.mig import Instance, LayoutError, Wanted, partition
+from deviceplugin.gpus.simulated.memory_limits import LimitMood
+from deviceplugin.gpus.simulated.profile_links import NvLink, linked
+from deviceplugin.gpus.simulated.script import Script, read_script
+
+VERSIONS: Final = ("1", "1.0")
+
+# Modes whose samples fail, with what the driver says then; the others only make news.
+LOST_MODES: Mapping[str, str] = {"lost": "GPU is lost", "fallen_off_bus": "GPU has fallen off the bus"}
+FAILURE_MODES = ("lost", "fallen_off_bus", "ecc_uncorrectable")
+
+_MIB: Final = 1 << 20
+_PCI_ADDRESS: Final = "^[0-9a-fA-F]{4}(?:[0-9a-fA-F]{4})?:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-7]$"
+
+_Text = Annotated[str, Meta(pattern="^[!-~][ -~]*$")]
+_Uuid = Annotated[str, Meta(pattern="^[A-Z]{2,4}-[0-9A-Za-z][0-9A-Za-z-]{0,47}$")]
+_BusId = Annotated[str, Meta(pattern=_PCI_ADDRESS)]
+_Total = Annotated[int, Meta(ge=_MIB, le=1 << 44)]
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure to simulate.
+
+    Attributes:
+        mode: one of FAILURE_MODES.
+        after_calls: samples of the card that succeed before it trips.
+        xid: code of the XID error that comes with it, None for none.
+    """
+
+    mode: str
+    after_calls: int
+    xid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCard:
+    """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
+
+    `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. What the driver
+    calls used has the reserved part in it with `used_has_reserved`.
+    """
+
+    card: GpuCard
+    used_mib: int
+    processes: tuple[GpuProcess, ...]
+    failure: Failure | None
+    instances: tuple[Instance, ...] | None = None
+    layout: tuple[Wanted, ...] = ()
+    used_has_reserved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A node's simulated cards, by index."""
+
+    name: str
+    driver_version: str
+    cards: tuple[SimulatedCard, ...]
+    vendor: Vendor = NVIDIA
+    script: Script = field(default_factory=Script)
+    limits: LimitMood = field(default_factory=LimitMood)
+
+
+def shipped_profiles() -> tuple[str, ...]:
+    """Return the names of the profiles that come with gpupack, sorted."""
+    folder = resources.files(__package__) / "profiles"
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def load_profile(name_or_file: str) -> Profile:
+    """Load a profile by its shipped name, else from the file of that path.
+
+    Raises:
+        ProfileError: it cannot be read, or has faults.
+    """
+    names = shipped_profiles()
+    if name_or_file in names:
+        text = (resources.files(__package__) / "profiles" / f"{name_or_file}.yaml").read_text("utf-8")
+        return parse_profile(name_or_file, text)
+    path = Path(name_or_file)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        shipped = f"allowed are a readable YAML file or one of {', '.join(names)}"
+        raise ProfileError(name_or_file[:256], (f"cannot be read: {reason}; {shipped}",)) from error
+    return parse_profile(name_or_file, text)
+
+
+# --- the form ---------------------------------------------------------------------------------------------
+
+
+class _Memory(Struct, frozen=True):
+    total_bytes: _Total | None = None
+    reserved_bytes: _Bytes | None = None
+    used_bytes: _Bytes | None = None
+    used_has_reserved: bool | None = None
+
+
+class _Pci(Struct, frozen=True):
+    bus_id: _BusId | None = None
+
+
+class _Count(Struct, frozen=True):
+    profile: str
+    count: Annotated[int, Meta(ge=1, le=7)] = 1
+
+
+class _Placed(Struct, frozen=True):
+    profile: str
+    placement_start: int | None = None
+
+
+class _Mig(Struct, frozen=True):
+    """MIG mode and its instances, by their number or one by one."""
+
+    mode_current: Literal["enabled", "disabled"] | bool | None = None
+    gpu_instances: tuple[_Count, ...] = ()
+    instances: tuple[_Placed, ...] = ()
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...] | None:
+        """The layout, None without MIG mode."""
+        if self.mode_current in {None, "disabled", False}:
+            return None
+        counted = (Wanted(one.profile) for one in self.gpu_instances for _ in range(one.count))
+        return (*counted, *(Wanted(one.profile, one.placement_start) for one in self.instances))
+
+
+class _Process(Struct, frozen=True):
+    pid: Annotated[int, Meta(ge=1, le=1 << 22)]
+    used_memory_mib: _Bytes | None = None
+
+
+class _Xid(Struct, frozen=True):
+    code: Annotated[int, Meta(ge=1, le=999)] | None = None
+
+
+class _Failure(Struct, frozen=True):
+    mode: Literal["healthy", "lost", "fallen_off_bus", "ecc_uncorrectable"] = "healthy"
+    after_calls: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+    xid: _Xid = _Xid()
+
+
+class _Card(Struct, frozen=True):
+    """What a device and the defaults of all devices can say alike."""
+
+    name: _Text | None = None
+    memory: _Memory = _Memory()
+    pci: _Pci = _Pci()
+    mig: _Mig | tuple[str, ...] = _Mig()
+    processes: tuple[_Process, ...] | None = None
+    failure: _Failure | None = None
+
+
+class _Device(_Card, frozen=True, kw_only=True):
+    index: Annotated[int, Meta(ge=0)]
+    uuid: _Uuid
+    minor_number: Annotated[int, Meta(ge=0, le=255)] | None = None
+
+
+class _System(Struct, frozen=True):
+    driver_version: _Text = "simulated"
+
+
+class _RootComplex(Struct, frozen=True):
+    numa_node: Annotated[int, Meta(ge=-1, le=1023)]
+    devices: tuple[_BusId, ...]
+
+
+class _Topology(Struct, frozen=True):
+    root_complexes: tuple[_RootComplex, ...] = ()
+
+
+class _Vendor(Struct, frozen=True):
+    domain: str
+    visible_devices: str
+    fault: str = "fault"
+
+
+class _Document(Struct, frozen=True):
+    version: str | int | float
+    devices: Annotated[list[Any], Meta(min_length=1, max_length=64)]
+    system: _System | None = None
+    device_defaults: Any = None
+    pcie_topology: Any = None
+    nvlink: Any = None
+    vendor: _Vendor | None = None
+    script: Any = None
+    limits: LimitMood = LimitMood()
+
+
+Form = TypeVar("Form")
+
+
+def parse_profile(name: str, text: str) -> Profile:
+    """Read a profile from YAML text.
+
+    Args:
+        name: what to call it in messages.
+        text: the YAML document.
+
+    Raises:
+        ProfileError: the text has faults.
+    """
+    try:
+        raw = yaml.safe_load(text)
+    except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
+        one_line = " ".join((str(error) or type(error).__name__).split())
+        raise ProfileError(name, (f"not YAML: {one_line[:256]}",)) from error
+    faults: list[str] = []
+    document = _read(raw, _Document, "", faults)
+    if document is None:
+        raise ProfileError(name, tuple(faults))
+    if str(document.version) not in VERSIONS:
+        faults.append(f"version: {document.version}; allowed is {VERSIONS[-1]}")
+    vendor = NVIDIA if document.vendor is None else Vendor(**msgspec.structs.asdict(document.vendor))
+    faults += [f"vendor.{fault}" for fault in vendor.faults()]
+    defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
+    topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
+    nvlink = _read(document.nvlink or {}, NvLink, "nvlink", faults)
+    devices = [_read(one, _Device, f"devices[{at}]", faults) for at, one in enumerate(document.devices)]
+    if faults or defaults is None or topology is None or nvlink is None:
+        raise ProfileError(name, tuple(faults))
+    numa = {
+        sysfs_bus_id(bus_id): root.numa_node if root.numa_node >= 0 else None
+        for root in topology.root_complexes
+        for bus_id in root.devices
+    }
+    cards = [
+        _simulated(device, defaults, numa, f"devices[{at}]", faults)
+        for at, device in enumerate(devices)
+        if device is not None
+    ]
+    _check_together([each.card for each in cards], topology, faults)
+    if not faults:
+        with_links = linked([each.card for each in cards], nvlink, faults)
+        cards = [replace(each, card=card) for each, card in zip(cards, with_links, strict=True)]
+    script = read_script(document.script or [], {each.card.index: each.card.uuid for each in cards}, faults)
+    _check_partitions(script, {each.card.index: each.card for each in cards}, faults)
+    if faults:
+        raise ProfileError(name, tuple(faults))
+    driver = (document.system or _System()).driver_version
+    return Profile(
+        name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor, script, document.limits
+    )
+
+
+def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
+    """Read one part; None and a fault where it is not of the form."""
+    try:
+        return msgspec.convert(raw, form)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        place = f"{path}{where.rstrip('`')}".lstrip(".") or "profile"
+        faults.append(f"{place}: {what[:1].lower()}{what[1:]}")
+        return None
+
+
+def _simulated(
+    device: _Device, defaults: _Card, numa: Mapping[str, int | None], path: str, faults: list[str]
+) -> SimulatedCard:
+    """Make a card of a device and, field by field, of the defaults for what it does not say."""
+
+    def number(field: str) -> int:
+        own: int | None = getattr(device.memory, field)
+        return own if own is not None else getattr(defaults.memory, field) or 0
+
+    total, reserved, used = number("total_bytes"), number("reserved_bytes"), number("used_bytes")
+    model = device.name or defaults.name
+    if model is None:
+        faults.append(f"{path}.name: missing, there and in device_defaults")
+    if total == 0:
+        faults.append(f"{path}.memory.total_bytes: missing, there and in device_defaults")
+    elif reserved > total - _MIB or used > total - reserved:
+        faults.append(f"{path}.memory: {reserved} bytes reserved and {used} used do not fit into {total}")
+    bus_id = sysfs_bus_id(device.pci.bus_id or defaults.pci.bus_id or "")
+    card = GpuCard(
+        index=device.index,
+        uuid=device.uuid,
+        model=model or "",
+        total_mib=total // _MIB,
+        reserved_mib=-(-reserved // _MIB),
+        numa=numa.get(bus_id),
+        bus_id=bus_id,
+        minor=device.index if device.minor_number is None else device.minor_number,
+    )
+    instances = None
+    wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
+    if wanted is not None and not faults:
+        try:
+            instances = partition(card.uuid, card.model, card.schedulable_mib, wanted)
+        except LayoutError as error:
+            faults.append(f"{path}.mig: {error}")
+    has_reserved = device.memory.used_has_reserved
+    processes = device.processes if device.processes is not None else defaults.processes or ()
+    failure = device.failure or defaults.failure or _Failure()
+    return SimulatedCard(
+        card,
+        -(-used // _MIB),
+        tuple(GpuProcess(process.pid, process.used_memory_mib) for process in processes),
+        None if failure.mode == "healthy" else Failure(failure.mode, failure.after_calls, failure.xid.code),
+        instances,
+        wanted or (),
+        bool(defaults.memory.used_has_reserved if has_reserved is None else has_reserved),
+    )
+
+
+def _layout(mig: _Mig | tuple[str, ...]) -> tuple[Wanted, ...] | None:
+    return mig.wanted if isinstance(mig, _Mig) else tuple(map(Wanted, mig))
+
+
+def _check_partitions(script: Script, cards: Mapping[int, GpuCard], faults: list[str]) -> None:
+    """Find steps of the script that partition a card as none can be."""
+    for step in script.steps:
+        card = cards.get(-1 if step.card is None else step.card)
+        if card is not None and isinstance(step.mig, tuple):
+            try:
+                partition(card.uuid, card.model, card.schedulable_mib, list(map(Wanted, step.mig)))
+            except LayoutError as error:
+                faults.append(f"script at {step.at_s:g} s: mig: {error}")
+
+
+def _check_together(cards: Sequence[GpuCard], topology: _Topology, faults: list[str]) -> None:
+    for at, card in enumerate(cards):
+        if card.index >= len(cards):
+            faults.append(f"devices[{at}].index: {card.index}; allowed are 0 to {len(cards) - 1}")
+    faults += _repeated("devices.index", [card.index for card in cards])
+    faults += _repeated("devices.uuid", [card.uuid for card in cards])
+    faults += _repeated("devices.pci.bus_id", [card.bus_id for card in cards if card.bus_id])
+    placed = [sysfs_bus_id(bus_id) for root in topology.root_complexes for bus_id in root.devices]
+    faults += _repeated("pcie_topology", placed)
+    for bus_id in set(placed) - {card.bus_id for card in cards}:
+        faults.append(f"pcie_topology: {bus_id}; allowed are the devices' pci.bus_id")
+
+
+def _repeated(what: str, values: Sequence[int | str]) -> Iterable[str]:
+    return (f"{what}: {value} stands twice" for value in sorted(set(values)) if values.count(value) > 1)

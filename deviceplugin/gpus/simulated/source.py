@@ -1,0 +1,390 @@
+"""Simulated GPUs from a profile, for laptops, clusters without GPUs and tests.
+
+What happens to the cards is told to the object, or written in the profile's `script`; a profile file that is
+changed is a changed node.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.card_listing import Found, renewed, whole
+from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.gpus.api.vendor import Vendor
+from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
+from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted
+from deviceplugin.gpus.simulated.board import Board, Use
+from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from deviceplugin.gpus.simulated.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
+from deviceplugin.gpus.simulated.script import Growth, Script, Step
+
+POLL_S: Final = 0.5
+"""How often to look whether the profile was changed."""
+
+STORM_STEP_S: Final = 0.001
+"""The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
+
+GONE: Final = "the card is not there any more"
+
+
+class SimulatedGpus:
+    """A `GpuSource` made of a profile. Safe to use from several threads.
+
+    Args:
+        profile: the cards and what is to happen to them.
+        ignored_xids: XID codes that leave a card healthy.
+        changed: returns the profile when it was changed since it was asked last, else None.
+        clock: monotonic seconds.
+
+    Attributes:
+        limits: holds memory limits, and has the processes of `SimulatedLimits.use`, which `sample` shows too.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
+        changed: Callable[[], Profile | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vendor = profile.vendor
+        self._ignored_xids = ignored_xids
+        self._changed = changed
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._works = threading.Condition(self._lock)
+        self._hangs_until_s = float("-inf")
+        self._events = EventQueue()
+        self._closing = threading.Event()
+        self._boards: dict[str, Board] = {}
+        self._present: dict[int, str] = {}
+        self._uses: dict[str, Use] = {}
+        self._cards: tuple[GpuCard, ...] = ()
+        self._sizes_mib: dict[str, int] = {}
+        self._script, self._began_s, self._done = Script(), 0.0, 0
+        self.limits = SimulatedLimits(self._sizes_mib)
+        self.become(profile)
+
+    @property
+    def vendor(self) -> Vendor:
+        """The profile's."""
+        return self._vendor
+
+    def open(self) -> None:
+        """Start taking events; the script begins."""
+        self._events.open()
+        self._closing.clear()
+        self._began_s, self._done = self._clock(), 0
+
+    def close(self) -> None:
+        """Let a waiting `events`, or a call that hangs, return."""
+        self._closing.set()
+        self._events.close()
+        self.resume()
+
+    def cards(self) -> Sequence[GpuCard]:
+        """Return the cards by index, MIG instances in place of their card."""
+        return self._cards
+
+    def sample(self) -> Sequence[GpuSample]:
+        """Measure every card; what is due happens now."""
+        with self._lock:
+            self._tick()
+            while (left_s := self._hangs_until_s - self._clock()) > 0:
+                self._works.wait(min(left_s, 3600.0))
+            for board in self._boards.values():
+                self._count(board)
+            return [self._sample(card) for card in self._cards]
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Say what the driver would of a card's memory.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            card = self._card(uuid)
+            return self._boards[whole(card)].memory_info(card, self._measure(card)[0])
+
+    def events(self, timeout_s: float) -> Sequence[HealthEvent]:
+        """Wait up to `timeout_s` seconds for news; the script goes on, and a changed profile is read."""
+        end_s = self._clock() + timeout_s
+        while True:
+            with self._lock:
+                self._tick()
+                self._take_changed_profile()
+                due_s = self._script.next_s(self._done)
+            left_s = end_s - self._clock()
+            wait_s = left_s if due_s is None else min(left_s, self._began_s + due_s - self._clock())
+            wait_s = wait_s if self._changed is None else min(wait_s, POLL_S)
+            if self._events.wait(max(0.0, wait_s)) or left_s <= wait_s:
+                return self._events.take(0)
+
+    # --- what can be done to the cards --------------------------------------------------------------
+
+    def become(self, profile: Profile) -> None:
+        """Be another node: of cards that stay all is as the profile says, others vanish or come.
+
+        Raises:
+            GpuError: the vendor is another one.
+        """
+        if profile.vendor != self._vendor:
+            raise GpuError(f"vendor {profile.vendor.domain}: allowed is {self._vendor.domain} while it runs")
+        self.limits.mood = profile.limits
+        with self._lock:
+            for board in self._boards.values():
+                board.shown = False
+            for simulated in profile.cards:
+                self._install(simulated)
+            self._present = {simulated.card.index: simulated.card.uuid for simulated in profile.cards}
+            self._boards = dict(sorted(self._boards.items(), key=lambda item: item[1].card.index))
+            self._script, self._began_s, self._done = profile.script, self._clock(), 0
+            self._list()
+
+    def set_used(self, uuid: str, used_mib: int, processes: Iterable[GpuProcess] = ()) -> None:
+        """Set what the card measures from now on.
+
+        Raises:
+            GpuError: no such card, or more than it has.
+        """
+        with self._lock:
+            card = self._card(uuid)
+            if not 0 <= used_mib <= card.schedulable_mib:
+                raise GpuError(
+                    f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB"
+                )
+            self._uses[uuid] = Use(used_mib, tuple(processes))
+
+    def grow(self, uuid: str, growth: Growth) -> None:
+        """Let a process on the card grow.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            card = self._card(uuid)
+            use, now_s = self._uses.setdefault(uuid, Use()), self._clock()
+            before = {process.pid: process for process in use.now(now_s, card.schedulable_mib)}
+            from_mib = before[growth.pid].used_mib if growth.pid in before else 0
+            use.growing[growth.pid] = (growth, now_s, from_mib or 0)
+
+    def fail(self, uuid: str, mode: str = "lost", xid: int | None = None) -> None:
+        """Break a card at once.
+
+        Args:
+            uuid: the card, or an instance of it.
+            mode: one of FAILURE_MODES; `lost` and `fallen_off_bus` also make its samples fail.
+            xid: code of the XID error that comes with it.
+
+        Raises:
+            GpuError: no such card or no such mode.
+        """
+        if mode not in FAILURE_MODES:
+            raise GpuError(f"failure mode {mode[:256]!r}: allowed are {', '.join(FAILURE_MODES)}")
+        with self._lock:
+            board = self._board(uuid)
+            board.failure = Failure(mode, after_calls=0, xid=xid)
+            self._trip(board, board.failure)
+
+    def heal(self, uuid: str) -> None:
+        """Mend a card; its next good sample ends the trouble.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            board = self._board(uuid)
+            board.failure, board.tripped = None, False
+            for card in board.cards():
+                self._events.put(HealthEvent(card.uuid, healthy=True, reason="mended"))
+
+    def xid(self, uuid: str, code: int, times: int = 1) -> None:
+        """Let a numbered error of the driver come, of a card or of one instance.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            known = {card.uuid for card in self._cards}
+            uuids = [uuid] if uuid in known else [card.uuid for card in self._board(uuid).cards()]
+        for each in uuids:
+            event = fault_event(each, code, self._ignored_xids, self._vendor)
+            self._events.put(replace(event, count=times))
+
+    def storm(self, uuids: Sequence[str], code: int, times: int, seconds: float) -> None:
+        """Let numbered errors come one by one, of these cards in turn, spread evenly; returns at once."""
+        events = [fault_event(uuid, code, self._ignored_xids, self._vendor) for uuid in uuids]
+
+        def blow() -> None:
+            began_s, sent = self._clock(), 0
+            while sent < times and not self._closing.is_set():
+                part = 1.0 if seconds <= 0 else min(1.0, (self._clock() - began_s) / seconds)
+                while sent < int(times * part):
+                    self._events.put(events[sent % len(events)])
+                    sent += 1
+                self._closing.wait(STORM_STEP_S)
+
+        threading.Thread(target=blow, name="simulated-storm", daemon=True).start()
+
+    def vanish(self, uuid: str) -> None:
+        """Take a card out of what the driver shows.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            self._board(uuid).shown = False
+            self._list()
+
+    def restore(self, uuid: str) -> None:
+        """Show a card again that vanished.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            self._board(uuid).shown = True
+            self._list()
+
+    def partition(self, uuid: str, layout: Sequence[str] | None) -> None:
+        """Partition a card anew, None: end its MIG mode. Instances that the layout has too stay.
+
+        Raises:
+            GpuError: no such card, or it cannot be partitioned like this.
+        """
+        with self._lock:
+            board = self._board(uuid)
+            try:
+                board.lay_out(None if layout is None else list(map(Wanted, layout)))
+            except LayoutError as error:
+                raise GpuError(f"card {board.card.uuid}: {error}") from error
+            self._list()
+
+    def hang(self, seconds: float = float("inf")) -> None:
+        """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
+        with self._lock:
+            self._hangs_until_s = self._clock() + seconds
+        self._events.poke()
+
+    def resume(self) -> None:
+        """Let the driver answer again."""
+        with self._lock:
+            self._hangs_until_s = float("-inf")
+            self._works.notify_all()
+
+    # --- how it works -------------------------------------------------------------------------------
+
+    def _install(self, simulated: SimulatedCard) -> None:
+        card = simulated.card
+        before = self._boards.get(card.uuid)
+        board = self._boards[card.uuid] = Board(
+            card, simulated.instances, simulated.failure, simulated.used_has_reserved
+        )
+        if before is not None and before.instances and simulated.instances:
+            board.instances = before.instances
+            board.lay_out(simulated.layout)
+        if before is not None and before.tripped and simulated.failure is None:
+            for each in board.cards():
+                self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))
+        first = board.cards()[0]
+        self._uses[first.uuid] = Use(simulated.used_mib, simulated.processes)
+
+    def _list(self) -> None:
+        """Make the list of cards of what is shown, and have a sample taken."""
+        found = [Found(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown]
+        self._cards = tuple(renewed(self._cards, found))
+        self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
+        self._events.poke()
+
+    def _tick(self) -> None:
+        """Take the steps of the script that are due."""
+        for step in self._script.due(self._done, self._clock() - self._began_s):
+            self._done += 1
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        if step.hang_s is not None:
+            self.hang(step.hang_s)
+            return
+        if step.xid is not None and (step.card is None or step.over_s > 0):
+            present = set(self._present.values()) if step.card is None else {self._present[step.card]}
+            uuids = [card.uuid for card in self._cards if whole(card) in present]
+            self.storm(uuids, step.xid, step.times, step.over_s)
+            return
+        # Of the cards that a profile before this one had the script says nothing.
+        uuid = self._present[-1 if step.card is None else step.card]
+        if step.xid is not None:
+            self.xid(uuid, step.xid, step.times)
+        elif step.vanish:
+            self.vanish(uuid)
+        elif step.returns:
+            self.restore(uuid)
+        elif step.mig is not None:
+            self.partition(uuid, None if isinstance(step.mig, str) else step.mig)
+        elif step.grow is not None:
+            self.grow(self._boards[uuid].cards()[0].uuid, step.grow)
+
+    def _index(self, card: GpuCard) -> int:
+        return self._boards[whole(card)].card.index
+
+    def _take_changed_profile(self) -> None:
+        profile = None if self._changed is None else self._changed()
+        if profile is not None:
+            self.become(profile)
+
+    def _count(self, board: Board) -> None:
+        """Count a sample of the card; a failure that is due trips now."""
+        board.calls += 1
+        failure = board.failure
+        if failure is not None and not board.tripped and board.calls > failure.after_calls:
+            self._trip(board, failure)
+
+    def _trip(self, board: Board, failure: Failure) -> None:
+        board.tripped = True
+        if failure.xid is not None:
+            self.xid(board.card.uuid, failure.xid)
+        elif failure.mode not in LOST_MODES:
+            for card in board.cards():
+                event = HealthEvent(card.uuid, healthy=False, reason="uncorrectable ECC errors")
+                self._events.put(event)
+
+    def _sample(self, card: GpuCard) -> GpuSample:
+        board = self._boards[whole(card)]
+        failure = board.failure if board.tripped else None
+        error = card.error if board.shown else GONE
+        if failure is not None and failure.mode in LOST_MODES:
+            error = LOST_MODES[failure.mode]
+        if error is not None:
+            return GpuSample(card.uuid, 0, None, error=error)
+        used_mib, processes = self._measure(card)
+        measured = -(-board.memory_info(card, used_mib).used_alone // MIB)
+        return GpuSample(card.uuid, measured, processes)
+
+    def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:
+        use = self._uses.setdefault(card.uuid, Use())
+        processes = use.now(self._clock(), card.schedulable_mib)
+        measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
+        limited = self.limits.processes(card.uuid)
+        measured += sum(process.used_mib or 0 for process in limited)
+        return measured, (*processes, *limited)
+
+    def _board(self, uuid: str) -> Board:
+        """Find a card by its own UUID or by that of an instance."""
+        found = self._boards.get(uuid) or next(
+            (self._boards[whole(card)] for card in self._cards if card.uuid == uuid), None
+        )
+        if found is None:
+            raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._boards)}")
+        return found
+
+    def _card(self, uuid: str) -> GpuCard:
+        found = next((card for card in self._cards if card.uuid == uuid), None)
+        if found is None:
+            known = ", ".join(card.uuid for card in self._cards)
+            raise GpuError(f"card {uuid[:256]!r}: allowed are {known}")
+        return found

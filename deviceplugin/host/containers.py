@@ -1,0 +1,84 @@
+"""Where the cgroups of pods and of their containers are, and which container each one is.
+
+containerd, CRI-O and cri-dockerd name a container's cgroup after its ID, below the pod's: `<id>`,
+`cri-containerd-<id>.scope`, `crio-<id>`, `docker-<id>.scope`. The pod's sandbox has such a cgroup too, and
+CRI-O's monitor (`crio-conmon-<id>`), which is no container, one with its container's ID.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from deviceplugin.host.cgroups import folders, places, pod_parents
+
+_CONTAINER: Final = re.compile(r"^(?:([a-z][a-z0-9-]*)-)?([0-9a-f]{64})(?:\.scope)?$")
+_LOG: Final = re.compile(r"^[^_]+_[^_]+_([^_]+)-([0-9a-f]{64})\.log$")
+_POD: Final = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
+_MONITOR: Final = "conmon"
+
+
+def container_id(name: str) -> str | None:
+    """Read the container's ID out of the name of its cgroup; None where it is none, or a monitor's."""
+    found = _CONTAINER.match(name)
+    return found[2] if found and not (found[1] or "").endswith(_MONITOR) else None
+
+
+def logged(name: str) -> tuple[str, str] | None:
+    """Read ID and name of a container out of the name of the link that the kubelet makes to its log.
+
+    It makes `<pod>_<namespace>_<container>-<id>.log` right after it started the container, a second or more
+    before it tells the API server the ID.
+    """
+    found = _LOG.match(name)
+    return (found[2], found[1]) if found else None
+
+
+def uid_of(name: str) -> str | None:
+    """Read the UID out of the name of a pod's cgroup; None where it is none."""
+    found = _POD.search(name)
+    return found[1].replace("_", "-") if found else None
+
+
+class PodFolders:
+    """Finds the cgroups of pods.
+
+    Args:
+        root: where the host's cgroups are mounted.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._parents: list[Path] = []
+
+    def holders(self) -> list[Path]:
+        """Look where pods are, and list the folders that theirs appear in, one for each quality of service.
+
+        `find` goes by the last look: the kubelet may be told another place, or begin to use one.
+
+        Raises:
+            OSError: a folder cannot be read, though it is there.
+        """
+        self._parents = list(pod_parents(self._root))
+        return [
+            folder
+            for parent in self._parents
+            for folder in (parent, *(below for below in folders(parent) if _is_quality(below.name)))
+        ]
+
+    def find(self, uid: str) -> Path | None:
+        """Find a pod's cgroup; None where it has none (yet)."""
+        return next((path for path in places(self._parents, uid) if path.is_dir()), None)
+
+
+def container_cgroups(pod: Path) -> dict[Path, str]:
+    """Find the cgroups of containers in a pod's, the sandbox's too, with their IDs; none where that is gone.
+
+    Raises:
+        OSError: it cannot be read, though it is there.
+    """
+    found = ((path, container_id(path.name)) for path in folders(pod))
+    return {path: identifier for path, identifier in found if identifier is not None}
+
+
+def _is_quality(name: str) -> bool:
+    return name.removesuffix(".slice").rpartition("-")[2] in {"burstable", "besteffort"}

@@ -1,0 +1,271 @@
+"""The device plugin service: what the kubelet asks, passed to `Devices`, and answered.
+
+This file knows the wire and nothing of cards. A call that is refused, or fails, is answered with a gRPC
+status and one clear line, and no other call suffers.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+import grpc
+import structlog
+
+from allocator.errors import AllocatorError, shown
+from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
+from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
+
+Response = TypeVar("Response")
+
+log = structlog.get_logger(__name__)
+
+STATUS_OF: Final[Mapping[RefusalKind, grpc.StatusCode]] = {
+    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
+    "unknown": grpc.StatusCode.NOT_FOUND,
+    "unhealthy": grpc.StatusCode.FAILED_PRECONDITION,
+    "spans-cards": grpc.StatusCode.FAILED_PRECONDITION,
+    "no-room": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "not-ready": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+HEALTHY: Final = "Healthy"
+UNHEALTHY: Final = "Unhealthy"
+
+
+class Devices(Protocol):
+    """Who decides which devices a container gets, and keeps the record of it.
+
+    Refusals are `RefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
+    """
+
+    def devices(self) -> Mapping[str, bool]:
+        """Return every device ID with its health as it is now; `devices_changed` below tells of news."""
+
+    def why_not(self, identifier: str) -> str:
+        """Say, in words, why a known ID cannot be had now."""
+
+    async def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Collection[str]:
+        """Choose exactly `size` of the `available` IDs, all of `must_include` among them, which are known."""
+
+    async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
+        """Grant known, healthy IDs to one container; whether they belong together is for it to check."""
+
+
+@dataclass(eq=False, slots=True)
+class DeviceStream:
+    """One open ListAndWatch call.
+
+    Attributes:
+        number: 1, 2, ... in the order of opening.
+        stopping: we asked it to end.
+        ended: set once the call is over, whoever ended it.
+    """
+
+    number: int
+    stopping: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class DevicePlugin(rpc.DevicePluginServicer):
+    """The servicer. All of it, `devices_changed` too, belongs to one event loop.
+
+    Args:
+        devices: who decides.
+        observe: called after every unary call with the method, the seconds it took and the status' name.
+    """
+
+    def __init__(self, devices: Devices, *, observe: Callable[[str, float, str], None] | None = None) -> None:
+        self._devices = devices
+        self._observe = observe
+        self._streams: dict[int, DeviceStream] = {}
+        self._opened = 0
+        self._on_streams: Callable[[], None] = lambda: None
+
+    # --- what the registrar and the daemon use -------------------------------------------------
+
+    def devices_changed(self) -> None:
+        """Send the list again on every open stream; several calls in one turn of the loop are one message."""
+        for stream in self._streams.values():
+            stream.wake.set()
+
+    @property
+    def streams_opened(self) -> int:
+        """How many ListAndWatch calls were ever opened."""
+        return self._opened
+
+    @property
+    def open_streams(self) -> tuple[DeviceStream, ...]:
+        """The ListAndWatch calls that are open, oldest first."""
+        return tuple(self._streams.values())
+
+    def watch_streams(self, on_change: Callable[[], None]) -> None:
+        """Have `on_change` called whenever a ListAndWatch call was opened or is over."""
+        self._on_streams = on_change
+
+    async def end_streams(self) -> bool:
+        """End every open ListAndWatch call from our side, wait for it, tell whether there was one."""
+        streams = self.open_streams
+        for stream in streams:
+            stream.stopping = True
+            stream.wake.set()
+        for stream in streams:
+            await stream.ended.wait()
+        return bool(streams)
+
+    # --- the service ------------------------------------------------------------------------------
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the wire's name
+        self, _request: pb.Empty, _context: Any
+    ) -> pb.DevicePluginOptions:
+        """Say that we want to be asked which devices to take, and that no call is needed before a start."""
+        return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(self, _request: pb.Empty, context: Any) -> None:  # noqa: N802 - the wire's name
+        """Send the list at once and again on each change, until either side ends the call."""
+        self._opened += 1
+        stream = DeviceStream(self._opened)
+        self._streams[stream.number] = stream
+        self._on_streams()
+        try:
+            while not stream.stopping:
+                stream.wake.clear()
+                await context.write(device_list(self._devices.devices()))
+                await stream.wake.wait()
+        finally:
+            del self._streams[stream.number]
+            stream.ended.set()
+            self._on_streams()
+
+    async def GetPreferredAllocation(  # noqa: N802 - the wire's name
+        self, request: pb.PreferredAllocationRequest, context: Any
+    ) -> pb.PreferredAllocationResponse:
+        """Answer each container's request with exactly the IDs to take."""
+
+        async def answer() -> pb.PreferredAllocationResponse:
+            return pb.PreferredAllocationResponse(
+                container_responses=[
+                    pb.ContainerPreferredAllocationResponse(deviceIDs=await self._prefer(asked))
+                    for asked in request.container_requests
+                ]
+            )
+
+        return await self._reply("GetPreferredAllocation", answer, context)
+
+    async def Allocate(  # noqa: N802 - the wire's name
+        self, request: pb.AllocateRequest, context: Any
+    ) -> pb.AllocateResponse:
+        """Grant each container's IDs, or refuse with the reason, which is final for the pod."""
+
+        async def answer() -> pb.AllocateResponse:
+            for asked in request.container_requests:
+                self._check_granted(asked.devices_ids)
+            return pb.AllocateResponse(
+                container_responses=[
+                    _granted(await self._devices.allocate(tuple(asked.devices_ids)))
+                    for asked in request.container_requests
+                ]
+            )
+
+        return await self._reply("Allocate", answer, context)
+
+    async def PreStartContainer(  # noqa: N802 - the wire's name
+        self, _request: pb.PreStartContainerRequest, _context: Any
+    ) -> pb.PreStartContainerResponse:
+        """Do nothing, successfully: the options say that we need not be asked."""
+        return pb.PreStartContainerResponse()
+
+    # --- checks --------------------------------------------------------------------------------------
+
+    async def _prefer(self, asked: pb.ContainerPreferredAllocationRequest) -> list[str]:
+        available, required = tuple(asked.available_deviceIDs), tuple(asked.must_include_deviceIDs)
+        size = asked.allocation_size
+        known = self._devices.devices()
+        for identifier in required:
+            # What an init container got before the cards, or the unit, were changed.
+            if identifier not in known:
+                raise _unknown(identifier)
+        chosen = list(await self._devices.preferred(available, required, size))
+        taken = set(chosen)
+        # The kubelet would fill up a wrong answer at random across cards: better to fail here, and say so.
+        if not (len(chosen) == len(taken) == size and taken.issuperset(required) and taken <= set(available)):
+            raise RuntimeError(f"{len(chosen)} IDs were chosen that do not answer a request for {size}")
+        return chosen
+
+    def _check_granted(self, ids: Sequence[str]) -> None:
+        health = self._devices.devices()
+        for identifier in ids:
+            if identifier not in health:
+                raise _unknown(identifier)
+            if not health[identifier]:
+                raise RefusedError(
+                    "unhealthy",
+                    f"device {shown(identifier)} cannot be had: {self._devices.why_not(identifier)}; delete "
+                    "this pod, what made it makes another",
+                )
+
+    async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:
+        """Return the answer, or abort the call with a status; an unforeseen fault ends this call only."""
+        began, code, message = time.perf_counter(), grpc.StatusCode.OK, ""
+        try:
+            return await answer()
+        except RefusedError as error:
+            code, message = STATUS_OF[error.kind], str(error)
+        except AllocatorError as error:
+            code, message = STATUS_OF["invalid"], str(error)
+        except Exception as error:
+            log.exception("kubelet call failed", method=method)
+            code, message = (
+                grpc.StatusCode.INTERNAL,
+                f"{method} failed inside gpupack: {type(error).__name__}",
+            )
+        finally:
+            if self._observe is not None:
+                # The kubelet has its answer before it is counted.
+                took_s = time.perf_counter() - began
+                asyncio.get_running_loop().call_soon(self._observe, method, took_s, code.name)
+        if code is not grpc.StatusCode.INTERNAL:
+            log.warning("kubelet call refused", method=method, status=code.name, reason=message)
+        await context.abort(code, message)
+        raise AssertionError("abort raises")  # pragma: no cover
+
+
+def device_list(devices: Mapping[str, bool]) -> pb.ListAndWatchResponse:
+    """Encode the list of devices; never with a topology, or the kubelet would choose without asking us."""
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(ID=identifier, health=HEALTHY if healthy else UNHEALTHY)
+            for identifier, healthy in devices.items()
+        ]
+    )
+
+
+def _granted(grant: ContainerGrant) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=grant.envs,
+        annotations=grant.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in grant.cdi_devices],
+        mounts=[
+            pb.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
+            for each in grant.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=each.path, host_path=each.path, permissions=each.permissions)
+            for each in grant.devices
+        ],
+    )
+
+
+def _unknown(identifier: str) -> RefusedError:
+    return RefusedError(
+        "unknown",
+        f"device {shown(identifier)} is not one of this node's; its cards or their unit have changed, delete "
+        "this pod, what made it makes another",
+    )

@@ -1,0 +1,213 @@
+"""What every container really uses of what it was given on each card, and how it is held to it."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from deviceplugin.allocation.objects import PodObject
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.enforcement.enforcer import Enforcer
+from deviceplugin.enforcement.granted_memory import Shares
+from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.limit_plan import Grants
+from deviceplugin.enforcement.limit_state import Limit
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.source import GpuSample
+from deviceplugin.host.cgroups import ProcessPlace
+
+TURN: Final = 50
+"""Rows that are worked out in one go: an Allocate waits for no more than these, some 0.2 ms."""
+
+FRESH_S: Final = 15.0
+"""What was measured longer ago says nothing of now: cards and limits are looked at every 5 s."""
+
+NOT_YET: Final = "no limit was read back yet"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerMemory:
+    """One container on one card.
+
+    Attributes:
+        uid: of the pod, as the kubelet knows it.
+        namespace: of the pod; empty while the API server has not shown it.
+        pod: its name; empty likewise.
+        container: its name.
+        uuid: of the card.
+        promised_mib: what the container was given there.
+        used_mib: what it uses; None where nobody can tell.
+        limit_mib: the limit that was read back; None where there is none.
+        held: what holds it to its promise.
+        problem: why its limit is not in force though the driver could hold it; empty where all is well.
+        measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
+    """
+
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    promised_mib: int
+    used_mib: int | None
+    limit_mib: int | None
+    held: Enforcement
+    problem: str = ""
+    measured_s: float | None = None
+
+    @property
+    def beyond_mib(self) -> int:
+        """MiB used beyond the promise."""
+        return max(0, (self.used_mib or 0) - self.promised_mib)
+
+
+class Measured(Protocol):
+    """The newest measurement, as `sampling.Sampler` has it."""
+
+    @property
+    def samples(self) -> Sequence[GpuSample]:
+        """Of each card."""
+        ...
+
+    @property
+    def sampled_s(self) -> float:
+        """When it was begun, by the ledger's clock."""
+        ...
+
+    @property
+    def places(self) -> Mapping[int, ProcessPlace | None]:
+        """Where its processes run, None for those of no pod; of those left out nothing is known."""
+        ...
+
+
+class Memory:
+    """Joins the book's shares, the limits, the measured processes and the pods' names; worked out when asked.
+
+    Args:
+        shares: what containers were given; followed here.
+        supports: how cards are held.
+        enforcer: the limits.
+        pods: the pods' names and containers.
+        sampler: measures the cards.
+        clock: the ledger's.
+    """
+
+    def __init__(
+        self,
+        shares: Shares,
+        supports: Supports,
+        enforcer: Enforcer,
+        pods: PodView,
+        sampler: Measured,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shares = shares
+        self._supports = supports
+        self._enforcer = enforcer
+        self._pods = pods
+        self._sampler = sampler
+        self._clock = clock
+
+    def rows(self) -> list[ContainerMemory]:
+        """Describe every container that was given memory and has not ended, by pod, container and card."""
+        return sorted(self._each(), key=_order)
+
+    async def rows_in_turns(self) -> list[ContainerMemory]:
+        """Do the same, `TURN` rows at a time, with turns for others between."""
+        found = []
+        for row in self._each():
+            found.append(row)
+            if len(found) % TURN == 0:
+                await asyncio.sleep(0)
+        return sorted(found, key=_order)
+
+    def _each(self) -> Iterator[ContainerMemory]:
+        self._shares.follow()
+        limits: dict[tuple[str, str], list[Limit]] = {}
+        for limit in self._enforcer.limits():
+            limits.setdefault((limit.uid, limit.uuid), []).append(limit)
+        oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
+        measured = self._measured() if sampled_s >= oldest_s else {}
+        for uid, grants in list(self._shares.all().items()):
+            pod = self._pods.running(uid)
+            for row in self._promised(uid, pod, grants):
+                alone = sum(row.uuid in shares for shares in grants.values()) == 1
+                used = measured.get(row.uuid)
+                if used is not None:
+                    used_mib = _of(row.container, pod, used.get(uid, {}), alone=alone)
+                    measured_s = None if used_mib is None else sampled_s
+                    row = replace(row, used_mib=used_mib, measured_s=measured_s)  # noqa: PLW2901 - the same
+                mine = [
+                    limit
+                    for limit in limits.get((uid, row.uuid), ())
+                    if limit.container == row.container or (alone and limit.container is None)
+                ]
+                yield _limited(row, mine, oldest_s) if mine or row.held is Enforcement.DRIVER else row
+
+    def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerMemory]:
+        namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
+        for container, shares in grants.items():
+            if pod is None or container not in pod.status.ended:
+                for uuid, mib in shares.items():
+                    held = self._supports.holding(uuid, mib, len(shares))
+                    yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
+
+    def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
+        """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
+        found: dict[str, dict[str, dict[str, int | None]]] = {}
+        places = self._sampler.places
+        for sample in self._sampler.samples:
+            if sample.error is not None or sample.processes is None:
+                continue
+            if any(process.pid not in places for process in sample.processes):
+                # It may be anybody's.
+                continue
+            pods = found.setdefault(sample.uuid, {})
+            for process in sample.processes:
+                place = places[process.pid]
+                if place is not None:
+                    of_pod = pods.setdefault(place.uid, {})
+                    before_mib = of_pod.get(place.container_id, 0)
+                    known = before_mib is not None and process.used_mib is not None
+                    of_pod[place.container_id] = (
+                        (before_mib or 0) + (process.used_mib or 0) if known else None
+                    )
+        return found
+
+
+def _order(row: ContainerMemory) -> tuple[str, ...]:
+    return row.namespace, row.pod, row.uid, row.container, row.uuid
+
+
+def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> ContainerMemory:
+    """Add what the limits of a container's cgroups say; the driver's own count is the better one."""
+    outcomes = [limit.outcome for limit in limits if limit.outcome is not None]
+    readings = [outcome.reading for outcome in outcomes if outcome.reading is not None]
+    used = [reading.used_mib for reading in readings if reading.used_mib is not None]
+    read_s = min((outcome.at_s for outcome in outcomes if outcome.reading is not None), default=oldest_s)
+    if used and len(used) == len(readings) and read_s >= oldest_s:
+        row = replace(row, used_mib=sum(used), measured_s=read_s)
+    hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
+    problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
+    held = row.held
+    if held is Enforcement.DRIVER and (problem or not hard):
+        held, problem = Enforcement.ACCOUNTED, problem or NOT_YET
+    return replace(row, limit_mib=max(hard, default=None), held=held, problem=problem)
+
+
+def _of(container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:
+    """MiB of one container out of those of its pod, None where that is not known.
+
+    What runs in a container that nobody has named yet is its own where no other one was given the card.
+    """
+    names = pod.status.containers if pod is not None else {}
+    total_mib = 0
+    for identifier, mib in used.items():
+        name = names.get(identifier)
+        if name is None and not alone:
+            return None
+        if name is None or name == container:
+            if mib is None:
+                return None
+            total_mib += mib
+    return total_mib

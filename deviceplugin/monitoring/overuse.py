@@ -1,0 +1,181 @@
+"""Containers that use more of a card than they were given: told once, counted, and where wished evicted.
+
+Where limits hold, nobody gets so far. Elsewhere a process can take what others were promised.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from deviceplugin.monitoring.container_use import ContainerMemory
+from kubeapi.backoff import Backoff
+from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+
+log = structlog.get_logger(__name__)
+
+LOOK_S: Final = 5.0
+"""How often whoever owns this should look."""
+
+DEFAULT_TOLERANCE_MIB: Final = 512
+"""A driver keeps some hundred MiB for each process, its context, that no framework knows of."""
+
+OVER_USE: Final = "GPUMemoryOverUse"
+OVER_USE_ENDED: Final = "GPUMemoryOverUseEnded"
+NOT_LIMITED: Final = "GPUMemoryNotLimited"
+EVICTED: Final = "GPUMemoryEvicted"
+
+Record = Callable[[ObjectRef, EventType, str, str], None]
+Key = tuple[str, str, str]
+"""UID as the kubelet knows it, container, card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A pod as the API server knows it.
+
+    Attributes:
+        namespace: of the pod.
+        name: of the pod.
+        uid: the API server's.
+        static: the kubelet runs it from a file; it cannot be evicted.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    static: bool = False
+
+    @property
+    def ref(self) -> ObjectRef:
+        """For Events."""
+        return pod_ref(self.namespace, self.name, self.uid)
+
+
+class OverUse:
+    """Watches what containers use.
+
+    Args:
+        find: a pod by the UID that the kubelet uses; None while the API server has not shown it.
+        record: `EventRecorder.event`.
+        evict: evicts exactly the pod with a namespace, a name and a UID.
+        tolerance_mib: MiB beyond its promise that a container may use.
+        evict_after_s: seconds of over-use, from measurement to measurement, after which its pod is evicted;
+            0: never.
+        clock: monotonic seconds.
+
+    Attributes:
+        found: times that a container began to use too much.
+        evictions: pods evicted.
+        errors: evictions that were refused.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Names | None],
+        record: Record,
+        evict: Callable[[str, str, str], Awaitable[None]],
+        *,
+        tolerance_mib: int = DEFAULT_TOLERANCE_MIB,
+        evict_after_s: float = 0.0,
+        clock: Callable[[], float],
+    ) -> None:
+        self._find = find
+        self._record = record
+        self._evict = evict
+        self._tolerance_mib = tolerance_mib
+        self._evict_after_s = evict_after_s
+        self._clock = clock
+        self._told: set[Key] = set()
+        self._over_s: dict[Key, tuple[float, float]] = {}
+        self._evicted: set[str] = set()
+        self._tries: dict[str, tuple[Backoff, float]] = {}
+        self.found = 0
+        self.evictions = 0
+        self.errors = 0
+
+    def over(self, row: ContainerMemory) -> bool:
+        """Whether a container uses more than is tolerated."""
+        return row.beyond_mib > self._tolerance_mib
+
+    def not_limited(self, uid: str, container: str, problem: str) -> None:
+        """Tell a pod's people that a container's limit is not in force."""
+        pod = self._find(uid)
+        if pod is not None:
+            said = f"the memory of container {container} is accounted, not limited: {problem}"
+            self._record(pod.ref, "Warning", NOT_LIMITED, said)
+
+    async def look(self, rows: Sequence[ContainerMemory]) -> None:
+        """Compare use with promises once.
+
+        Of a container that nobody measures nothing is told, and its time of grace begins again: only what
+        was measured at both ends of that time evicts a pod.
+        """
+        now_s = self._clock()
+        present = {(row.uid, row.container, row.uuid) for row in rows}
+        for row in rows:
+            self._judge(row)
+        self._told &= present
+        self._over_s = {key: times for key, times in self._over_s.items() if key in present}
+        self._evicted &= {uid for uid, _, _ in present}
+        self._tries = {uid: tries for uid, tries in self._tries.items() if uid in {key[0] for key in present}}
+        if self._evict_after_s > 0:
+            for uid in {
+                key[0]
+                for key, (first_s, last_s) in self._over_s.items()
+                if last_s - first_s >= self._evict_after_s
+            }:
+                await self._end(uid, now_s)
+
+    def _judge(self, row: ContainerMemory) -> None:
+        key = row.uid, row.container, row.uuid
+        if row.measured_s is None or not self.over(row):
+            self._over_s.pop(key, None)
+        else:
+            self._over_s[key] = self._over_s.get(key, (row.measured_s,))[0], row.measured_s
+        before = key in self._told
+        if row.measured_s is None or self.over(row) == before:
+            return
+        pod = self._find(row.uid)
+        if pod is None:
+            # Its people are told once the API server has shown it.
+            return
+        if before:
+            self._told.remove(key)
+            said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
+            log.info("memory over-use ended", pod=row.uid, said=said)
+            self._record(pod.ref, "Normal", OVER_USE_ENDED, said)
+            return
+        self._told.add(key)
+        self.found += 1
+        end = f"; evicted if that lasts {self._evict_after_s:g} s" if self._evict_after_s > 0 else ""
+        said = (
+            f"container {row.container} uses {row.used_mib} MiB of card {row.uuid}, it was given "
+            f"{row.promised_mib}; up to {self._tolerance_mib} more are tolerated{end}"
+        )
+        log.warning("memory over-use", pod=row.uid, said=said)
+        self._record(pod.ref, "Warning", OVER_USE, said)
+
+    async def _end(self, uid: str, now_s: float) -> None:
+        """Evict a pod, exactly that one; a refusal, as of a PodDisruptionBudget, is tried again later."""
+        pod = self._find(uid)
+        backoff, due_s = self._tries.get(uid, (Backoff(LOOK_S, 300.0), now_s))
+        if pod is None or pod.static or uid in self._evicted or now_s < due_s:
+            return
+        try:
+            await self._evict(pod.namespace, pod.name, pod.uid)
+        except (NotFound, Conflict):
+            # Another pod has the name by now, or none.
+            self._evicted.add(uid)
+        except KubeApiError as error:
+            self.errors += 1
+            self._tries[uid] = backoff, now_s + backoff.failed(getattr(error, "retry_after_s", None))
+            log.warning("pod not evicted", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+        else:
+            self._evicted.add(uid)
+            self.evictions += 1
+            log.warning("pod evicted for memory over-use", pod=f"{pod.namespace}/{pod.name}", uid=uid)
+            said = f"used more GPU memory than it was given for {self._evict_after_s:g} s"
+            self._record(pod.ref, "Warning", EVICTED, said)

@@ -1,0 +1,338 @@
+"""Measures the cards and follows their health; the driver is only ever called from threads of their own."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+
+from allocator.ledger import Pod
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.health import HealthTracker
+from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
+from deviceplugin.host.cgroups import ProcessPlace
+from deviceplugin.host.driver import OwnThread
+from deviceplugin.monitoring.unaccounted_use import CardUse, card_use
+from deviceplugin.node_events import Notices, silent
+
+log = structlog.get_logger(__name__)
+
+SAMPLE_S: Final = 5.0
+EVENT_WAIT_S: Final = 30.0
+
+SOON_S: Final = 0.5
+"""After news of a card it is measured at once, but not more often than this."""
+
+EVENT_GAP_S: Final = 0.1
+"""So long news are gathered: a storm of them is looked at ten times a second."""
+
+TELL_FAULT_S: Final = 10.0
+"""The same fault of the same card is logged, and told to people, once in so many seconds; all are counted."""
+
+HANGS_S: Final = 10.0
+"""A call of the driver that takes longer is logged; none takes a second as a rule."""
+
+UNMEASURED_S: Final = 75.0
+"""Cards that could not be measured for so long are given to no pod; a minute may pass."""
+
+CLOSE_S: Final = 2.0
+
+
+class Owners(Protocol):
+    """Which pod a process belongs to, as `cgroups.ProcessOwners` tells. Blocking."""
+
+    def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
+        """Return pid -> UID of its pod, None where it has none."""
+
+    def place(self, pid: int) -> ProcessPlace | None:
+        """Return pod and container of one of the processes that were asked about last."""
+
+
+class TakeCards(Protocol):
+    """Whoever wants to hear of another list of cards."""
+
+    def __call__(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
+        """Take the source's list; tells whether it is another one."""
+
+
+class Sampler:
+    """Turns measurements into pressure, and trouble into unhealthy cards.
+
+    Args:
+        account: the ledger.
+        source: the cards.
+        owners: the processes' pods.
+        health: the cards' health.
+        unit_mib: MiB a unit.
+        on_health: called when a card's health changed.
+        on_cards: called with the source's list of cards after each measurement.
+        notices: hear of faults and of cards' health.
+        every_s: seconds between two measurements.
+        unmeasured_s: see `UNMEASURED_S`.
+
+    Attributes:
+        samples: newest measurement of each card.
+        sampled_s: when it was begun, by the ledger's clock.
+        places: where its processes run, None for those of no pod; of those left out nothing is known.
+        uses: newest judgement of each card.
+        memory_errors: what each card counts of its memory's errors.
+        errors: measurements that failed as a whole.
+        faults: how many numbered errors there were, by UUID and code; ignored ones too.
+        health_changes: how often a card became healthy (True) or unhealthy, by UUID.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        source: GpuSource,
+        owners: Owners,
+        health: HealthTracker,
+        *,
+        unit_mib: int,
+        on_health: Callable[[], None],
+        on_cards: TakeCards = lambda _gpus, _healthy: False,
+        notices: Notices | None = None,
+        every_s: float = SAMPLE_S,
+        unmeasured_s: float = UNMEASURED_S,
+        driver: OwnThread | None = None,
+    ) -> None:
+        self._account = account
+        self._source = source
+        self._owners = owners
+        self._health = health
+        self._unit_mib = unit_mib
+        self._on_health = on_health
+        self._on_cards = on_cards
+        self._notices = notices or silent()
+        self._every_s = every_s
+        self.samples: Sequence[GpuSample] = ()
+        self.sampled_s = float("-inf")
+        self.places: Mapping[int, ProcessPlace | None] = {}
+        self._unmeasured_s = unmeasured_s
+        self._driver = driver or OwnThread("gpu-driver")
+        self._news = OwnThread("gpu-news")
+        self._wake = asyncio.Event()
+        self._hang_told = False
+        self._measured_s = account.now_s()
+        self._unmeasured: dict[str, str] = {}
+        self._unusable: set[str] = set()
+        self._told_s: dict[tuple[str, int], float] = {}
+        self.uses: dict[str, CardUse] = {}
+        self.memory_errors: dict[str, Mapping[str, int]] = {}
+        self.errors = 0
+        self.faults: Counter[tuple[str, int]] = Counter()
+        self.health_changes: Counter[tuple[str, bool]] = Counter()
+
+    @property
+    def hangs_s(self) -> float:
+        """Seconds that the driver has not answered; 0 while it does."""
+        busy_s = self._driver.busy_s
+        return busy_s if busy_s >= min(HANGS_S, self._unmeasured_s) else 0.0
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cards are not measured; None while they are."""
+        if self.hangs_s:
+            return f"the cards' driver has not answered for {self.hangs_s:.0f} s"
+        return next(iter(self._unmeasured.values()), None)
+
+    async def run(self) -> None:
+        """Measure until cancelled.
+
+        Raises:
+            DeviceListError: the cards have changed, and no kubelet could take their devices.
+        """
+        while True:
+            self._wake.clear()
+            await self._once()
+            await asyncio.sleep(min(SOON_S, self._every_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._every_s - SOON_S)):
+                    await self._wake.wait()
+
+    async def follow_events(self) -> None:
+        """Take health events as they come, until cancelled."""
+        try:
+            while True:
+                events = await self._news.call(lambda: self._source.events(EVENT_WAIT_S))
+                for event in events:
+                    self._note_fault(event)
+                self._take_events(events)
+                self._wake.set()
+                await asyncio.sleep(EVENT_GAP_S)
+        finally:
+            self._news.end()
+
+    async def _once(self) -> None:
+        before, began_s = self._promises(), self._account.now_s()
+        try:
+            samples, gpus = await self._measure()
+        except GpuError as error:
+            self.errors += 1
+            log.warning("cards cannot be measured", error=str(error))
+            self._not_measured(str(error))
+            return
+        pids = {process.pid for sample in samples for process in sample.processes or ()}
+        owners = await asyncio.to_thread(self._owners.owners, pids)
+        self._measured_again(samples)
+        # The list first: the samples are of these cards.
+        self._on_cards(gpus, lambda uuid: self._health.state(uuid).healthy)
+        self._note_mended(gpus)
+        known = {card.uuid for card in self._account.ledger.installed}
+        samples = [sample for sample in samples if sample.uuid in known]
+        self.samples, self.sampled_s = samples, began_s
+        self.places = {pid: self._owners.place(pid) for pid in owners}
+        self._judge(samples, owners, _larger(before, self._promises()))
+        self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
+        now_s = self._account.now_s()
+        self._apply([sample.uuid for sample in samples if self._health.on_sample(sample, now_s)])
+
+    # --- a driver that does not answer --------------------------------------------------------------
+
+    async def _measure(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
+        """Measure all cards; while the driver does not answer, say so.
+
+        Raises:
+            GpuError: they cannot be measured.
+        """
+        call = asyncio.ensure_future(self._driver.call(self._look))
+        try:
+            while not (await asyncio.wait({call}, timeout=min(self._every_s, 1.0)))[0]:
+                self._say_hanging()
+            return call.result()
+        finally:
+            call.cancel()
+
+    def _look(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
+        """In the driver's thread."""
+        try:
+            samples = self._source.sample()
+            return samples, tuple(self._source.cards())
+        except GpuError:
+            raise
+        except Exception as error:
+            log.exception("measuring the cards failed")
+            raise GpuError(f"measuring the cards failed: {type(error).__name__}: {error}") from error
+
+    def _say_hanging(self) -> None:
+        if self.hangs_s and not self._hang_told:
+            self._hang_told = True
+            log.error("the cards' driver does not answer", seconds=round(self.hangs_s, 1))
+            self._notices.driver_hangs("the cards' driver does not answer: look at dmesg")
+        if self.hangs_s:
+            self._not_measured("the driver does not answer")
+
+    def _not_measured(self, why: str) -> None:
+        """Take cards out of use that could not be measured for long, those that are not already."""
+        if self._account.now_s() - self._measured_s < self._unmeasured_s:
+            return
+        reason = f"not measured for more than {self._unmeasured_s:.0f} s: {why}"
+        sick = [card.uuid for card in self._account.ledger.installed if self._health.state(card.uuid).healthy]
+        self._unmeasured.update(dict.fromkeys(sick, reason))
+        self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in sick])
+
+    def _measured_again(self, samples: Sequence[GpuSample]) -> None:
+        """Let cards recover that were out of use only because nobody could measure them."""
+        self._measured_s = self._account.now_s()
+        if self._hang_told:
+            self._hang_told = False
+            log.info("the cards' driver answers again")
+            self._notices.driver_answers()
+        mended = [
+            HealthEvent(sample.uuid, healthy=True, reason="measured again")
+            for sample in samples
+            if self._health.state(sample.uuid).reason == self._unmeasured.get(sample.uuid, "")
+        ]
+        self._unmeasured.clear()
+        self._take_events(mended)
+
+    def _note_mended(self, gpus: Sequence[GpuCard]) -> None:
+        """A card that could not be used at all, and now can, has nothing to prove."""
+        for gpu in gpus:
+            if gpu.error is None and gpu.uuid in self._unusable:
+                self._health.on_event(HealthEvent(gpu.uuid, True, "can be used"), self._account.now_s())
+        self._unusable = {gpu.uuid for gpu in gpus if gpu.error is not None}
+
+    # --- use and health -----------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        samples: Sequence[GpuSample],
+        owners: Mapping[int, str | None],
+        promises: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        pressure, before, self.uses = {}, self.uses, {}
+        for sample in samples:
+            use = card_use(sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid))
+            self.uses[sample.uuid] = use
+            pressure[sample.uuid] = use.extra_units(self._unit_mib)
+        if self._account.ledger.set_pressure(pressure):
+            log.info("use beyond promise", units={uuid: units for uuid, units in pressure.items() if units})
+            self._account.changed()
+
+    def _promises(self) -> dict[str, dict[str, int]]:
+        """MiB by card and the UID that a pod has in cgroups."""
+        return {
+            uuid: {uid: units * self._unit_mib for uid, units in shares.items()}
+            for uuid, shares in self._account.ledger.promises().items()
+        }
+
+    def _note_fault(self, event: HealthEvent) -> None:
+        if event.code is not None:
+            key, now_s = (event.uuid, event.code), self._account.now_s()
+            self.faults[key] += event.count
+            if now_s - self._told_s.get(key, float("-inf")) < TELL_FAULT_S:
+                return
+            self._told_s[key] = now_s
+            if event.healthy is None:
+                log.info(
+                    "an application's fault", card=event.uuid, reason=event.reason, so_far=self.faults[key]
+                )
+            else:
+                self._notices.fault(event.uuid, event.reason)
+
+    def _take_events(self, events: Sequence[HealthEvent]) -> None:
+        now_s = self._account.now_s()
+        self._apply([event.uuid for event in events if self._health.on_event(event, now_s)])
+
+    def _apply(self, uuids: Sequence[str]) -> None:
+        """Have the health of cards known to all, and tell people of it."""
+        ledger = self._account.ledger
+        known = {card.uuid for card in ledger.installed}
+        changed = [uuid for uuid in dict.fromkeys(uuids) if uuid in known]
+        if not changed:
+            return
+        promises, pods = ledger.promises(), ledger.facts.pods
+        for uuid in changed:
+            on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
+            self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
+            ledger.set_healthy(uuid, self._health.state(uuid).healthy)
+        self._on_health()
+        self._account.changed()
+
+    def _tell(self, uuid: str, pods: Sequence[Pod]) -> None:
+        state = self._health.state(uuid)
+        note = log.info if state.healthy else log.error
+        what = "card is healthy" if state.healthy else "card is unhealthy"
+        note(what, card=uuid, reason=state.reason, pods=len(pods))
+        if state.healthy:
+            self._notices.recovered(uuid, pods)
+        else:
+            self._notices.unhealthy(uuid, state.reason or "no reason given", pods)
+        self.health_changes[uuid, state.healthy] += 1
+
+
+def _larger(
+    first: Mapping[str, Mapping[str, int]], second: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """The larger promise of two moments: the measurement lies between them."""
+    return {
+        card: {
+            uid: max(first.get(card, {}).get(uid, 0), second.get(card, {}).get(uid, 0))
+            for uid in first.get(card, {}).keys() | second.get(card, {}).keys()
+        }
+        for card in first.keys() | second.keys()
+    }

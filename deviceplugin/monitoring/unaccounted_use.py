@@ -1,0 +1,100 @@
+"""What a card's use costs beyond what was promised to pods; pure.
+
+A card's published use is promised + foreign + beyond promise. Pods may still grow into their promise, so
+what others use adds up with it.
+
+- beyond: for each pod `max(0, measured - promised)`, so that one pod's modesty never hides another's excess.
+- foreign: what processes of no pod of ours use, and what is measured and is no process's.
+- Where processes cannot be told apart: the high-water mark of `measured - promised`, over all pods. While the
+  pods use less than promised, the present difference hides foreign use, hence the mark. It comes down for one
+  reason only: nobody can use more than is measured, so the mark is never above the present measurement. A
+  card whose pods have all ended therefore shows exactly what is measured.
+- Dead band: without any foreign process, up to 256 MiB in all cost nothing (the context of an idle card).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deviceplugin.gpus.api.source import GpuSample
+
+DEAD_BAND_MIB = 256
+
+_FOREIGN = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """What one card measures and what of it nobody was promised.
+
+    Attributes:
+        uuid: the card.
+        measured_mib: MiB in use.
+        foreign_mib: MiB used by nobody of ours, after the dead band.
+        beyond_mib: MiB that our pods use beyond their promises, after the dead band.
+        mark_mib: the least that a sample without distinguishable processes will count; carried along.
+    """
+
+    uuid: str
+    measured_mib: int
+    foreign_mib: int
+    beyond_mib: int
+    mark_mib: int
+
+    def extra_units(self, unit_mib: int) -> int:
+        """Return the units to publish on top of the promised ones, rounded up."""
+        return -(-(self.foreign_mib + self.beyond_mib) // unit_mib)
+
+
+def card_use(
+    sample: GpuSample,
+    owners: Mapping[int, str | None],
+    promised_mib: Mapping[str, int],
+    previous: CardUse | None = None,
+    dead_band_mib: int = DEAD_BAND_MIB,
+) -> CardUse:
+    """Judge one measurement of one card.
+
+    Args:
+        sample: the measurement.
+        owners: pid -> UID of its pod, None when it belongs to no pod; absent when that is not known.
+        promised_mib: UID -> MiB promised to that pod on this card, for every pod with a promise there. It
+            should not be older than the sample: a promise that ended meanwhile would look foreign once.
+        previous: this function's last answer for the card.
+        dead_band_mib: excess that costs nothing while no foreign process is there.
+
+    Returns:
+        The card's use. A failed measurement changes nothing: the previous use stands.
+    """
+    if sample.error is not None:
+        return previous or CardUse(sample.uuid, 0, 0, 0, 0)
+    by_owner: dict[str | None, int] = {_FOREIGN: 0}
+    untold: set[str | None] = set()
+    foreign_there = False
+    told_apart = sample.processes is not None
+    for process in sample.processes or ():
+        if process.pid not in owners:
+            told_apart = False
+            continue
+        owner = owners[process.pid]
+        owner = owner if owner in promised_mib else _FOREIGN
+        foreign_there |= owner is _FOREIGN
+        by_owner[owner] = by_owner.get(owner, 0) + (process.used_mib or 0)
+        if process.used_mib is None:
+            untold.add(owner)
+    residual_mib = max(0, sample.used_mib - sum(by_owner.values()))
+    told_apart = told_apart and len(untold) <= 1
+    if told_apart:
+        # What one owner alone did not tell is the rest; without such an owner the rest is nobody's.
+        by_owner[next(iter(untold), _FOREIGN)] += residual_mib
+    foreign_mib = by_owner.pop(_FOREIGN)
+    beyond_mib = sum(max(0, used - promised_mib[str(owner)]) for owner, used in by_owner.items())
+    if told_apart:
+        mark_mib = foreign_mib + beyond_mib
+    else:
+        difference_mib = sample.used_mib - sum(promised_mib.values())
+        before_mib = previous.mark_mib if previous else 0
+        mark_mib = max(min(max(before_mib, difference_mib), sample.used_mib), foreign_mib + beyond_mib)
+        foreign_mib = mark_mib - beyond_mib
+    if not foreign_there and foreign_mib + beyond_mib <= dead_band_mib:
+        foreign_mib = beyond_mib = 0
+    return CardUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib)

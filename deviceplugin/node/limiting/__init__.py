@@ -1,1 +1,0 @@
-"""Containers held to what they were given: which limit each gets, and what sets it."""

@@ -1,0 +1,1 @@
+"""What the daemon writes: packed words of the Node, allocations of pods, and explanations for people."""

@@ -1,0 +1,182 @@
+"""Writes what each pod got into its `allocation` annotation."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from allocator.errors import AllocatorError
+from allocator.names import POD_ALLOCATION
+from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import PodObject
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.published_use import ToldUse
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+
+log = structlog.get_logger(__name__)
+
+QUIET_S: Final = 0.2
+"""Allocations are written once nothing has happened for so long: no Allocate has to wait for them.
+
+People read them, and a daemon that starts after the kubelet lost its checkpoint.
+"""
+
+ANNOTATE_WITHIN_S: Final = 1.0
+"""But at the latest so long after the first news, on a node that is never quiet."""
+
+ANNOTATE_GAP_S: Final = 0.02
+"""Least time between two such writes: an Allocate gets its turn in between."""
+
+TURN: Final = 25
+"""Pods that are looked at in one go: an Allocate waits for no more than these, some 0.2 ms."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A pod whose annotation was refused: how often, and when to try again by the ledger's clock."""
+
+    backoff: Backoff
+    due_s: float = float("-inf")
+
+
+class Annotator:
+    """Writes what each pod got into its `allocation` annotation, for people.
+
+    Args:
+        client: API server.
+        account: the ledger.
+        pod_view: the pods and what their annotations say.
+        use: what the pods use, as far as it is worth a write; None: nothing is written.
+
+    Attributes:
+        errors: failed writes so far.
+    """
+
+    def __init__(
+        self, client: KubeClient, account: Account, pod_view: PodView, use: ToldUse | None = None
+    ) -> None:
+        self._use = use
+        self._client = client
+        self._account = account
+        self._pod_view = pod_view
+        self._wake = asyncio.Event()
+        self._done: dict[str, str] = {}
+        self._troubles: dict[str, _Trouble] = {}
+        self.errors = 0
+        account.follow(self._wake.set)
+
+    def wake(self) -> None:
+        """Look soon whether there is something to write."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Annotate until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._all()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await self._quiet()
+
+    async def _quiet(self) -> None:
+        """Wait until nothing has happened for a while, but not for ever."""
+        latest_s = self._account.now_s() + ANNOTATE_WITHIN_S
+        while self._wake.is_set() and self._account.now_s() < latest_s:
+            self._wake.clear()
+            await asyncio.sleep(QUIET_S)
+
+    async def _all(self) -> float | None:
+        """Write every annotation that is missing or wrong; one that was written is not looked at again.
+
+        Returns:
+            Seconds until one that was refused is due again, None where there is none.
+        """
+        found = allocations(self._account.ledger.facts)
+        self._done = {uid: text for uid, text in self._done.items() if uid in found}
+        self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
+        for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
+            if number % TURN == 0:
+                await asyncio.sleep(0)
+            pod = self._pod_view.objects.get(uid)
+            text = self._text(uid, pod, assignment)
+            if pod is None or text in (_written(pod), self._done.get(uid)):
+                self._troubles.pop(uid, None)
+                continue
+            trouble = self._troubles.get(uid)
+            if trouble is not None and self._account.now_s() < trouble.due_s:
+                continue
+            if await self._write(uid, pod, text):
+                log.info("allocation", pod=_name(pod), uid=uid, cards=_cards(assignment))
+            await asyncio.sleep(ANNOTATE_GAP_S)
+        due_s = min((trouble.due_s for trouble in self._troubles.values()), default=None)
+        return None if due_s is None else max(0.0, due_s - self._account.now_s())
+
+    def _text(self, uid: str, pod: PodObject | None, assignment: Assignment) -> str:
+        if self._use is None or pod is None:
+            return dump_allocation(uid, assignment)
+        return dump_allocation(
+            uid, assignment, self._use.of(pod.runtime_uid, assignment, lambda: _told(_written(pod)))
+        )
+
+    async def _write(self, uid: str, item: PodObject, text: str) -> bool:
+        """Write one annotation; tells whether it was. A pod that is refused holds up no other."""
+        pod, metadata = _name(item), item.metadata
+        try:
+            await self._client.annotate_pod(
+                metadata.namespace, metadata.name, uid, {POD_ALLOCATION: text}, timeout_s=WRITE_TIMEOUT_S
+            )
+        except KubeApiError as error:
+            if not _is_gone(error):
+                self._refused(uid, pod, error)
+                return False
+            # Another pod has the name by now, or none: nothing to tell anybody.
+            log.debug("allocation not written", pod=pod, error=str(error))
+            written = False
+        else:
+            written = True
+        self._done[uid] = text
+        self._troubles.pop(uid, None)
+        return written
+
+    def _refused(self, uid: str, pod: str, error: KubeApiError) -> None:
+        self.errors += 1
+        trouble = self._troubles.setdefault(uid, _Trouble(Backoff(1.0, 60.0)))
+        delay_s = trouble.backoff.failed(getattr(error, "retry_after_s", None))
+        trouble.due_s = self._account.now_s() + delay_s
+        note = log.warning if trouble.backoff.failures == 1 else log.debug
+        note("allocation not written", pod=pod, error=str(error), retry_s=round(delay_s, 2))
+
+
+def _is_gone(error: KubeApiError) -> bool:
+    """Whether the pod that was meant is no more; every other refusal may end."""
+    return isinstance(error, NotFound) or (isinstance(error, Conflict) and error.cause == "uid")
+
+
+def _written(pod: PodObject) -> str | None:
+    return pod.metadata.annotation(POD_ALLOCATION)
+
+
+def _name(pod: PodObject) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
+    """What an annotation says of memory; nothing where it is missing or rubbish."""
+    try:
+        return load_allocation(text).memory if text is not None else {}
+    except AllocatorError:
+        return {}
+
+
+def _cards(assignment: Assignment) -> list[str]:
+    return sorted({uuid for shares in assignment.values() for uuid, _ in shares})

@@ -1,0 +1,191 @@
+"""What the own Node should say, when it has to be said, and the one patch that says it; pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISION
+from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
+from allocator.records import CardRecord, Holds, dump_cards, dump_holds
+from deviceplugin.allocation.objects import NodeObject
+
+GAP_S: Final = 2.0
+"""Least time between two patches that only bring gains."""
+
+SETTLE_S: Final = 1.0
+"""How long a gain waits for the book to show whose it is, so that words and holds change together."""
+
+LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
+"""The highest that is written or kept: one more still fits, so that it shows what came to the end."""
+
+# It seldom changes.
+_dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the Node should say, or said.
+
+    Attributes:
+        unit_mib: MiB a unit.
+        sizes: units of each card.
+        used: used units of each card.
+        holds: units by the card's position, by UID, of the pods that the words contain.
+        inventory: the cards.
+        seen: resourceVersion that the words take into account.
+    """
+
+    unit_mib: int
+    sizes: tuple[int, ...]
+    used: tuple[int, ...]
+    holds: Mapping[str, Mapping[int, int]]
+    inventory: tuple[CardRecord, ...]
+    seen: int
+
+    @property
+    def layout(self) -> Layout:
+        """How the words are divided."""
+        return Layout(width(max(self.sizes, default=0)), len(self.sizes), self.unit_mib)
+
+
+def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
+    """Tell why the Node must be patched.
+
+    Args:
+        wanted: what it should say.
+        node: what it says.
+        owed: resourceVersion that its `seen` must reach, 0 for none.
+
+    Returns:
+        `lost` (words missing, corrupt, of other cards or with no revision after theirs; a `seen` of versions
+        that are still to come, as after an etcd restore), `released` (units or pods are gone, or a pod
+        vanished that the scheduler still counts), `gained`, or None when it says it all.
+    """
+    words, holds = node.words(), node.holds()
+    if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen:
+        return "lost"
+    if words.layout != wanted.layout or words.sizes != wanted.sizes:
+        return "lost"
+    if _released(wanted, words.used, holds, owed):
+        return "released"
+    if words.used != wanted.used or _holds_differ(wanted, holds) or node.cards() != wanted.inventory:
+        return "gained"
+    return None
+
+
+def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
+    """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None.
+
+    Other cards than before are as urgent as units that are free again.
+    """
+    if (wanted.layout, wanted.sizes) != (written.layout, written.sizes):
+        return "released"
+    if _released(wanted, written.used, _holds(written), owed):
+        return "released"
+    return None if replace(written, seen=wanted.seen) == wanted else "gained"
+
+
+def _released(wanted: Wanted, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
+    less = any(now < before for now, before in zip(wanted.used, used, strict=True))
+    return less or holds.seen < owed or bool(holds.uids - wanted.holds.keys())
+
+
+def _holds(wanted: Wanted) -> Holds:
+    return Holds(wanted.seen, frozenset(wanted.holds), wanted.holds)
+
+
+def _holds_differ(wanted: Wanted, holds: Holds) -> bool:
+    return holds.uids != wanted.holds.keys() or holds.units != wanted.holds
+
+
+def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
+    """Name the resources and annotations for which `urgency` wants the Node patched."""
+    words, holds = node.words(), node.holds()
+    found = []
+    if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
+        found.append(f"{PACKED_PREFIX}*")
+    elif words.revision > LAST_REVISION:
+        found.append(PACKED_REVISION)
+    if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen:
+        found.append(NODE_HOLDS)
+    if node.cards() != wanted.inventory:
+        found.append(NODE_CARDS)
+    return found
+
+
+def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = GAP_S) -> float:
+    """Tell when to patch, in the same seconds as the arguments.
+
+    Args:
+        reason: from `urgency`.
+        since_s: when the reason was first seen.
+        last_s: the last patch.
+        settled: the kubelet's book shows everything that was handed out.
+        gap_s: least time between two patches that only bring gains.
+    """
+    if reason != "gained":
+        return since_s
+    return max(last_s + gap_s, since_s if settled else since_s + SETTLE_S)
+
+
+def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
+    """Write the merge patch of nodes/status: words, revision, inventory and holds, all at once.
+
+    Capacity and allocatable are equal, or the kubelet would make them so.
+
+    Args:
+        wanted: what to say.
+        node: the Node as known; packed resources of it that are not ours any more are removed.
+        revision: of the words.
+    """
+    words = NodeWords(layout=wanted.layout, sizes=wanted.sizes, used=wanted.used, revision=revision)
+    resources: dict[str, int | None] = dict.fromkeys(sorted(node.packed_keys()))
+    resources.update(node_resources(words))
+    annotations = {
+        NODE_HOLDS: dump_holds(_holds(wanted)),
+        NODE_CARDS: _dump_cards(wanted.inventory),
+    }
+    return {
+        "metadata": {"annotations": annotations},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def farewell(node: NodeObject, revision: int) -> dict[str, Any] | None:
+    """Write the last patch of a daemon that stops: every card full and out of use, so that nobody comes.
+
+    `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from
+    evicting pods for room that would not come.
+
+    Args:
+        node: the Node as known.
+        revision: of the words.
+
+    Returns:
+        The patch; None where the Node offers nothing as it is.
+    """
+    words, cards = node.words(), node.cards()
+    if words is None:
+        return None
+    resources = node_resources(replace(words, used=words.sizes, revision=revision))
+    inventory = [msgspec.structs.replace(card, healthy=False) for card in cards or ()]
+    return {
+        "metadata": {"annotations": {NODE_CARDS: dump_cards(inventory)} if inventory else {}},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
+    """Revisions only grow, over restarts and re-created Nodes; at the end of the word they start again.
+
+    Args:
+        previous: the last one of this process, 0 for none.
+        node: whose words may have a higher one.
+        now_ms: milliseconds since the epoch.
+    """
+    words = node.words()
+    latest = max(previous, words.revision if words is not None else 0, now_ms)
+    return (latest if latest < LAST_REVISION else now_ms) + 1

@@ -1,0 +1,274 @@
+"""One daemon for each Node object: who writes to it stands in its annotation `gpupack.io/daemon`.
+
+Two daemons of one kubelet are kept apart by a lock (`kubelet.folder_lock`). Two of different machines that
+were given the same --node-name meet at the Node only. The rules end every dispute after a bounded time and
+need no heartbeat:
+
+- The annotation names the owner: the kubelet that it serves (`host`), that machine's boot (`boot`) and its
+  pod. A daemon that starts again finds itself in it, whatever ended it, and goes on at once.
+- A daemon that finds another there puts a claim beside it. An owner that is alive strikes the claim out as
+  soon as it sees it: then the claimant waits and says so, and asks again later. An owner that does not answer
+  within `CLAIM_S` has lost the Node.
+- The Node's own status says on which boot of which machine its kubelet runs. Where it is the claimant's, and
+  not the owner's, the claimant need not ask: the machine was booted again, or the owner's --node-name is
+  wrong.
+
+Every write names the resourceVersion that it is based on, so of two at the same time one is refused. Ordinary
+patches do not carry the annotation: the last one of an owner that lost the Node does not take it back.
+"""
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from allocator.names import NODE_DAEMON
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, KubeApiError
+
+log = structlog.get_logger(__name__)
+
+CLAIM_S: Final = 15.0
+"""How long the owner has to answer; a watch that broke off is back within a few seconds."""
+
+AGAIN_S: Final = 60.0
+"""From an answer to the next claim."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Party(msgspec.Struct, frozen=True):
+    """One daemon.
+
+    Attributes:
+        host: tells the kubelet that it serves from every other; the same after each restart of the daemon.
+        boot: the machine's boot ID, empty where it cannot be read.
+        name: for people: the daemon's host name, in a cluster that of its pod.
+    """
+
+    host: str
+    boot: str = ""
+    name: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The annotation: who writes to the Node, and who wants to."""
+
+    owner: Party
+    claim: Party | None = None
+
+
+def this_daemon(folder: Path) -> Party:
+    """Describe the daemon that serves the kubelet of a device plugin folder on this machine."""
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        boot = ""
+    found = folder.stat()
+    # Several kubelets on one machine, as with kind, share its boot, but no folder.
+    told = f"{boot}/{found.st_dev}/{found.st_ino}"
+    return Party(hashlib.sha256(told.encode()).hexdigest()[:12], boot, socket.gethostname())
+
+
+def read_record(text: str | None) -> Record | None:
+    """Read the annotation; what cannot be read names nobody."""
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Record)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+class Ownership:
+    """Keeps this daemon the Node's only writer, or quiet.
+
+    Args:
+        client: API server.
+        account: its followers are told when the Node changes.
+        node_view: the Node.
+        me: this daemon.
+        node_name: of the Node.
+        on_conflict: told in words when another daemon has the Node, or wants it.
+
+    Attributes:
+        errors: failed writes so far.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: Account,
+        node_view: NodeView,
+        me: Party,
+        *,
+        node_name: str,
+        on_conflict: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._node_view = node_view
+        self._me = me
+        self._node_name = node_name
+        self._on_conflict = on_conflict
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(0.2, 15.0)
+        self._error: str | None = None
+        self._claimed_s: float | None = None
+        self._due_s = self._turned_down_s = float("-inf")
+        self._lost_to: Party | None = None
+        self.errors = 0
+        account.follow(self._wake.set)
+
+    @property
+    def held(self) -> bool:
+        """Whether the Node is this daemon's to write to."""
+        record = self._record(self._node_view.node)
+        return record is not None and record.owner.host == self._me.host
+
+    @property
+    def disputed(self) -> bool:
+        """Whether another daemon writes to the Node, or wanted to a moment ago."""
+        recently = self._account.now_s() - self._turned_down_s < 2 * AGAIN_S
+        return recently or self._lost_to is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why this daemon does not write; None where it may, or where there is no Node to write to."""
+        node = self._node_view.node
+        record = self._record(node)
+        if node is None or self.held:
+            return None
+        if self._error is not None:
+            return f"the status of Node {self._node_name} cannot be written: {self._error}"
+        if record is None:
+            return None
+        reason = self._belongs_to(record.owner)
+        if node.boot_id and self._me.boot and node.boot_id != self._me.boot:
+            reason += (
+                f"; this machine is not that Node's (its boot ID is {node.boot_id}, ours {self._me.boot})"
+            )
+        return reason
+
+    def _belongs_to(self, owner: Party) -> str:
+        asked = self._claimed_s is not None
+        return (
+            f"Node {self._node_name} belongs to another gpupack node daemon, {owner.name or owner.host}: "
+            f"{'asking whether it is alive' if asked else 'this one waits until that one is gone'}; "
+            "two daemons must not have the same --node-name"
+        )
+
+    async def run(self) -> None:
+        """Claim, answer and wait until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._step()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _step(self) -> float | None:
+        """Do what is to be done.
+
+        Returns:
+            Seconds after which to look again even if nothing happens, None for no need.
+        """
+        node = self._node_view.node
+        record = self._record(node)
+        if node is None:
+            return None
+        if record is not None and record.owner.host != self._me.host:
+            return await self._as_another(node, record)
+        self._lost_to = self._claimed_s = None
+        if record == Record(self._me):
+            return None
+        return await self._write(node, Record(self._me), turned_down=record.claim if record else None)
+
+    async def _as_another(self, node: NodeObject, record: Record) -> float | None:
+        """Try to get the Node, without taking it from a daemon that is alive."""
+        owner, now_s = record.owner, self._account.now_s()
+        if node.boot_id and node.boot_id == self._me.boot != owner.boot:
+            log.info("takes the Node over, its kubelet runs on this boot", was=owner.name, host=owner.host)
+            return await self._write(node, Record(self._me))
+        if record.claim is not None and record.claim.host == self._me.host:
+            self._claimed_s = now_s if self._claimed_s is None else self._claimed_s
+            left_s = self._claimed_s + CLAIM_S - now_s
+            if left_s > 0:
+                return left_s
+            log.warning("takes the Node over, its daemon does not answer", was=owner.name, host=owner.host)
+            return await self._write(node, Record(self._me))
+        if self._claimed_s is not None:
+            self._claimed_s, self._due_s = None, now_s + AGAIN_S
+            self._lose(owner)
+        if now_s < self._due_s:
+            return self._due_s - now_s
+        return await self._write(node, Record(owner, self._me))
+
+    def _lose(self, owner: Party) -> None:
+        if self._lost_to != owner:
+            log.error("another daemon has this Node, nothing is published", was=owner.name, host=owner.host)
+            self._on_conflict(self._belongs_to(owner))
+        self._lost_to = owner
+
+    def _turn_down(self, claim: Party) -> None:
+        note = log.debug if self.disputed else log.warning
+        note("another daemon wants this Node, turned down", name=claim.name, host=claim.host)
+        self._turned_down_s = self._account.now_s()
+        self._on_conflict(
+            f"another gpupack node daemon, {claim.name or claim.host}, wants to write to this Node, which "
+            f"belongs to {self._me.name or self._me.host}: two daemons must not have the same --node-name"
+        )
+
+    async def _write(self, node: NodeObject, record: Record, turned_down: Party | None = None) -> float:
+        body: dict[str, Any] = {
+            "metadata": {
+                "resourceVersion": node.metadata.resource_version,
+                "annotations": {NODE_DAEMON: msgspec.json.encode(record).decode()},
+            }
+        }
+        try:
+            answer = await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
+            written = msgspec.json.decode(answer, type=NodeObject)
+        except Conflict:
+            # Somebody wrote to the Node meanwhile; the watch shows what in a moment, and that wakes us.
+            return self._backoff.failed()
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            return await self._failed(str(error), getattr(error, "retry_after_s", None))
+        if self._record(written) != record:
+            self._node_view.take(written)
+            return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
+        self._backoff.reset()
+        self._error = None
+        if record.claim is not None:
+            self._claimed_s = self._account.now_s()
+        if turned_down is not None:
+            self._turn_down(turned_down)
+        self._node_view.take(written)
+        self._account.changed()
+        return 0.0
+
+    async def _failed(self, reason: str, at_least_s: float | None = None) -> float:
+        """Wait until it is time for another try."""
+        self.errors += 1
+        self._error = reason
+        delay_s = self._backoff.failed(at_least_s)
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("the Node cannot be claimed", error=reason, retry_s=round(delay_s, 2))
+        await asyncio.sleep(delay_s)
+        return 0.0
+
+    @staticmethod
+    def _record(node: NodeObject | None) -> Record | None:
+        return None if node is None else read_record((node.metadata.annotations or {}).get(NODE_DAEMON))
+
+
+__all__ = ["AGAIN_S", "CLAIM_S", "Ownership", "Party", "Record", "read_record", "this_daemon"]

@@ -1,0 +1,91 @@
+"""Which use of memory a pod's `allocation` annotation tells: the newest that is worth a write."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from allocator.records import Assignment, MemoryRecord
+from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.monitoring.container_use import ContainerMemory
+
+EVERY_S: Final = 60.0
+"""Least time between two writes for the use of one pod: each wakes everybody who watches pods."""
+
+STEP_MIB: Final = 256
+STEP_SHARE: Final = 8
+"""A change of less than so many MiB, or than this part of the promise, is not told."""
+
+Place = tuple[str, str]
+"""Container and card."""
+
+
+@dataclass(slots=True)
+class _Pod:
+    told: dict[Place, int | None] = field(default_factory=dict)
+    at_s: float = float("-inf")
+    now: dict[Place, int | None] = field(default_factory=dict)
+    due: bool = False
+
+
+class ToldUse:
+    """Remembers what was written for each pod, by the UID that the kubelet uses.
+
+    Args:
+        holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:
+        self._holding = holding
+        self._clock = clock
+        self._pods: dict[str, _Pod] = {}
+
+    def update(self, rows: Iterable[ContainerMemory]) -> bool:
+        """Take what containers use now; tells whether something is worth a write."""
+        now_s, before = self._clock(), self._pods
+        self._pods = {}
+        for row in rows:
+            pod = self._pods.get(row.uid)
+            if pod is None:
+                pod = self._pods[row.uid] = before.get(row.uid, _Pod())
+                pod.now, pod.due = {}, False
+            place = row.container, row.uuid
+            pod.now[place] = row.used_mib
+            pod.due |= now_s - pod.at_s >= EVERY_S and _differs(pod.told.get(place), row)
+        return any(pod.due for pod in self._pods.values())
+
+    def of(
+        self,
+        uid: str,
+        assignment: Assignment,
+        written: Callable[[], Mapping[str, Mapping[str, MemoryRecord]]],
+    ) -> dict[str, dict[str, MemoryRecord]]:
+        """Say what to write of a pod.
+
+        Args:
+            uid: of the pod, as the kubelet knows it.
+            assignment: what its containers got.
+            written: what its annotation says already, from a daemon before this one perhaps.
+        """
+        pod = self._pods.setdefault(uid, _Pod())
+        if not pod.told:
+            pod.told = {
+                (name, uuid): record.used
+                for name, cards in written().items()
+                for uuid, record in cards.items()
+            }
+        if pod.due:
+            pod.told, pod.at_s, pod.due = dict(pod.now), self._clock(), False
+        return {
+            name: {
+                uuid: MemoryRecord(self._holding(uuid, units, len(shares)).value, pod.told.get((name, uuid)))
+                for uuid, units in shares
+            }
+            for name, shares in assignment.items()
+        }
+
+
+def _differs(told_mib: int | None, row: ContainerMemory) -> bool:
+    if told_mib is None or row.used_mib is None:
+        return told_mib != row.used_mib
+    return abs(told_mib - row.used_mib) >= max(STEP_MIB, row.promised_mib // STEP_SHARE)

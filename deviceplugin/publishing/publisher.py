@@ -1,0 +1,286 @@
+"""Writes to the API server what the ledger knows: the Node's words."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+
+from allocator.records import CardRecord
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.publishing.node_publication import (
+    GAP_S,
+    Wanted,
+    differences,
+    due_s,
+    farewell,
+    news,
+    next_revision,
+    patch,
+    urgency,
+)
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S: Final = 10.0
+
+FAREWELL_AGAIN_S: Final = 0.2
+"""After a last patch that failed: there is no time for more patience."""
+
+FAILING_S: Final = 60.0
+"""From the first patch that failed, this long after it, the daemon says that it is not ready."""
+
+BURST_S: Final = 0.05
+"""One event seldom comes alone: what comes within this time is looked at once, between two Allocates."""
+
+CALM_S: Final = 60.0
+"""A Node that kept what was written for so long is not disputed any more."""
+
+_decode_node = msgspec.json.Decoder(NodeObject).decode
+
+
+def wall_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Publisher:
+    """Keeps the own Node's words as the ledger has them: one patch at a time, none when nothing changed.
+
+    Args:
+        client: API server.
+        account: the ledger.
+        node_view: the own Node.
+        pod_view: its pods.
+        node_name: of the own Node.
+        unit_mib: MiB a unit.
+        inventory: describes the cards as they are now.
+        gap_s: least seconds between two patches that only bring gains.
+        now_ms: milliseconds since the epoch.
+        offers: whether pods can be served yet; until then the Node's words stay as they are.
+        owns: whether the Node is ours to write to.
+
+    Attributes:
+        patches: successful patches so far.
+        errors: failed ones.
+        revision: of the last patch.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: Account,
+        node_view: NodeView,
+        pod_view: PodView,
+        *,
+        node_name: str,
+        unit_mib: int,
+        inventory: Callable[[], Sequence[CardRecord]],
+        gap_s: float = GAP_S,
+        now_ms: Callable[[], int] = wall_ms,
+        offers: Callable[[], bool] = lambda: True,
+        owns: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._node_view = node_view
+        self._pod_view = pod_view
+        self._node_name = node_name
+        self._unit_mib = unit_mib
+        self._inventory = inventory
+        self._gap_s = gap_s
+        self._now_ms = now_ms
+        self._offers = offers
+        self._owns = owns
+        self._leaving = asyncio.Event()
+        self._left = asyncio.Event()
+        self._backoff = Backoff(0.2, 15.0)
+        self._wake = asyncio.Event()
+        self._since_s: float | None = None
+        self._last_s = float("-inf")
+        self._written: Wanted | None = None
+        self._proven = False
+        self._failing_since_s: float | None = None
+        self._error = ""
+        self._disputes = Backoff(0.2, 15.0)
+        self._disputed_s = self._patient_s = float("-inf")
+        self.patches = 0
+        self.errors = 0
+        self.revision = 0
+        account.follow(self._wake.set)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last patch failed."""
+        return self._failing_since_s is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why nobody should rely on the Node's words; None once a patch went through, and while they do."""
+        if self._failing_since_s is not None:
+            since_s = self._account.now_s() - self._failing_since_s
+            if not self._proven or since_s >= FAILING_S:
+                what = f"the status of Node {self._node_name} cannot be patched"
+                return f"{what}, for {since_s:.0f} s now: {self._error}"
+        return None if self._proven else f"no patch of the status of Node {self._node_name} went through yet"
+
+    async def run(self) -> None:
+        """Publish until cancelled, or until `leave` has had its way."""
+        while not self._leaving.is_set():
+            self._wake.clear()
+            wait_s = await self._step()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(BURST_S)
+        # Here, after the last ordinary patch: it must not arrive behind the farewell.
+        while not await self._say_full():
+            continue
+        self._left.set()
+
+    async def leave(self) -> None:
+        """Have `run` say that every card is full, and nothing after that; returns once it is said."""
+        self._leaving.set()
+        self._wake.set()
+        await self._left.wait()
+
+    async def _say_full(self) -> bool:
+        """Tell whether the Node offers nothing any more."""
+        node = self._node_view.node
+        if node is None or not self._owns():
+            return True
+        revision = next_revision(self.revision, node, self._now_ms())
+        body = farewell(node, revision)
+        if body is None:
+            return True
+        try:
+            await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
+        except KubeApiError as error:
+            self.errors += 1
+            log.warning("farewell not published", error=str(error))
+            await asyncio.sleep(FAREWELL_AGAIN_S)
+            return False
+        self.revision = revision
+        self.patches += 1
+        log.info("offers nothing until the next start", revision=revision)
+        return True
+
+    async def _step(self) -> float | None:
+        """Patch if it is time.
+
+        Returns:
+            Seconds after which to look again even if nothing happens, None for no need.
+        """
+        node = self._node_view.node
+        if node is None or not (self._account.ledger.complete and self._offers() and self._owns()):
+            # A Node that comes again has lost what was written to it, and nobody undid it.
+            self._since_s = self._written = None
+            return None
+        wanted, owed = self._wanted(), self._pod_view.owed
+        reason = urgency(wanted, node, owed)
+        if reason is None:
+            self._since_s = None
+            return await self._prove()
+        now_s = self._account.now_s()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        due = due_s(reason, self._since_s, self._last_s, settled=self._settled(), gap_s=self._gap_s)
+        if self._written is not None and news(wanted, self._written, owed) != "released":
+            due = max(due, self._patient_s)
+        left_s = due - now_s
+        if left_s > 0:
+            return left_s
+        return await self._patch(wanted, node, owed, reason)
+
+    async def _patch(self, wanted: Wanted, node: NodeObject, owed: int, reason: str) -> float:
+        revision = next_revision(self.revision, node, self._now_ms())
+        try:
+            answer = await self._client.patch_node_status(
+                self._node_name, patch(wanted, node, revision), timeout_s=WRITE_TIMEOUT_S
+            )
+            patched = _decode_node(answer)
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            return await self._failed(error)
+        self._succeeded()
+        self.revision = revision
+        self.patches += 1
+        self._since_s = None
+        self._last_s = self._account.now_s()
+        log.info(
+            "published", reason=reason, used=list(wanted.used), holds=len(wanted.holds), revision=revision
+        )
+        differs = differences(wanted, patched, owed)
+        if not differs and self._written is not None and news(wanted, self._written, owed) is None:
+            differs = differences(wanted, node, owed)
+        self._written = wanted
+        if differs:
+            self._disputed(differs)
+        self._node_view.take(patched)
+        return 0.0
+
+    async def _prove(self) -> float | None:
+        """Find out whether patches go through where there is nothing to say.
+
+        The API server checks an empty patch like any other, and writes nothing.
+        """
+        if self._proven and not self.failing:
+            return None
+        try:
+            await self._client.patch_node_status(self._node_name, {}, timeout_s=WRITE_TIMEOUT_S)
+        except KubeApiError as error:
+            return await self._failed(error)
+        self._succeeded()
+        return 0.0
+
+    async def _failed(self, error: Exception) -> float:
+        """Wait until it is time for another try."""
+        self.errors += 1
+        self._error = str(error)
+        if self._failing_since_s is None:
+            self._failing_since_s = self._account.now_s()
+        delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+        note = log.warning if self._backoff.failures == 1 else log.debug
+        note("words not published", error=str(error), retry_s=round(delay_s, 2))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._leaving.wait()
+        return 0.0
+
+    def _succeeded(self) -> None:
+        self._backoff.reset()
+        self._proven, self._failing_since_s = True, None
+
+    def _disputed(self, differs: list[str]) -> None:
+        """Be patient with a Node that does not keep what is written: whoever undoes it may go on for ever."""
+        if self._last_s - self._disputed_s > CALM_S:
+            self._disputes.reset()
+        self._disputed_s = self._last_s
+        delay_s = self._disputes.failed()
+        self._patient_s = self._last_s + delay_s
+        note = log.warning if self._disputes.failures == 1 else log.debug
+        note("the Node does not keep what is written to it", differs=differs, retry_s=round(delay_s, 2))
+
+    def _wanted(self) -> Wanted:
+        ledger = self._account.ledger
+        return Wanted(
+            unit_mib=self._unit_mib,
+            sizes=tuple(card.size_units for card in ledger.installed),
+            used=ledger.used(),
+            holds=ledger.published_holds(),
+            inventory=tuple(self._inventory()),
+            seen=self._pod_view.seen,
+        )
+
+    def _settled(self) -> bool:
+        ledger = self._account.ledger
+        return not ledger.in_flight()

@@ -1,0 +1,123 @@
+"""The console command: options in, one line on stderr and exit status 2 for what the user got wrong."""
+
+import contextlib
+import errno
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from allocator.errors import AllocatorError
+from gpupack.cli.advise import advise
+from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.cli.completion import completion
+from gpupack.cli.cordon import cordon, uncordon
+from gpupack.cli.dashboard import dashboard
+from gpupack.cli.demo import demo
+from gpupack.cli.fit import fit
+from gpupack.cli.migrate import migrate
+from gpupack.cli.mps import mps
+from gpupack.cli.node import node
+from gpupack.cli.queue import queue
+from gpupack.cli.scheduler import scheduler
+from gpupack.cli.simulate import simulate
+from gpupack.cli.snapshot import snapshot
+from gpupack.cli.top import top
+from gpupack.cli.uninstall import uninstall
+from gpupack.cli.usage import usage
+from gpupack.cli.why import why
+
+_NOT_A_NUMBER: Final = re.compile(r"^(Invalid value.*: '.*') is not a valid (?:integer|float)(?: range)?\.$")
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def main() -> None:
+    """Run the command; user errors, and what our own rules refuse, end in one line, never in a traceback."""
+    try:
+        status = cli.main(prog_name="gpupack", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(WRONG_USAGE)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else _named(sys.argv[1:])
+        said = " ".join(_said(error).split()).rstrip(".")
+        click.echo(f"{path}: {said[:1].lower()}{said[1:]}; see {path} --help", err=True)
+        sys.exit(WRONG_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except AllocatorError as error:
+        fail(error, FAILED)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is still in the buffer would fail again, with a traceback, when Python closes the stream.
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        fail(error, FAILED)
+    sys.exit(status)
+
+
+def _named(arguments: Sequence[str]) -> str:
+    """The command that a command line names; click does not say it of an option whose value is missing."""
+    path = "gpupack"
+    command: click.Command = cli
+    for argument in arguments:
+        if not isinstance(command, click.Group) or argument not in command.commands:
+            break
+        path, command = f"{path} {argument}", command.commands[argument]
+    return path
+
+
+def _said(error: click.ClickException) -> str:
+    """What click says of an error; of text in place of a number also what is allowed."""
+    said = error.format_message()
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param is not None else None
+    found = _NOT_A_NUMBER.match(said)
+    if found is None or kind is None:
+        return said
+    allowed = "a number" if isinstance(kind, click.types.FloatParamType) else "a whole number"
+    match kind:
+        case click.IntRange(min=int(low), max=int(high)) | click.FloatRange(min=float(low), max=float(high)):
+            return f"{found[1]}: allowed is {allowed} from {low} to {high}"
+        case click.IntRange(min=int(low)) | click.FloatRange(min=float(low)):
+            return f"{found[1]}: allowed is {allowed} from {low}"
+    return f"{found[1]}: allowed is {allowed}"
+
+
+@click.group(context_settings=CONTEXT)
+@version_option
+def cli() -> None:
+    """Share GPUs by memory on Kubernetes.
+
+    A pod asks for `gpupack.io/gpu-memory-gib: 8`. Every node publishes its cards' size and use as a few
+    bit-packed integers (gpupack node); the scheduler decodes them, picks node and card (gpupack scheduler).
+
+    Try it on this machine, without GPU or cluster: gpupack demo
+    """
+
+
+for command in (
+    advise,
+    completion,
+    cordon,
+    dashboard,
+    demo,
+    fit,
+    migrate,
+    mps,
+    node,
+    queue,
+    scheduler,
+    simulate,
+    snapshot,
+    top,
+    uncordon,
+    uninstall,
+    usage,
+    why,
+):
+    cli.add_command(command)

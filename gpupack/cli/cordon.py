@@ -1,0 +1,111 @@
+"""`gpupack cordon` and `gpupack uncordon`: keep cards free of new pods, and give them back."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gpupack.cli.common import FAILED, context_option, fail, say, version_option
+
+if TYPE_CHECKING:
+    from gpupack.cordon import Outcome, Wish
+
+CORDON_HELP: Final = """Keep cards of a node free of new pods; those that run there run on.
+
+\b
+  kubectl gpupack cordon NODE 3 --reason "ECC errors, ticket 4711"
+  kubectl gpupack cordon NODE GPU-5a1c GPU-77f0     # the beginning of a UUID will do
+  kubectl gpupack cordon NODE --all
+  kubectl gpupack top NODE -o wide                  # shows indexes, UUIDs, and what is cordoned
+
+CARD is the driver's index, a UUID, or the beginning of one that no other card of the node has. The cards
+stand in the node's annotation gpupack.io/cordon. For the whole node there is kubectl cordon.
+
+Needed rights: get and patch nodes.
+"""
+UNCORDON_HELP: Final = """Give cards back that `gpupack cordon` keeps free of new pods.
+
+\b
+  kubectl gpupack uncordon NODE 3
+  kubectl gpupack uncordon NODE --all
+
+CARD is the driver's index, a UUID, or the beginning of one. Needed rights: get and patch nodes.
+"""
+
+Command = Callable[..., None]
+
+
+def _options(command: Command) -> Command:
+    """Add what both commands take."""
+    for add in reversed(
+        (
+            click.argument("node"),
+            click.argument("cards", nargs=-1, metavar="[CARD]..."),
+            click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
+            click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),
+            click.option(
+                "--kubeconfig",
+                metavar="FILE",
+                help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+            ),
+            context_option,
+            version_option,
+        )
+    ):
+        command = add(command)
+    return command
+
+
+@click.command(help=CORDON_HELP, short_help="Keep cards of a node free of new pods.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for others; `top -o wide` shows it.")
+@_options
+def cordon(reason: str, **options: Any) -> None:
+    """Keep cards free."""
+    _change(options, reason, cordon=True)
+
+
+@click.command(help=UNCORDON_HELP, short_help="Give cordoned cards back.")
+@_options
+def uncordon(**options: Any) -> None:
+    """Give cards back."""
+    _change(options, "", cordon=False)
+
+
+def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
+    from gpupack.cordon import Wish
+    from gpupack.errors import InputError
+    from kubeapi.errors import ConfigError, KubeApiError
+
+    if bool(options["cards"]) == options["every"]:
+        raise click.UsageError("name the cards of the node, or give --all: allowed is one of the two")
+    try:
+        outcomes = asyncio.run(_apply(Wish(cordon, options["cards"], reason), options))
+    except (InputError, ConfigError) as error:
+        fail(error)
+    except KubeApiError as error:
+        fail(error, FAILED)
+    for outcome in outcomes:
+        say(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
+    if not outcomes:
+        say(f"node/{options['node']}: no card is cordoned")
+
+
+async def _apply(wish: "Wish", options: dict[str, Any]) -> "tuple[Outcome, ...]":
+    from gpupack.cordon import Cordoner
+    from gpupack.inventory.fetching import connect
+
+    async with await connect(options["kubeconfig"], options["context"]) as client:
+        return await Cordoner(client, dry_run=options["dry_run"]).apply(options["node"], wish)
+
+
+def _said(node: str, outcome: "Outcome", *, cordon: bool, dry_run: bool) -> str:
+    """Write what became of a card, in the words of `kubectl cordon`."""
+    card = "card" if outcome.index is None else f"card {outcome.index}"
+    text = f"node/{node} {card} {outcome.uuid} {'' if outcome.changed else 'already '}"
+    text += "cordoned" if cordon else "uncordoned"
+    if cordon and outcome.pods:
+        text += (
+            f"; {outcome.pods} pod{'' if outcome.pods == 1 else 's'} there run{'s' * (outcome.pods == 1)} on"
+        )
+    return text + (" (dry run)" if dry_run else "")

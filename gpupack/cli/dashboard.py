@@ -1,0 +1,95 @@
+"""`gpupack dashboard`: every card of the cluster on one page."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpupack.cli.common import FAILED, context_option, fail, log_format, serve, version_option
+from gpupack.helptexts import DASHBOARD_HELP
+
+
+@click.command(help=DASHBOARD_HELP, short_help="Show every card of the cluster on one page, live.")
+@click.option(
+    "-f",
+    "--filename",
+    metavar="FILE|-",
+    help="Output of `kubectl get nodes,pods -A -o json`. Default: follow the cluster.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Listen on 127.0.0.1 at this port; 0: any.")
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Listen there; default: 127.0.0.1:8913. Other addresses than loopback show the page to others.",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name by which browsers may reach the page, `*` for any; may be repeated.",
+)
+@click.option("--browser/--no-browser", default=None, help="Open it; default: on a terminal with a screen.")
+@click.option("-n", "--namespace", help="Read pods of this namespace only; default: all.")
+@click.option("--queue-url", metavar="URL", help="Of `gpupack queue`; default: through the API server.")
+@click.option(
+    "--queue-namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
+)
+@click.option(
+    "--history", metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
+)
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
+@context_option
+@click.option("--log-level", default="warning", show_default=True, metavar="debug|info|warning|error")
+@log_format
+@version_option
+def dashboard(**options: Any) -> None:
+    """Show every card of the cluster on one page."""
+    from gpupack.errors import GpupackError
+    from gpupack.logs import configure
+    from kubeapi.errors import ConfigError, KubeApiError
+
+    filename, browser, port = options.pop("filename"), options.pop("browser"), options.pop("port")
+    configure(options.pop("log_level"), options.pop("log_format"))
+    if port is not None and options["http"] is not None:
+        raise click.UsageError("--port is the port of --http: give one of them")
+    if filename is not None:
+        for name in ("namespace", "context", "kubeconfig", "history", "queue_url"):
+            if options[name]:
+                raise click.UsageError(
+                    f"--{name.replace('_', '-')} is for a cluster: leave it out with --filename"
+                )
+    options["http"] = options["http"] or f"127.0.0.1:{8913 if port is None else port}"
+    try:
+        _serve(filename, options, browser)
+    except KubeApiError as error:
+        fail(error, 2 if isinstance(error, ConfigError) else FAILED)
+    except (GpupackError, OSError) as error:
+        fail(error)
+
+
+def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
+    from gpupack.dashboard.app import run, show
+    from gpupack.dashboard.opening import can_open, open_page
+    from gpupack.dashboard.settings import Settings
+    from gpupack.whatif.objects import load
+
+    settings = Settings(**options)
+
+    def started(url: str) -> None:
+        click.echo(f"gpupack dashboard: {url} (Ctrl-C ends it)")
+        if can_open() if browser is None else browser:
+            open_page(url)
+
+    if filename is None:
+        serve(lambda stop: run(settings, stop=stop, started=started))
+        return
+    raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+    nodes, pods = load(raw)
+    name = "standard input" if filename == "-" else filename
+    serve(lambda stop: show(settings, nodes, pods, name, stop=stop, started=started))

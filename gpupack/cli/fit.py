@@ -1,0 +1,57 @@
+"""`gpupack fit`: how many pods of a size fit, and where."""
+
+from typing import Any
+
+import click
+
+from gpupack.cli.asking import ask, output_option, source_of, source_options
+from gpupack.cli.common import say, version_option
+
+FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and the largest request that fits.
+
+\b
+Pods of 8 GiB:                   gpupack fit 8
+Of 2 x 40 GiB on cards A100:     gpupack fit 80 --cards 2 --model '*A100*'
+Of half a card:                  gpupack fit 50 --percent
+What if a node were gone:        gpupack fit 8 --without gpu-node-3
+What if two nodes were added:    gpupack fit 8 --add 8xh100-80x2
+
+Nodes that are not Ready, cordoned or in trouble are left out. It reads Nodes and Pods, and changes nothing.
+See docs/ask.md.
+"""
+
+
+@click.command(help=FIT_HELP, short_help="Say how many pods of a size fit now, and where.")
+@click.argument("units", type=int, metavar="UNITS")
+@click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")
+@click.option("--model", default="", metavar="LIST", help="As the annotation gpupack.io/gpu-model.")
+@click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
+@click.option("--without", multiple=True, metavar="NODE", help="As if this node were gone; may be repeated.")
+@click.option(
+    "--add",
+    multiple=True,
+    metavar="PROFILE[xN]",
+    help="As if N empty nodes of a profile of `gpupack node --profile` were there; may be repeated.",
+)
+@source_options
+@output_option
+@version_option
+def fit(output: str, **options: Any) -> None:
+    """Say how many pods fit."""
+    from gpupack.whatif.answers import as_json
+    from gpupack.whatif.changes import change
+    from gpupack.whatif.fetching import read
+    from gpupack.whatif.fit import FitAsk
+    from gpupack.whatif.fit import fit as fit_of
+    from gpupack.whatif.rendering import fit_text
+
+    source = source_of(options)
+    asked = FitAsk(options["units"], options["cards"], options["model"], options["percent"])
+
+    async def work() -> str:
+        cluster = await read(source)
+        changed, notes = change(cluster, options["without"], options["add"])
+        answer = fit_of(cluster, asked, changed, notes)
+        return as_json(answer) if output == "json" else fit_text(answer)
+
+    say(ask(work))

@@ -1,0 +1,85 @@
+"""`gpupack migrate`: manifests of HAMi, gpushare and NVIDIA's plugin for gpupack."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from gpupack.cli.common import FAILED, fail, say, version_option
+
+MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, gpushare or NVIDIA's device plugin read them.
+
+Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs and Lists come out on standard output
+with gpupack's resources, annotations and scheduler; everything else stays as it is, in its order, without
+comments. What could not be translated, and what will work otherwise, is said on standard error.
+
+\b
+  gpupack migrate -f deployment.yaml > for-gpupack.yaml
+  kubectl get deployment -o yaml | gpupack migrate -f - --strict | kubectl apply -f -
+
+docs/migration has tables of what becomes what.
+"""
+
+
+@click.command(help=MIGRATE_HELP, short_help="Rewrite manifests of HAMi, gpushare or NVIDIA's plugin.")
+@click.option("-f", "--filename", required=True, metavar="FILE|-", help="YAML or JSON; - is standard input.")
+@click.option(
+    "--gpu-gib",
+    type=click.IntRange(1, 4096),
+    metavar="GIB",
+    help="GiB for each nvidia.com/gpu or nvidia.com/gpu.shared that says no memory, as with time-slicing; "
+    "default: nvidia.com/gpu is a whole card.",
+)
+@click.option(
+    "--gpushare-unit",
+    type=click.Choice(["GiB", "MiB"]),
+    default="GiB",
+    show_default=True,
+    help="What one aliyun.com/gpu-mem is: --memory-unit of gpushare's device plugin.",
+)
+@click.option("--unit-mib", type=click.IntRange(1), default=1024, show_default=True, help="As of the nodes.")
+@click.option("--scheduler-name", default="gpupack-scheduler", show_default=True, help="For pods that ask.")
+@click.option("--strict", is_flag=True, help="Write nothing, and fail, where something is not translated.")
+@version_option
+def migrate(
+    filename: str, gpu_gib: int | None, gpushare_unit: str, unit_mib: int, scheduler_name: str, strict: bool
+) -> None:
+    """Rewrite manifests."""
+    from allocator.names import resource_name
+    from gpupack.errors import InputError
+    from gpupack.migration.documents import migrate as rewritten
+    from gpupack.migration.requests import Options
+    from kubeapi.names import SUBDOMAIN, is_subdomain
+
+    if not is_subdomain(scheduler_name):
+        raise click.BadParameter(
+            f"{scheduler_name!r}: allowed are {SUBDOMAIN}", param_hint="'--scheduler-name'"
+        )
+    try:
+        resource_name(unit_mib)
+        name = "standard input" if filename == "-" else filename
+        raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+        options = Options(
+            unit_mib=unit_mib,
+            gpushare_unit_mib=1024 if gpushare_unit == "GiB" else 1,
+            gpu_gib=gpu_gib,
+            scheduler_name=scheduler_name,
+        )
+        done = rewritten(_text(raw, name), name, options)
+    except (InputError, OSError) as error:
+        fail(error)
+    for note in done.notes:
+        say(f"gpupack migrate: {note}", err=True)
+    if strict and not done.complete:
+        click.echo("gpupack migrate: nothing is written: with --strict all has to be translated", err=True)
+        sys.exit(FAILED)
+    click.echo(done.text, nl=False)
+
+
+def _text(raw: bytes, name: str) -> str:
+    from gpupack.errors import InputError
+
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}") from error

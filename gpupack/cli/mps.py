@@ -1,0 +1,96 @@
+"""`gpupack mps`: the control daemons of CUDA's Multi-Process Service on one node."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gpupack.cli.common import fail, log_format, serve, version_option
+
+MPS_HELP: Final = """Run CUDA's Multi-Process Service (MPS) on one node: a control daemon for each card.
+
+For drivers that cannot hold a container to its memory themselves. Start the node daemon with --sharing mps
+and the same folder; it then gives containers what makes their processes clients, with their share as the
+limit. A control daemon that dies is started again; meanwhile cards count as accounted only.
+
+\b
+As in manifests/components/mps:
+  gpupack mps --root /run/gpupack/mps
+
+Containers that run lose their MPS when this ends: end it on a drained node. See docs/mps.md.
+"""
+
+
+@click.command(help=MPS_HELP, short_help="Run CUDA's Multi-Process Service on one node.")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=Path("/run/gpupack/mps"),
+    show_default=True,
+    help="Folder of the host, of the same path here.",
+)
+@click.option(
+    "--gpus", default="nvml", show_default=True, metavar="nvml|simulated", help="Where cards come from."
+)
+@click.option("--profile", metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file.")
+@click.option(
+    "--control-program",
+    "program",
+    default="nvidia-cuda-mps-control",
+    show_default=True,
+    help="NVIDIA's control daemon; its runtime brings it along with the capability `compute`.",
+)
+@click.option(
+    "--multi-user/--single-user",
+    default=False,
+    help="Clients of several users at once: passes -multiuser-server, which newer drivers know.",
+)
+@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
+@log_format
+@version_option
+def mps(**options: Any) -> None:
+    """Run MPS on one node."""
+    from gpupack.logs import configure
+
+    configure(options["log_level"], options["log_format"])
+
+    from deviceplugin.errors import DevicePluginError, SettingsError
+    from deviceplugin.gpus.nvidia.mps.supervisor import Options, run
+    from deviceplugin.settings import LOG_FORMATS, LOG_LEVELS
+
+    arguments = ("-f", "-multiuser-server") if options["multi_user"] else ("-f",)
+    wanted = Options(root=options["root"], program=options["program"], arguments=arguments)
+
+    for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+        if options[option] not in allowed:
+            name = option.replace("_", "-")
+            fail(SettingsError((f"--{name} {options[option]!r}: allowed are {', '.join(allowed)}",)))
+
+    async def work(stop: Any) -> None:
+        await run(wanted, *_cards(options["gpus"], options["profile"]), stop)
+
+    serve(work, DevicePluginError)
+
+
+def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
+    """Make the source of cards, and who tells of their generation.
+
+    Raises:
+        DevicePluginError: there is no such source, or the profile cannot be used.
+    """
+    from deviceplugin.errors import SettingsError
+
+    if (gpus == "simulated") != (profile is not None):
+        raise SettingsError(("--profile: required with --gpus simulated, and allowed with that only",))
+    if gpus == "simulated":
+        from deviceplugin.gpus.nvidia.mps.cards import Modern
+        from deviceplugin.gpus.simulated.profile import load_profile
+        from deviceplugin.gpus.simulated.source import SimulatedGpus
+
+        return SimulatedGpus(load_profile(profile or "")), Modern()
+    if gpus != "nvml":
+        raise SettingsError((f"--gpus {gpus!r}: allowed are nvml, simulated",))
+    from deviceplugin.gpus.nvidia.generations import NvmlGenerations
+    from deviceplugin.gpus.nvidia.source import NvmlGpus
+
+    return NvmlGpus(), NvmlGenerations()

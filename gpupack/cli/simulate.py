@@ -1,0 +1,148 @@
+"""`gpupack simulate`: node policies on a trace."""
+
+from typing import Any
+
+import click
+
+from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from gpupack.cli.asking import ask, source_of, source_options
+from gpupack.cli.common import card_policy_parameter, fail, prepare, refuse, say, version_option
+from gpupack.helptexts import SIMULATE_HELP
+from gpupack.policies import PolicyCommand, all_policies
+
+
+@click.command(help=SIMULATE_HELP, cls=PolicyCommand, lists=all_policies)
+@click.option("--nodes", metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
+@click.option("--pods", metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli.")
+@click.option("--cluster", is_flag=True, help="The nodes and pods of your cluster, in place of files.")
+@click.option("--without", multiple=True, metavar="NODE", help="With --cluster: also as if it were gone.")
+@click.option(
+    "--add", multiple=True, metavar="PROFILE[xN]", help="With --cluster: also with N more nodes of a profile."
+)
+@source_options
+@click.option("--policy", default=DEFAULT_NODE_POLICY, show_default=True, metavar="NAME[,NAME]")
+@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
+@card_policy_parameter
+@click.option(
+    "--workload",
+    default="learned",
+    show_default=True,
+    metavar="learned|trace[,...]",
+    help="What fragmentation knows: what it learns from pods, as the extender does; the list.",
+)
+@click.option("--replay", is_flag=True, help="Pods come and end at the times of the trace.")
+@click.option("--queues", metavar="FILE", help="With --replay: through these queues, as of gpupack queue.")
+@click.option(
+    "--load",
+    default="1",
+    show_default=True,
+    metavar="NUMBER|trace",
+    help="With --replay: GPUs asked for at a time, times the cluster's; trace: as it is.",
+)
+@click.option(
+    "--max-pods",
+    type=int,
+    default=20_000,
+    show_default=True,
+    help="With --replay: rather than add more pods for the load, take fewer of the nodes.",
+)
+@click.option(
+    "--inflation",
+    type=float,
+    default=1.3,
+    show_default=True,
+    help="Without --replay: GPUs asked for, times the cluster's.",
+)
+@click.option(
+    "--seeds", default="42", show_default=True, metavar="42-51", help="Numbers and ranges, by commas."
+)
+@click.option("--jobs", type=int, help="Processes; default: one for each core. Results do not depend on it.")
+@click.option("--card-units", type=int, default=1000, show_default=True, help="Units of a card.")
+@click.option("--plot", metavar="DIR", help="Write PNG curves there; needs matplotlib (gpupack[plot]).")
+@click.option("--json", "json_file", metavar="FILE|-", help="Write everything there.")
+@click.option(
+    "--policy-parameter", "parameters", multiple=True, metavar="POLICY.NAME=VALUE", help="May be repeated."
+)
+@version_option
+def simulate(**options: Any) -> None:
+    """Run node policies over a trace of nodes and pods."""
+    from gpupack.errors import InputError
+    from scheduler_plugin.errors import SettingsError, TraceError
+    from scheduler_plugin.scheduling.placing import POLICY_FAULTS
+    from scheduler_plugin.simulator.app import run
+    from scheduler_plugin.simulator.options import (
+        Options,
+        default_jobs,
+        parse_load,
+        parse_names,
+        parse_parameters,
+        parse_seeds,
+    )
+
+    live = _is_live(options)
+    if options["replay"]:
+        refuse("inflation", "allowed without --replay only; with it --load says how much is asked for")
+    else:
+        for name in ("load", "max_pods"):
+            refuse(name, "allowed with --replay only")
+    prepare(all_policies())
+    try:
+        asked = Options(
+            nodes=options["nodes"] or "",
+            pods=options["pods"] or "",
+            policies=parse_names(options["policy"]),
+            card_policy=options["card_policy"],
+            card_policy_parameters=options["card_policy_parameters"],
+            workloads=parse_names(options["workload"]),
+            replay=options["replay"],
+            queues=options["queues"],
+            load=parse_load(options["load"]),
+            max_pods=options["max_pods"],
+            inflation=options["inflation"],
+            seeds=parse_seeds(options["seeds"]),
+            jobs=default_jobs() if options["jobs"] is None else options["jobs"],
+            card_units=options["card_units"],
+            plot=options["plot"],
+            json=options["json_file"],
+            parameters=parse_parameters(options["parameters"]),
+        )
+        if live:
+            _on_cluster(asked, options)
+        else:
+            run(asked)
+    except (InputError, SettingsError, TraceError, *POLICY_FAULTS) as error:
+        fail(error)
+
+
+def _is_live(options: dict[str, Any]) -> bool:
+    """Whether a cluster is to be simulated, not files.
+
+    Raises:
+        UsageError: options that contradict each other.
+    """
+    live = options["cluster"] or options["filename"] is not None
+    files = [name for name in ("nodes", "pods") if options[name] is not None]
+    if live and files:
+        raise click.UsageError(f"--{files[0]} with a cluster: allowed is one of the two")
+    if not live and len(files) < 2:  # noqa: PLR2004
+        raise click.UsageError("no nodes and pods: allowed are --nodes FILE with --pods FILE, or --cluster")
+    for name in ("without", "add", "unit_mib", "context", "kubeconfig"):
+        if options[name] and not live:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for a cluster: allowed with --cluster")
+    return bool(live)
+
+
+def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
+    """Simulate the cluster, as it is and changed."""
+    import gc
+    from functools import partial
+
+    from gpupack.whatif.fetching import read
+    from gpupack.whatif.simulating import scenarios, simulate_all
+
+    source = source_of({**options, "unit_mib": None})
+    asked.check()
+    cluster = ask(lambda: read(source))
+    gc.enable()
+    found = scenarios(cluster, options["without"], options["add"], options["unit_mib"])
+    simulate_all(found, asked, partial(say, err=asked.json == "-"), partial(say, err=True))

@@ -1,0 +1,41 @@
+"""`gpupack snapshot`: the cluster as files for the simulator."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpupack.cli.asking import ask, source_of, source_options
+from gpupack.cli.common import say, version_option
+
+SNAPSHOT_HELP = """Write the cluster as nodes.csv and pods.csv, for `gpupack simulate` and for others.
+
+\b
+From the cluster:            gpupack snapshot --out before
+Without names:               gpupack snapshot --out before --hash
+Policies on it:              gpupack simulate --nodes before/nodes.csv --pods before/pods.csv
+
+Pods that ask for GPU memory are written, with their arrival, start and end where the API server still knows
+them, and nodes with cards. See docs/ask.md.
+"""
+
+
+@click.command(help=SNAPSHOT_HELP, short_help="Write the cluster as nodes.csv and pods.csv.")
+@click.option("--out", required=True, metavar="DIR", help="Folder for the files; made if it is not there.")
+@click.option("--hash", "hidden", is_flag=True, help="Write digests in place of names.")
+@source_options
+@version_option
+def snapshot(out: str, hidden: bool, **options: Any) -> None:
+    """Write the cluster as a trace."""
+    from gpupack.whatif.fetching import read
+    from gpupack.whatif.snapshot import snapshot as snapshot_of
+    from gpupack.whatif.snapshot import told
+
+    source = source_of(options)
+
+    async def work() -> list[str]:
+        found = snapshot_of(await read(source), hidden=hidden)
+        return told(found, found.write(Path(out)))
+
+    for line in ask(work):
+        say(line)

@@ -1,0 +1,122 @@
+"""`gpupack top`: every card of the cluster."""
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpupack.cli.common import FAILED, context_option, fail, version_option
+from gpupack.helptexts import TOP_HELP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpupack.inventory import NodeRow
+
+
+@click.command(help=TOP_HELP, short_help="Show every card of the cluster: used and size.")
+@click.argument("nodes", metavar="[NODE]...", nargs=-1)
+@click.option(
+    "-f",
+    "--filename",
+    metavar="FILE|-",
+    help="Output of `kubectl get nodes -o json` or, which --pods needs, `kubectl get nodes,pods -A -o json`. "
+    "Default: ask the cluster.",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True
+)
+@click.option("--pods", is_flag=True, help="Show the pods on each card.")
+@click.option("--queues", is_flag=True, help="Also the queues and who waits in them; JSON is an object then.")
+@click.option(
+    "--queue-service",
+    metavar="NAMESPACE/NAME",
+    default="gpupack-system/gpupack-queue",
+    show_default=True,
+    help="The queue's Service.",
+)
+@click.option("-w", "--watch", is_flag=True, help="Show them again whenever something has changed.")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+)
+@context_option
+@version_option
+def top(**options: Any) -> None:
+    """Show every card of the cluster."""
+    from gpupack.errors import InputError
+    from kubeapi.errors import ConfigError, KubeApiError
+
+    if options["filename"] is not None:
+        for name in ("watch", "context", "kubeconfig", "queues"):
+            if options[name]:
+                raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
+    if options["queues"] and options["watch"]:
+        raise click.UsageError("--queues is asked once: leave it out with --watch")
+    try:
+        text = _watched(options) if options["watch"] else _text(options)
+    except (InputError, ConfigError, OSError) as error:
+        fail(error)
+    except KubeApiError as error:
+        fail(error, FAILED)
+    if text:
+        click.echo(text)
+
+
+def _text(options: dict[str, Any]) -> str:
+    """Write what is there now."""
+    from gpupack.errors import InputError
+    from gpupack.inventory import fetch, load_nodes, render, rows
+
+    names, pods, filename = options["nodes"], options["pods"], options["filename"]
+    # The process ends with the answer: collecting would only walk every node and pod again and again.
+    gc.disable()
+    if filename is None:
+        found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
+    else:
+        raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+        try:
+            found = load_nodes(raw, pods=pods)
+        except InputError as error:
+            raise error if filename == "-" else InputError(f"{filename}: {error}") from error
+    look = {"pods": pods, "colour": sys.stdout.isatty()}
+    if not options["queues"]:
+        return render(rows(found, names), options["output"], **look)
+    return _with_queues(rows(found, names), options, look)
+
+
+def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
+    """Write nodes, then queues and the pods that wait: as tables, or as one JSON object."""
+    import msgspec
+
+    from gpupack import queuestatus
+    from gpupack.inventory.as_json import as_records
+    from gpupack.inventory.rendering import render
+
+    namespace, _, service = options["queue_service"].partition("/")
+    if not namespace or not service:
+        raise click.UsageError(
+            f"--queue-service is {options['queue_service']!r}: allowed is NAMESPACE/NAME of a Service"
+        )
+    raw = asyncio.run(queuestatus.fetch(options["kubeconfig"], options["context"], namespace, service))
+    status = queuestatus.read(raw)
+    if options["output"] != "json":
+        return f"{render(found, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
+    told = {"nodes": as_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
+    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+
+
+def _watched(options: dict[str, Any]) -> str:
+    """Write every state until somebody ends it."""
+    from gpupack.inventory.rendering import Look
+    from gpupack.inventory.watching import watch
+    from gpupack.logs import configure
+
+    configure("critical")  # what is wrong is said below the rows
+    look = Look(options["output"], options["pods"], sys.stdout.isatty())
+    asyncio.run(watch(options["kubeconfig"], options["nodes"], look, context=options["context"]))
+    return ""

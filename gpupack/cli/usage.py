@@ -1,0 +1,58 @@
+"""`gpupack usage`: GiB-hours of GPU memory."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpupack.cli.common import fail, say, version_option
+from gpupack.helptexts import USAGE_HELP
+
+if TYPE_CHECKING:
+    from gpupack.usage.report import Report
+
+
+@click.command(help=USAGE_HELP, short_help="Add up GiB-hours of GPU memory, promised and used.")
+@click.option("--prometheus", metavar="URL", help="Ask this Prometheus.")
+@click.option("--token-file", metavar="FILE", help="With --prometheus: a bearer token.")
+@click.option("--history", metavar="FILE", help="Read what `gpupack dashboard --history FILE` wrote.")
+@click.option("--dashboard", metavar="URL", help="Ask this running dashboard; default: http://127.0.0.1:8913")
+@click.option("--by", default="namespace", show_default=True, metavar="namespace|pod|label:KEY")
+@click.option("--since", default="24h", show_default=True, metavar="TIME", help="Where the time begins.")
+@click.option("--until", default="now", show_default=True, metavar="TIME", help="Where it ends.")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
+)
+@version_option
+def usage(**options: Any) -> None:
+    """Add up GiB-hours."""
+    from gpupack.errors import InputError
+    from gpupack.usage.report import write
+
+    sources = [name for name in ("prometheus", "history", "dashboard") if options[name] is not None]
+    if len(sources) > 1:
+        raise click.UsageError(f"--{sources[0]} and --{sources[1]} are two sources: give one of them")
+    if options["token_file"] is not None and options["prometheus"] is None:
+        raise click.UsageError("--token-file is for --prometheus")
+    try:
+        say(write(_report(options), options["output"]))
+    except (InputError, OSError) as error:
+        fail(error)
+
+
+def _report(options: dict[str, Any]) -> "Report":
+    from gpupack.usage import asking
+    from gpupack.usage.report import By
+    from gpupack.usage.times import span
+
+    by = By.of(options["by"])
+    since, until = span(options["since"], options["until"], time.time())
+    if options["history"] is not None:
+        return asking.from_history(options["history"], by, since, until)
+    if options["prometheus"] is not None:
+        token = Path(options["token_file"]).read_text().strip() if options["token_file"] else ""
+        return asyncio.run(asking.from_prometheus(options["prometheus"], token, by, since, until))
+    url = options["dashboard"] or "http://127.0.0.1:8913"
+    return asyncio.run(asking.from_dashboard(url, by, since, until))

@@ -1,0 +1,65 @@
+"""`gpupack why`: why a pod is pending, what it has, what happened to it."""
+
+from typing import Any, Final
+
+import click
+
+from gpupack.cli.asking import ask, output_option, source_of, source_options
+from gpupack.cli.common import say, version_option
+
+_KINDS: Final = ("pod", "pods", "po")
+"""What stands before a slash where kubectl names a pod."""
+
+WHY_HELP = """Say why a pod waits, and what would let it start; of a running pod what it has.
+
+\b
+As a kubectl plugin:     kubectl gpupack why -n NAMESPACE POD
+The same in one word:    kubectl gpupack why NAMESPACE/POD
+From a file, or a pipe:  kubectl get nodes,pods -A -o json | gpupack why -f - POD
+For scripts:             gpupack why POD -o json
+
+Every node's reason is filter's own, with its numbers; every way out was tried on the cluster as it is.
+It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes nothing. See docs/ask.md.
+"""
+
+
+@click.command(help=WHY_HELP, short_help="Say why a pod is pending, and what would let it start.")
+@click.argument("pod", metavar="POD")
+@click.option(
+    "-n", "--namespace", metavar="NAMESPACE", help="Of the pod. Default: the context's, else default."
+)
+@source_options
+@output_option
+@version_option
+def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
+    """Say why a pod is as it is."""
+    from gpupack.diagnose.why import why as why_of
+    from gpupack.whatif.answers import as_json
+    from gpupack.whatif.fetching import read_about
+    from gpupack.whatif.rendering import why_text
+
+    source = source_of(options)
+    pod, namespace = _named(pod, namespace)
+
+    async def work() -> str:
+        cluster, around = await read_about(source, namespace, pod)
+        answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
+        return as_json(answer) if output == "json" else why_text(answer)
+
+    say(ask(work))
+
+
+def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:
+    """The name and the namespace of POD, also where it is written as kubectl writes it, or as our answers do.
+
+    Raises:
+        BadParameter: two namespaces.
+    """
+    before, _, name = pod.rpartition("/")
+    if not before or before in _KINDS:
+        return name, namespace
+    if namespace not in {None, before}:
+        raise click.BadParameter(
+            f"{pod!r} with --namespace {namespace!r}: allowed is one namespace", param_hint="'POD'"
+        )
+    return name, before

@@ -1,0 +1,111 @@
+"""The fewest pods whose end lets another one start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from gpupack.whatif.trials import Held, Trial, changed
+from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.scheduling.request import units_by_card
+
+MOST_NODES: Final = 48
+MOST_SETS: Final = 600
+MOST_PODS: Final = 6
+_NEVER: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Pods that would have to end.
+
+    Attributes:
+        node: Where.
+        pods: Which.
+        fewest: Whether no smaller number does, on any node.
+    """
+
+    node: str
+    pods: tuple[PodRecord, ...]
+    fewest: bool
+
+
+def fewest_ends(trial: Trial, held: Held, skip: frozenset[str]) -> End | None:
+    """Find the fewest pods whose end lets a pod start.
+
+    Nodes are looked at in the order of what their cards lack, all sets of one pod, then of two, and so on;
+    only so many nodes and sets, so for large clusters the answer may not be the smallest there is.
+
+    Args:
+        trial: The pod.
+        held: What pods have.
+        skip: Names of nodes on which no end helps.
+    """
+    nodes = trial.cluster.state.nodes
+    rows = trial.cluster.rows
+    missing = _missing(trial)
+    order = np.lexsort((nodes.name_rank[rows], missing))
+    names = [
+        nodes.names[rows[at]]
+        for at in order.tolist()
+        if missing[at] < _NEVER and nodes.names[rows[at]] not in skip
+    ]
+    looked_at = names[:MOST_NODES]
+    complete = len(looked_at) == len(names)
+    # Of a gang every set is asked about on all nodes.
+    budget = MOST_SETS if trial.pods == 1 else MOST_SETS // 6
+    complete &= trial.pods == 1
+    for count in range(1, MOST_PODS + 1):
+        found: tuple[tuple[int, int, str], End] | None = None
+        for name in looked_at:
+            pods = [pod for pod in held.on(name) if held.freed(pod) and not pod.mirrored]
+            for group in combinations(pods, count):
+                budget -= 1
+                if budget < 0:
+                    complete = False
+                    break
+                cost = (max(pod.priority for pod in group), _units(held, group), name)
+                if (found is None or cost < found[0]) and lets_start(trial, held, name, group):
+                    found = cost, End(name, group, fewest=complete or count == 1)
+        if found is not None:
+            return found[1]
+        if budget < 0:
+            return None
+    return None
+
+
+def lets_start(trial: Trial, held: Held, node: str, pods: Sequence[PodRecord]) -> bool:
+    """Ask filter and kube-scheduler's rules whether a node takes a pod once others have ended."""
+    freed: dict[int, int] = {}
+    for pod in pods:
+        for card, units in held.freed(pod).items():
+            freed[card] = freed.get(card, 0) - units
+    row = np.array([trial.cluster.state.nodes.rows[node]], dtype=np.intp)
+    with changed(trial.cluster, {node: freed}):
+        return len(trial.rows(leaving={pod.uid for pod in pods}, only=row)) > 0
+
+
+def _units(held: Held, pods: Sequence[PodRecord]) -> int:
+    return sum(sum(held.of(pod).values()) for pod in pods)
+
+
+def _missing(trial: Trial) -> LongArray:
+    """Units that must become free at least, by node: for the demand that needs most. int64[m]."""
+    nodes, rows, query = trial.cluster.state.nodes, trial.cluster.rows, trial.query
+    size = nodes.evictable[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        size = np.where(query.ask.admits[rows], size, 0)
+    occupied = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
+    worst: LongArray = np.zeros(len(rows), dtype=np.int64)
+    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+        lacks = np.maximum(0, occupied + units - size)
+        lacks[size < units] = _NEVER
+        lacks[nodes.size[rows] == 0] = _NEVER
+        if demand.cards > lacks.shape[1]:
+            return np.full(len(rows), _NEVER, dtype=np.int64)
+        least = np.minimum(_NEVER, np.sort(lacks, axis=1)[:, : demand.cards].sum(axis=1))
+        worst = np.maximum(worst, least)
+    return worst

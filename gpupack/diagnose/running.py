@@ -1,0 +1,87 @@
+"""What a running pod has: its cards, who else is there, what is promised."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from allocator.errors import AllocatorError
+from allocator.names import POD_ALLOCATION
+from allocator.records import MemoryRecord, load_allocation
+from gpupack.inventory.objects import Cluster as TopCluster
+from gpupack.inventory.records import CardRow
+from gpupack.inventory.rows import rows
+from gpupack.whatif.answers import CardUse, PodUnits
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskPod
+from scheduler_plugin.scheduling.reasons import memory
+
+LIMITED: Final = frozenset({"driver", "mps"})
+"""What refuses memory beyond the promise, see docs/limits.md."""
+
+
+def cards_of_pod(cluster: Cluster, pod: AskPod) -> tuple[tuple[CardUse, ...], tuple[str, ...]]:
+    """The cards of a pod that has a node, and what else to say of them."""
+    name = pod.spec.node_name
+    node = cluster.nodes.get(name)
+    if node is None:
+        return (), (f"{cluster.source} has no node {name}",)
+    seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
+    row = rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
+    uid = pod.metadata.uid
+    memory_of = _memory(pod)
+    found = tuple(
+        _use(card, uid, cluster.unit_mib, memory_of.get(card.uuid or "", []))
+        for card in row.cards
+        if any(each.uid == uid for each in card.pods)
+    )
+    notes = [f"node {name}: {row.error}"] if row.error else []
+    if not found:
+        notes.append("nobody says on which card it is: the node has not published it yet")
+    for card in found:
+        promised = card.promised_units + sum(each.units for each in card.neighbours)
+        if promised < card.used_units < card.size_units:
+            beyond = memory(card.used_units - promised, cluster.unit_mib)
+            notes.append(
+                f"card {card.card}: {beyond} are in use beyond what pods were promised, by processes of "
+                "others or by pods that use more than they asked for"
+            )
+    return found, tuple(notes)
+
+
+def _memory(pod: AskPod) -> dict[str, list[MemoryRecord]]:
+    """What the node wrote into a pod of its memory, by the card's UUID."""
+    text = (pod.metadata.annotations or {}).get(POD_ALLOCATION)
+    try:
+        allocation = load_allocation(text) if text is not None else None
+    except AllocatorError:
+        return {}
+    found: dict[str, list[MemoryRecord]] = {}
+    if allocation is not None and allocation.uid == pod.metadata.uid:
+        for by_card in allocation.memory.values():
+            for uuid, record in by_card.items():
+                found.setdefault(uuid, []).append(record)
+    return found
+
+
+def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecord]) -> CardUse:
+    own = [pod for pod in card.pods if pod.uid == uid]
+    promised = sum(pod.units for pod in own)
+    used = [record.used for record in memory_of if record.used is not None]
+    held = {record.held for record in memory_of}
+    return CardUse(
+        card=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        size_units=card.size_units,
+        used_units=card.used_units,
+        free_units=card.free_units,
+        promised_units=promised,
+        used_mib=sum(used) if used and len(used) == len(memory_of) else None,
+        limit_mib=promised * unit_mib if held and held <= LIMITED else None,
+        held=held.pop() if len(held) == 1 else "",
+        share=own[0].share,
+        neighbours=tuple(
+            PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))
+            for pod in card.pods
+            if pod.uid != uid
+        ),
+    )

@@ -1,0 +1,346 @@
+"""Why a pod is as it is: it waits, it runs, it is over, or what it asks for cannot be given."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from allocator.errors import RequestError, shown
+from allocator.names import (
+    DOMAIN,
+    PERCENT_RESOURCE,
+    POD_ASSIGNED,
+    POD_REQUEUED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    SCHEDULER_NAME,
+)
+from allocator.request import MAX_UNITS
+from gpupack.diagnose.running import cards_of_pod
+from gpupack.diagnose.ways_out import ways_out
+from gpupack.rebalance.verified_ways import not_looked_for
+from gpupack.whatif.answers import State, WayOut, Why
+from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of
+from gpupack.whatif.kube_checks import Wish, unchecked
+from gpupack.whatif.node_results import Verdicts, verdicts
+from gpupack.whatif.objects import AskPod, gates_of
+from gpupack.whatif.trials import Held, Trial, query_for
+from gpupack.whatif.unknown_requests import note, refused
+from scheduler_plugin.scheduling.reasons import demanded
+
+if TYPE_CHECKING:
+    from allocator.request import PodRequest
+    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+
+_NODES_NAMED: Final = 5
+
+
+def why(
+    cluster: Cluster,
+    namespace: str,
+    name: str,
+    *,
+    events: Sequence[str] = (),
+    queued: "Sequence[QueueWhy] | None" = None,
+    ways: bool = True,
+) -> Why:
+    """Say why a pod is as it is.
+
+    Args:
+        cluster: The cluster.
+        namespace: Of the pod.
+        name: Of the pod.
+        events: What was reported of it, oldest first.
+        queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+        ways: Look for ways out, too.
+
+    Raises:
+        InputError: there is no such pod.
+    """
+    pod = cluster.find(namespace, name)
+    unit = unit_asked(pod)
+    if unit:
+        cluster = cluster.in_unit(unit)
+    about = _About(cluster, pod, tuple(events), queued)
+    if unit is None:
+        return about.without_cards()
+    if pod.status.phase in ENDED:
+        return about.over()
+    if pod.metadata.deletion_timestamp:
+        return about.ending()
+    if pod.spec.node_name:
+        return about.running()
+    return about.waiting(ways=ways)
+
+
+class _About:
+    """One pod."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pod: AskPod,
+        events: tuple[str, ...],
+        queued: "Sequence[QueueWhy] | None",
+    ) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._events = events
+        self._queued = queued
+        self._problem = ""
+        self._request: PodRequest | None = None
+        try:
+            self._request = cluster.request_of(pod)
+        except RequestError as error:
+            self._problem = str(error)
+
+    def _answer(self, state: State, text: str, **more: object) -> Why:
+        meta = self._pod.metadata
+        return Why(
+            namespace=meta.namespace,
+            pod=meta.name,
+            state=state,
+            text=text,
+            unit_mib=self._cluster.unit_mib,
+            asked=self._asked,
+            node=self._pod.spec.node_name,
+            events=self._events,
+            scheduler=self._scheduler,
+            **more,  # type: ignore[arg-type]
+        )
+
+    @property
+    def _asked(self) -> str:
+        if self._request is None:
+            return ""
+        return demanded(self._request.demands, self._cluster.unit_mib)
+
+    @property
+    def _scheduler(self) -> str:
+        """What kube-scheduler wrote into the pod."""
+        for condition in self._pod.status.conditions or ():
+            if condition.type == "PodScheduled" and condition.status == "False":
+                return condition.message or condition.reason
+        return ""
+
+    def without_cards(self) -> Why:
+        """A pod that asks for no GPU memory."""
+        text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
+        containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
+        limits = [each.resources.limits or {} for each in containers if each.resources is not None]
+        others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
+        if others:
+            text += f"; {', '.join(others)} is no resource of this cluster's nodes"
+        return self._answer("no-cards", text)
+
+    def over(self) -> Why:
+        """A pod that is over."""
+        status = self._pod.status
+        if status.phase == "Succeeded":
+            return self._answer("ended", "is over: it succeeded, and holds no cards")
+        said = ": ".join(part for part in (status.reason, status.message) if part)
+        text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
+        return self._answer("failed", text, notes=_advice(status.reason, status.message))
+
+    def ending(self) -> Why:
+        """A pod that is being deleted."""
+        node = self._pod.spec.node_name
+        until = f"it was deleted, and has until {self._pod.metadata.deletion_timestamp}"
+        if not node:
+            return self._answer("ending", f"is ending: {until}; no node takes it any more")
+        cards, notes = cards_of_pod(self._cluster, self._pod)
+        text = f"is ending on node {node}: {until}; its cards are free once it is gone"
+        return self._answer("ending", text, cards=cards, notes=notes)
+
+    def running(self) -> Why:
+        """A pod that has a node."""
+        cards, notes = cards_of_pod(self._cluster, self._pod)
+        phase = self._pod.status.phase or "Pending"
+        where = f"node {self._pod.spec.node_name}"
+        if phase == "Running":
+            text = f"runs on {where}"
+        else:
+            text = f"has {where}, and its containers have not started yet (phase {phase})"
+        return self._answer("running", text, cards=cards, notes=notes)
+
+    def waiting(self, *, ways: bool) -> Why:
+        """A pod that has no node."""
+        self._problem = self._problem or refused(self._pod, self._scheduler)
+        if self._request is None or self._problem:
+            return self._refused()
+        if not self._cluster.has_words:
+            return self._answer("pending", _no_words(self._cluster))
+        wish = Wish.of(self._pod)
+        query = query_for(self._cluster, self._request, wish)
+        found = verdicts(self._cluster, query, wish)
+        gang = gang_of(self._cluster, self._pod)
+        trial = Trial(self._cluster, query, wish, 1 if gang is None else gang.pods)
+        together = "" if gang is None else _gang_waits(trial, gang)
+        if together:
+            found = replace(found, fits=())
+        outs: list[WayOut] = []
+        unsought = ""
+        if ways and not found.fits:
+            outs = list(ways_out(trial, found, Held(self._cluster)))
+            unsought = not_looked_for(trial)
+        gates = gates_of(self._pod)
+        notes = self._notes(found, gates) + ((unsought,) if unsought else ())
+        if gates:
+            outs = [*self._queue(gates), *outs]
+            text = self._gated(gates, found, together)
+            return self._answer(
+                "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
+            )
+        if self._foreign:
+            return self._never_asked(found, outs, notes)
+        if found.fits:
+            text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
+            return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
+        text = f"waits: {together or f'0 of {len(self._cluster.nodes)} nodes take {self._asked}'}"
+        return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _gated(self, gates: Sequence[str], found: Verdicts, together: str) -> str:
+        """Say what a pod waits for that kube-scheduler has not begun with."""
+        text = f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
+        if gates == [POD_REQUEUED]:
+            text = "waits in its queue again: kube-scheduler found no node for it when it was released"
+        said = self._said_by_queue(gates)
+        if said is not None:
+            text += f"; the queue says {said.reason}: {said.message}"
+        elif found.fits:
+            text += f"; {_takes(found.fits)} take it once it is released"
+        return f"{text}; {together}" if together else text
+
+    def _refused(self) -> Why:
+        if self._problem:
+            problem, advice = self._problem, "no node will ever take it as it is"
+        else:
+            problem = _nothing_asked(self._pod, self._cluster.state.resource)
+            advice = "leave the line out of a pod that needs no GPU memory"
+        return self._answer("refused", f"is refused: {problem}", notes=(advice,))
+
+    @property
+    def _foreign(self) -> bool:
+        """Whether its scheduler is another one, and the extender has bound no pod for that one."""
+        name = self._pod.spec.scheduler_name
+        if not name or name == SCHEDULER_NAME:
+            return False
+        return not any(
+            pod.spec.scheduler_name == name and POD_ASSIGNED in (pod.metadata.annotations or {})
+            for pod in self._cluster.pods.values()
+        )
+
+    def _never_asked(self, found: Verdicts, outs: Sequence[WayOut], notes: tuple[str, ...]) -> Why:
+        text = f"waits for its scheduler {self._pod.spec.scheduler_name}, which never asks gpupack"
+        if not found.fits:
+            text += f"; 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
+        ways = (self._scheduler_name(found.fits), *outs)
+        return self._answer("pending", text, nodes=found.groups, ways_out=ways, fits=found.fits, notes=notes)
+
+    def _scheduler_name(self, fits: Sequence[str]) -> WayOut:
+        text = f"make it again with schedulerName: {SCHEDULER_NAME}"
+        return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
+
+    def _said_by_queue(self, gates: Sequence[str]) -> "QueueWhy | None":
+        """Find what the queue says of the pod."""
+        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
+            return None
+        key = self._pod.metadata.namespace, self._pod.metadata.name
+        return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
+
+    def _queue(self, gates: Sequence[str]) -> list[WayOut]:
+        """Where the pod stands in the queue."""
+        if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
+            return []
+        said = self._said_by_queue(gates)
+        if said is not None:
+            place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
+            text = f"{place}: {said.message}"
+            return [WayOut("queue", text, queue=said.queue, position=said.position)]
+        queue = (self._pod.metadata.labels or {}).get(QUEUE_NAME, "")
+        where = f"queue {queue}" if queue else "the queue of its namespace, if that has one"
+        text = f"waits for its turn in {where}: `gpupack queue status` says its position"
+        return [WayOut("queue", text, queue=queue)]
+
+    def _notes(self, found: Verdicts, gates: Sequence[str]) -> tuple[str, ...]:
+        notes = []
+        if self._foreign and not gates:
+            notes.append(
+                f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
+                "(docs/install.md); here no pod of that scheduler has cards from it"
+            )
+        notes += note(self._pod)
+        unseen = unchecked(self._pod)
+        if unseen:
+            notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
+        reserved = [
+            f"{pod.full_name} on {pod.status.nominated_node_name}"
+            for pod in self._cluster.waiting()
+            if pod.status.nominated_node_name and pod.metadata.uid != self._pod.metadata.uid
+        ]
+        if reserved:
+            notes.append(f"cards are kept for pods that others are evicted for: {', '.join(reserved[:3])}")
+        if self._pod.status.nominated_node_name:
+            node = self._pod.status.nominated_node_name
+            notes.append(f"node {node} is kept for it while pods of lower priority leave")
+        broken = [group for group in found.groups if group.reason == "CorruptWords"]
+        notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
+        return tuple(notes)
+
+
+def _nothing_asked(pod: AskPod, resource: str) -> str:
+    """Say which container has our resource, and asks for none of it."""
+    for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
+        amounts = container.resources.limits if container.resources else None
+        for name in (resource, PERCENT_RESOURCE):
+            if name in (amounts or {}):
+                most = "100 for each card" if name == PERCENT_RESOURCE else MAX_UNITS
+                where = f"container {shown(container.name)} has {name}: 0 in its limits"
+                return f"{where}, which asks for no GPU memory: allowed are 1 to {most}"
+    return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
+
+
+def _gang_waits(trial: Trial, gang: WaitingGang) -> str:
+    """Say that the pods of a gang do not fit at once, and whether they ever could; empty where they do."""
+    fit = trial.fit_at_once()
+    if fit == gang.pods:
+        return ""
+    what = f"{gang.pods} pods like it" if gang.pods < gang.size or gang.others else f"{gang.pods} pods"
+    said = f"its gang starts together, and {fit} of its {what} fit at once now"
+    ever = count_ever(trial.cluster, trial.query, trial.wish, gang.pods)
+    if ever < gang.pods:
+        said += f"; no more than {ever} could even if all other pods ended, as nodes and cards are now"
+    return said
+
+
+def _takes(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NODES_NAMED])
+    more = len(names) - _NODES_NAMED
+    return f"{'node' if len(names) == 1 else 'nodes'} {shown}{f' and {more} more' if more > 0 else ''} would"
+
+
+def _no_words(cluster: Cluster) -> str:
+    if cluster.unread:
+        unread, nodes = len(cluster.unread), len(cluster.nodes)
+        others = ", and the others offer no GPU memory" if unread < nodes else ""
+        return (
+            f"waits: the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
+            f"(first: {cluster.first_unread}){others}. See docs/troubleshooting.md"
+        )
+    return (
+        f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "
+        f"{cluster.unit_mib} MiB; is gpupack node running on them? See docs/troubleshooting.md"
+    )
+
+
+def _advice(reason: str, message: str) -> tuple[str, ...]:
+    """What usually stands behind a failure."""
+    if reason == "UnexpectedAdmissionError":
+        advice = (
+            "the kubelet refused it when it arrived, as a rule after a reboot, before the device plugin was "
+            "back; that is final, its controller makes a new one"
+        )
+        return (advice,)
+    if reason == "Evicted" or "preempt" in f"{reason} {message}".lower():
+        return ("it made room for others; its controller makes a new one",)
+    return ()

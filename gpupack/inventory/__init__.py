@@ -1,0 +1,9 @@
+"""Every card of the cluster with its pods, as rows: `gpupack top`, and what others show of them."""
+
+from gpupack.inventory.fetching import fetch
+from gpupack.inventory.objects import load_nodes
+from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
+from gpupack.inventory.rendering import render
+from gpupack.inventory.rows import rows
+
+__all__ = ["CardRow", "NodeRow", "Output", "PodRow", "fetch", "load_nodes", "render", "rows"]

@@ -1,0 +1,67 @@
+"""Rows for scripts: a list of nodes; keys are only ever added."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gpupack.inventory.records import CardRow, NodeRow, PodRow
+
+
+def as_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
+    """Write the rows; with `pods` those on each card, and those on none that is known."""
+    return msgspec.json.format(msgspec.json.encode(as_records(rows, pods=pods)), indent=2).decode()
+
+
+def as_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
+    """What `as_json` writes, as values."""
+    return [_node(row, pods=pods) for row in rows]
+
+
+def _node(row: NodeRow, *, pods: bool) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "cards": [_card(card, pods=pods) for card in row.cards],
+        "unit_mib": row.unit_mib,
+        "error": row.error,
+        "ready": row.ready,
+        "unschedulable": row.unschedulable,
+        "daemon": None if row.resource is None else not row.without_daemon,
+        "takes_pods": row.takes_pods,
+        "revision": row.revision,
+        "foreign_gpus": row.foreign_gpus,
+        **({"pods": _pods(row.pods)} if pods else {}),
+    }
+
+
+def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
+    return {
+        "index": card.index,
+        "uuid": card.uuid,
+        "model": card.model,
+        "size_units": card.size_units,
+        "used_units": card.used_units,
+        "assumed_units": card.assumed_units,
+        "in_use_units": card.in_use_units,
+        "held_units": card.held_units,
+        "healthy": card.healthy,
+        "cordoned": card.cordoned,
+        "held": card.held or None,
+        "cordon_reason": card.cordon_reason or None,
+        **({"pods": _pods(card.pods)} if pods else {}),
+    }
+
+
+def _pods(pods: Sequence[PodRow]) -> list[dict[str, Any]]:
+    return [
+        {
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+            "units": pod.units,
+            "share": pod.share,
+            "used_mib": pod.used_mib,
+            "held": pod.held or None,
+        }
+        for pod in pods
+    ]

@@ -1,0 +1,114 @@
+"""Nodes and pods of a cluster, once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from gpupack.errors import InputError
+from gpupack.inventory.objects import Cluster, Node, no_node
+from scheduler_plugin.cache.objects import PodLite
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+
+T = TypeVar("T")
+
+NODES_PATH: Final = "/api/v1/nodes"
+PODS_PATH: Final = "/api/v1/pods"
+
+
+async def fetch(
+    kubeconfig: str | None, names: Sequence[str] = (), *, pods: bool = False, context: str | None = None
+) -> Cluster:
+    """List the nodes of a cluster, and the pods that have one.
+
+    Args:
+        kubeconfig: path of a kubeconfig; None for the usual places.
+        names: of the nodes to read; empty for all. One by one, so the right to get a node is enough.
+        pods: read pods too.
+        context: of the kubeconfig; None for its current one.
+
+    Returns:
+        A value for `rows`.
+
+    Raises:
+        InputError: a name that no node has, or the server answers with something else than nodes or pods.
+        KubeApiError: no configuration, no server, or no right to see what was asked for.
+    """
+    async with await connect(kubeconfig, context) as client:
+        if not names:
+            nodes = await list_all(client, NODES_PATH, Node, "nodes")
+            return Cluster(nodes, await list_all(client, PODS_PATH, PodLite, "pods") if pods else None)
+        nodes, seats = [], []
+        for name in dict.fromkeys(names):
+            nodes.append(await _one(client, name))
+            if pods:
+                seats += await list_all(
+                    client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
+                )
+        return Cluster(nodes, seats if pods else None)
+
+
+async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
+    """Make a client of the cluster that a kubeconfig and a context name, None for the usual ones.
+
+    Raises:
+        ConfigError: no usable configuration.
+    """
+    # Imported here: the HTTP client takes longer to load than a file takes to show.
+    from kubeapi.client import KubeClient  # noqa: PLC0415
+    from kubeapi.credentials import Credentials  # noqa: PLC0415
+
+    return KubeClient(await Credentials.load(kubeconfig, context=context))
+
+
+async def _one(client: "KubeClient", name: str) -> Node:
+    from kubeapi.errors import NotFound  # noqa: PLC0415
+    from kubeapi.paths import segment  # noqa: PLC0415
+
+    try:
+        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{segment(name)}"), type=Node)
+    except NotFound as error:
+        raise no_node([name]) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InputError(f"{client.server} answers with something else than a node: {error}") from error
+
+
+async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:
+    """List all objects of a kind.
+
+    Args:
+        client: The API server.
+        path: Of the list.
+        kind: What to read of each.
+        what: The kind's name, for messages.
+        **params: Query.
+
+    Raises:
+        InputError: the server answers with something else.
+        KubeApiError: no server, or no right to list them.
+    """
+    from kubeapi.errors import Gone  # noqa: PLC0415
+
+    try:
+        return await _pages(client, path, kind, what, params)
+    except Gone:
+        # The snapshot went away between two pages; what was read of it must not be mixed with another.
+        return await _pages(client, path, kind, what, params)
+
+
+async def _pages(
+    client: "KubeClient", path: str, kind: type[T], what: str, params: dict[str, Any]
+) -> list[T]:
+    class Page(msgspec.Struct):
+        items: list[kind]  # type: ignore[valid-type]
+
+    decode = msgspec.json.Decoder(Page).decode
+    items: list[T] = []
+    try:
+        async for page in client.pages(path, **params):
+            items += decode(page).items
+    except msgspec.ValidationError as error:
+        raise InputError(f"{client.server} lists something else than {what}: {error}") from error
+    return items

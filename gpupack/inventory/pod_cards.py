@@ -1,0 +1,143 @@
+"""Which pods sit on which card: from the node's holds, else from the pods' annotations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from allocator.errors import AllocatorError
+from allocator.names import POD_ALLOCATION
+from allocator.podcards import (
+    assigned_units,
+    first_assigned_units,
+    published_units,
+    unheld_units,
+    units_of_pod,
+)
+from allocator.records import Holds, load_allocation
+from gpupack.inventory.records import CardRow, PodRow, Share
+from kubeapi.errors import printable
+from scheduler_plugin.cache.charges import NodeRecord, Rules
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.pods import PodRecord, read_pod
+from scheduler_plugin.cache.published import held_units
+
+_RULES: Final = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Pods by the name of their node."""
+
+    by_node: Mapping[str, Sequence[PodLite]]
+
+    @classmethod
+    def of(cls, pods: Iterable[PodLite]) -> "Seats":
+        """Sort pods by node; those that wait for one are left out."""
+        by_node: dict[str, list[PodLite]] = {}
+        for pod in pods:
+            if pod.spec.node_name:
+                by_node.setdefault(pod.spec.node_name, []).append(pod)
+        return cls(by_node)
+
+    def on(self, node: str) -> Sequence[PodLite]:
+        """The pods of one node."""
+        return self.by_node.get(node, ())
+
+
+def join_pods(
+    cards: Sequence[CardRow], holds: Holds | None, pods: Iterable[PodLite], resource: str
+) -> tuple[tuple[CardRow, ...], tuple[PodRow, ...]]:
+    """Put the pods of a node on its cards, and charge those that its words do not hold yet.
+
+    What the node holds comes first, for it is exact. `allocator.podcards` says where another pod is, and
+    `Rules` what it is charged, as in the extender.
+
+    Args:
+        cards: of the node, in the order of the words.
+        holds: what its words hold.
+        pods: on the node.
+        resource: the extended resource.
+
+    Returns:
+        The cards with their pods, and the pods on no card that is known.
+    """
+    held = dict(holds.units) if holds is not None else {}
+    node = NodeRecord(
+        "",
+        holds={} if holds is None else held_units(holds),
+        sizes=tuple(card.size_units for card in cards),
+        uuids=tuple(card.uuid for card in cards if card.uuid is not None),
+    )
+    on_card: dict[int, list[PodRow]] = {}
+    nowhere: list[PodRow] = []
+    for pod in pods:
+        meta = pod.metadata
+        record = read_pod(pod, resource)
+        row = PodRow(printable(meta.namespace), printable(meta.name), meta.uid, 0, "unknown")
+        published = held.pop(meta.uid, None)
+        if record.ended or record.charged is None:
+            share: Share = "ending" if record.ended else "allocated"
+            units: Mapping[int, int] = published_units(published or {}, node.sizes)
+        else:
+            node.pods[meta.uid] = record
+            share, units = _cards_of(record, published, node)
+            if not units:
+                lost = published is not None
+                whole = 0 if lost else units_of_pod(record.charged, node.sizes)
+                nowhere.append(replace(row, units=whole))
+        memory = _memory(pod)
+        for position, count in units.items():
+            used_mib, by = memory.get(cards[position].uuid or "", (None, ""))
+            row = replace(row, used_mib=used_mib, held=by)
+            on_card.setdefault(position, []).append(replace(row, units=count, share=share))
+    for uid, units in held.items():
+        for position, count in published_units(units, node.sizes).items():
+            on_card.setdefault(position, []).append(PodRow("", "", printable(uid), count, "ending"))
+    assumed = _RULES.assumed(node, _RULES.claims(node))
+    with_pods = tuple(
+        replace(
+            card,
+            pods=tuple(sorted(on_card.get(position, ()), key=_order)),
+            assumed_units=assumed[position],
+        )
+        for position, card in enumerate(cards)
+    )
+    return with_pods, tuple(sorted(nowhere, key=_order))
+
+
+def _order(pod: PodRow) -> tuple[str, str, str]:
+    return pod.namespace, pod.name, pod.uid
+
+
+def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
+    """MiB used and what holds it, by card, as `allocation` tells; None where it does not of one container."""
+    found: dict[str, tuple[int | None, str]] = {}
+    with suppress(AllocatorError):
+        allocation = load_allocation((pod.metadata.annotations or {}).get(POD_ALLOCATION, ""))
+        cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
+        for uuid, record in (pair for card in cards for pair in card.items()):
+            before_mib, _ = found.get(uuid, (0, ""))
+            known = before_mib is not None and record.used is not None
+            used_mib = (before_mib or 0) + (record.used or 0) if known else None
+            found[uuid] = used_mib, printable(record.held)
+    return found
+
+
+def _cards_of(
+    record: PodRecord, published: Mapping[int, int] | None, node: NodeRecord
+) -> tuple[Share, Mapping[int, int]]:
+    """Find the cards of a pod, and who says so."""
+    if published is not None:
+        units = published_units(published, node.sizes)
+        return ("allocated" if units else "unknown"), units
+    if record.charged is None:
+        return "unknown", {}
+    cards = node.uuids, node.sizes
+    if record.uid in node.holds:
+        units = first_assigned_units(record.charged, (record.allocated, record.assigned), *cards)
+    else:
+        units = unheld_units(record.charged, record.assigned, record.allocated, *cards)
+    got = record.allocated
+    is_given = got is not None and assigned_units(record.charged, got, *cards) == units
+    return ("unknown" if not units else "allocated" if is_given else "assigned"), units

@@ -1,0 +1,244 @@
+"""Rows as people and scripts read them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.style import Style
+
+from allocator.names import MIB_PER_GIB
+from deviceplugin.gpus.api.foreign_resources import describe_foreign
+from gpupack.inventory.as_json import as_json
+from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
+from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
+from gpupack.inventory.totals import totals
+
+_BAR_CELLS: Final = 4
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+_OUT: Final = Style(color="red", dim=True)
+# Style from this share of used units upwards.
+_FILLS: Final = ((1.0, Style(color="red")), (0.75, Style(color="yellow")), (0.0, Style(color="green")))
+
+_MARKS: Final = {"unhealthy": "!", "cordoned": "*"}
+_NOBODY: Final = PodRow("", "", "", 0, "unknown")
+_FIRST_REVISION_MS: Final = 1_500_000_000_000
+"""Revisions are milliseconds since the epoch where nobody pushed them elsewhere; this was in 2017."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to show of the rows.
+
+    Attributes:
+        output: `table` one line per node with a bar for each card, `wide` one line per card, or `json`.
+        pods: one line for each pod on each card instead; in JSON under each card.
+        colour: put ANSI colours in, for terminals; without effect on JSON.
+        now_ms: milliseconds since the epoch.
+    """
+
+    output: Output
+    pods: bool = False
+    colour: bool = False
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+
+
+def render(rows: Sequence[NodeRow], output: Output, *, pods: bool = False, colour: bool = False) -> str:
+    """Write the rows; see `Look`.
+
+    Returns:
+        Text without a final line break.
+    """
+    body, footer = lines(rows, Look(output, pods, colour))
+    return "\n".join([*body, *footer])
+
+
+def lines(rows: Sequence[NodeRow], look: Look) -> tuple[list[str], list[str]]:
+    """Write the rows, and what stands below them: legend and totals."""
+    if look.output == "json":
+        return as_json(rows, pods=look.pods).splitlines(), []
+    if not rows:
+        return ["No node publishes GPU cards."], []
+    if look.pods:
+        laid = _by_pod(rows, look)
+    else:
+        laid = _by_card(rows, look) if look.output == "wide" else _by_node(rows, look)
+    return list(grid(laid, colour=look.colour)), [*_legend(rows, look), *_sums(rows)]
+
+
+def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+    """Lay out one line per node: name, status, unit, units in use, and a bar per card."""
+    yield _titles("NODE", "STATUS", "UNIT", "USED", "CARDS")
+    for row in rows:
+        used = sum(card.in_use_units for card in row.cards)
+        size = sum(card.size_units for card in row.cards)
+        bars = [Cell(f"{_fill(card)}{_mark(row, card)}", _style(row, card)) for card in row.cards]
+        total = Cell(f"{used}/{size}" if row.cards else "-")
+        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], remark(row, look))
+
+
+def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+    """Lay out one line per card."""
+    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", "MODEL", "UUID")
+    yield _titles(*titles)
+    for row in rows:
+        tail = remark(row, look)
+        for card in row.cards:
+            cells = [
+                *_node_cells(row),
+                Cell(str(card.index)),
+                Cell(_unit(row.unit_mib)),
+                *_card_cells(row, card),
+                Cell(card.held or "-"),
+                *_inventory_cells(card),
+            ]
+            why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
+            yield Line(cells, "; ".join(filter(None, (tail, why))))
+            tail = ""
+        if not row.cards:
+            yield Line([*_node_cells(row), *_dashes(len(titles) - 2)], tail)
+
+
+def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+    """Lay out one line for each pod on each card; cards without pods have one, too."""
+    inventory = ("MODEL", "UUID") if look.output == "wide" else ()
+    titles = (
+        "NODE",
+        "CARD",
+        "USED",
+        "STATE",
+        "NAMESPACE",
+        "POD",
+        "UNITS",
+        "SHARE",
+        "USED MIB",
+        "MEMORY",
+        *inventory,
+    )
+    yield _titles(*titles)
+    for row in rows:
+        tail = remark(row, look)
+        for card in row.cards:
+            for pod in card.pods or (_NOBODY,):
+                cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
+                yield Line([*cells, *(_inventory_cells(card) if inventory else ())], tail)
+                tail = ""
+        for pod in row.pods:
+            yield Line([Cell(row.node), *_dashes(3), *_pod_cells(pod), *_dashes(len(inventory))], tail)
+            tail = ""
+        if not row.cards and not row.pods:
+            yield Line([Cell(row.node), *_dashes(len(titles) - 1)], tail)
+
+
+def _titles(*titles: str) -> Line:
+    return Line([Cell(title, HEADER) for title in titles])
+
+
+def _dashes(count: int) -> list[Cell]:
+    return [Cell("-")] * count
+
+
+def _node_cells(row: NodeRow) -> list[Cell]:
+    return [Cell(row.node), Cell(status(row), PLAIN if row.takes_pods else _OUT)]
+
+
+def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
+    state = "-" if row.without_daemon else card.state
+    return [Cell(_fill(card), _style(row, card)), Cell(state, PLAIN if state == "ok" else _OUT)]
+
+
+def _inventory_cells(card: CardRow) -> list[Cell]:
+    return [Cell(card.model or "-"), Cell(card.uuid or "-")]
+
+
+def _pod_cells(pod: PodRow) -> list[Cell]:
+    if not pod.uid:
+        return _dashes(6)
+    name = pod.name or f"UID {pod.uid}"
+    used = "-" if pod.used_mib is None else str(pod.used_mib)
+    return [
+        Cell(pod.namespace or "-"),
+        Cell(name),
+        Cell(str(pod.units)),
+        Cell(pod.share),
+        Cell(used),
+        Cell(pod.held or "-"),
+    ]
+
+
+def status(row: NodeRow) -> str:
+    """Write a node's status as kubectl does, with our own word for a node that no daemon serves."""
+    words = ["Unknown" if row.ready is None else "Ready" if row.ready else "NotReady"]
+    if row.unschedulable:
+        words.append("SchedulingDisabled")
+    if row.without_daemon:
+        words.append("NoDaemon")
+    return ",".join(words)
+
+
+def remark(row: NodeRow, look: Look) -> str:
+    """What a person has to know besides the cards; empty where there is nothing."""
+    remarks = [row.error or ""]
+    if row.without_daemon:
+        remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, look)}")
+    elif row.cards and not any(card.healthy for card in row.cards):
+        remarks.append(f"no card is healthy, or the node daemon has stopped{_age(row, look)}")
+    if row.foreign_gpus:
+        remarks.append(describe_foreign(row.foreign_gpus))
+    return "; ".join(filter(None, remarks))
+
+
+def _age(row: NodeRow, look: Look) -> str:
+    """Say how old the words are, where their revision tells."""
+    now_ms = look.now_ms()
+    if row.revision is None or not _FIRST_REVISION_MS <= row.revision <= now_ms:
+        return ""
+    age_s = (now_ms - row.revision) // 1000
+    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if age_s >= 2 * seconds:
+            return f", its last words are {age_s // seconds}{unit} old"
+    return f", its last words are {age_s}s old"
+
+
+def _legend(rows: Sequence[NodeRow], look: Look) -> list[str]:
+    if look.pods or look.output == "wide":
+        return []
+    states = {card.state for row in rows if not row.without_daemon for card in row.cards}
+    said = [f"{mark} {state}" for state, mark in _MARKS.items() if state in states]
+    return ["  ".join(said)] if said else []
+
+
+def _sums(rows: Sequence[NodeRow]) -> list[str]:
+    return [
+        f"{each.resource}: {each.in_use_units}/{each.size_units} in use, "
+        f"whole cards free: {each.whole_cards_free}, largest request: {each.largest_request}"
+        for each in totals(rows)
+    ]
+
+
+def _fill(card: CardRow) -> str:
+    """Draw the share in use in `_BAR_CELLS` characters, in eighths of a character, and write it."""
+    cells = 8 * _BAR_CELLS
+    eighths = cells * card.in_use_units // card.size_units if card.size_units else cells
+    whole, rest = divmod(eighths, 8)
+    bar = ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_CELLS, "░")
+    return f"{bar} {card.in_use_units}/{card.size_units}"
+
+
+def _style(row: NodeRow, card: CardRow) -> Style:
+    if card.state != "ok" or not row.takes_pods:
+        return _OUT
+    share = card.used_units / card.size_units if card.size_units else 1.0
+    return next(style for least, style in _FILLS if share >= least)
+
+
+def _mark(row: NodeRow, card: CardRow) -> str:
+    """Mark a card that is out of use; a daemon that stops calls all of them unhealthy, which says nothing."""
+    return "" if row.without_daemon else _MARKS.get(card.state, "")
+
+
+def _unit(unit_mib: int | None) -> str:
+    if unit_mib is None:
+        return "-"
+    return f"{unit_mib // MIB_PER_GIB} GiB" if unit_mib % MIB_PER_GIB == 0 else f"{unit_mib} MiB"

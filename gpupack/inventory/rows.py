@@ -1,0 +1,164 @@
+"""Nodes and pods become rows: words, inventory, holds and conditions, joined."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from allocator.errors import AllocatorError, PackingError, QuantityError
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_CORDON_REASONS,
+    NODE_HOLDS,
+    NODE_LABEL,
+    resource_name,
+)
+from allocator.packing import NodeWords, read_node
+from allocator.quantity import parse_integer
+from allocator.records import Holds, join_cards, load_cards, load_cordon, load_cordon_reasons, load_holds
+from deviceplugin.gpus.api.foreign_resources import foreign_gpus
+from gpupack.inventory.objects import Cluster, Node, load_nodes, no_node
+from gpupack.inventory.pod_cards import Seats, join_pods
+from gpupack.inventory.records import CardRow, NodeRow, PodRow
+from kubeapi.errors import printable
+
+_NO_WORDS = "publishes no words: no daemon has run here"
+
+
+def rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
+    """Decode the cards of all nodes, ordered by node name.
+
+    Nodes that neither publish words nor are labelled for the daemon are left out, unless they are named.
+
+    Args:
+        nodes: what `load_nodes` or `fetch` returned, or decoded JSON: a list with `items`, or a node.
+        names: of the nodes to show; empty for all.
+
+    Raises:
+        InputError: the value does not hold nodes, or not one of the names. Bad words or annotations of a
+            node are not an error: its row says so.
+    """
+    cluster = nodes if isinstance(nodes, Cluster) else load_nodes(msgspec.json.encode(nodes))
+    missing = set(names) - {node.metadata.name for node in cluster.nodes}
+    if missing:
+        raise no_node(missing)
+    seats = Seats.of(cluster.pods) if cluster.pods is not None else None
+    decoded = (
+        _row(node, seats, named=bool(names))
+        for node in cluster.nodes
+        if not names or node.metadata.name in names
+    )
+    return sorted((row for row in decoded if row is not None), key=lambda row: row.node)
+
+
+def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
+    """Decode one node, None when it has nothing to show."""
+    bare = NodeRow(
+        printable(node.metadata.name),
+        (),
+        None,
+        None,
+        _ready(node),
+        node.spec.unschedulable,
+        foreign_gpus=foreign_gpus(node.status.capacity, node.status.allocatable),
+    )
+    allocatable, capacity = node.status.allocatable or {}, node.status.capacity or {}
+    try:
+        words = read_node(allocatable) or read_node(capacity)
+    except PackingError as error:
+        return replace(bare, error=str(error))
+    if words is None:
+        labelled = (node.metadata.labels or {}).get(NODE_LABEL) == "true"
+        return replace(bare, error=_NO_WORDS) if named or labelled else None
+    resource = resource_name(words.layout.unit_mib)
+    cards, holds, problems = _cards(words, node.metadata.annotations or {})
+    pods: tuple[PodRow, ...] = ()
+    if seats is not None:
+        cards, pods = join_pods(cards, holds, seats.on(node.metadata.name), resource)
+    return replace(
+        bare,
+        cards=cards,
+        unit_mib=words.layout.unit_mib,
+        error="; ".join(problems) or None,
+        resource=resource,
+        offered_units=_units(allocatable, resource),
+        known_units=_units(capacity, resource),
+        revision=words.revision,
+        pods=pods,
+    )
+
+
+def _cards(
+    words: NodeWords, annotations: Mapping[str, str]
+) -> tuple[tuple[CardRow, ...], Holds | None, list[str]]:
+    """Join the words with the annotations; what is wrong with these comes back beside."""
+    problems = []
+    cordoned: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = {}
+    holds = None
+    cards = tuple(
+        CardRow(position, None, None, size, used)
+        for position, (size, used) in enumerate(zip(words.sizes, words.used, strict=True))
+    )
+    try:
+        cordoned = load_cordon(annotations.get(NODE_CORDON, ""))
+        reasons = load_cordon_reasons(annotations.get(NODE_CORDON_REASONS, "{}"))
+    except PackingError as error:
+        problems.append(str(error))
+    if NODE_CARDS in annotations:
+        try:
+            inventory = load_cards(annotations[NODE_CARDS])
+            joined = join_cards(words, inventory, cordoned)
+        except PackingError as error:
+            problems.append(str(error))
+        else:
+            cards = tuple(
+                CardRow(
+                    index=card.index,
+                    uuid=card.uuid,
+                    model=printable(card.model) or None,
+                    size_units=card.size_units,
+                    used_units=card.used_units,
+                    healthy=card.healthy,
+                    cordoned=card.cordoned,
+                    cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
+                    held=printable(record.held),
+                )
+                for card, record in zip(joined, inventory, strict=True)
+            )
+    if NODE_HOLDS in annotations:
+        try:
+            holds = load_holds(annotations[NODE_HOLDS])
+        except AllocatorError as error:
+            problems.append(str(error))
+        else:
+            cards = _with_held(cards, holds)
+    return cards, holds, problems
+
+
+def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
+    """Add what the words hold of pods; the release before did not say it by card."""
+    if holds.uids and not holds.units:
+        return tuple(cards)
+    held: Counter[int] = Counter()
+    for share in holds.units.values():
+        held.update(share)
+    return tuple(replace(card, held_units=held[position]) for position, card in enumerate(cards))
+
+
+def _ready(node: Node) -> bool | None:
+    """Whether the kubelet lives, None where nothing says so."""
+    for condition in node.status.conditions or ():
+        if condition.type == "Ready":
+            return condition.status == "True"
+    return None
+
+
+def _units(resources: Mapping[str, Any], resource: str) -> int:
+    try:
+        return parse_integer(resources.get(resource, 0))
+    except (QuantityError, TypeError):
+        return 0

@@ -1,0 +1,253 @@
+"""`gpupack top --watch`: the rows again whenever they have changed, until somebody ends it."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, Generic, TypeVar
+
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
+from gpupack.inventory.objects import Cluster, Node
+from gpupack.inventory.records import NodeRow
+from gpupack.inventory.rendering import Look, lines
+from gpupack.inventory.rows import rows
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError
+from kubeapi.reflect import Kind, Reflector
+from scheduler_plugin.cache.objects import PodLite
+
+T = TypeVar("T", Node, PodLite)
+
+GAP_S: Final = 0.2
+"""One change seldom comes alone, and nobody reads faster."""
+
+LOOK_S: Final = 1.0
+"""While what is shown may be old: a connection that is back need not bring news."""
+
+_HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
+"""Clear the screen, and cut long lines at its edge instead of wrapping them."""
+_WRAP: Final = "\x1b[?7h"
+
+
+class View(Generic[T]):
+    """Keeps all objects of one kind, as a sink of `kubeapi.reflect`.
+
+    Args:
+        client: API server.
+        path: of the collection.
+        kind: of the objects.
+        changed: called after every change.
+
+    Attributes:
+        objects: by namespace and name; None before the first list.
+    """
+
+    def __init__(self, client: KubeClient, path: str, kind: type[T], changed: Callable[[], None]) -> None:
+        self._reflector: Reflector[T] = Reflector(client, path, kind, self)
+        self._changed = changed
+        self._error: KubeApiError | None = None
+        self._failed_after: float | None = None
+        self.objects: dict[tuple[str, str], T] | None = None
+
+    async def run(self) -> None:
+        """Keep it up to date until cancelled."""
+        await self._reflector.run()
+
+    @property
+    def error(self) -> KubeApiError | None:
+        """What keeps it from being up to date; None once a watch is open again, with news or without."""
+        return self._error if self._reflector.last_contact == self._failed_after else None
+
+    def replace(self, items: Sequence[T], _resource_version: str) -> None:
+        """Take a complete list."""
+        self.objects = {_key(item): item for item in items}
+        self._changed()
+
+    def event(self, kind: Kind, item: T, _resource_version: str) -> None:
+        """Take one change."""
+        objects = self.objects if self.objects is not None else {}
+        if kind == "DELETED":
+            objects.pop(_key(item), None)
+        else:
+            objects[_key(item)] = item
+        self._changed()
+
+    def bookmark(self, _resource_version: str) -> None:
+        """Nothing has changed."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """What is shown may be old from now on."""
+        self._error, self._failed_after = error, self._reflector.last_contact
+        self._changed()
+
+
+def _key(item: Node | PodLite) -> tuple[str, str]:
+    return getattr(item.metadata, "namespace", ""), item.metadata.name
+
+
+async def watch(
+    kubeconfig: str | None,
+    names: Sequence[str],
+    look: Look,
+    *,
+    context: str | None = None,
+    gap_s: float = GAP_S,
+) -> None:
+    """Write the rows to standard output, now and after every change, until it is closed or we are cancelled.
+
+    On a terminal each state takes the place of the one before; else they follow each other.
+
+    Args:
+        kubeconfig: path of a kubeconfig; None for the usual places.
+        names: of the nodes to show; empty for all.
+        look: how.
+        context: of the kubeconfig; None for its current one.
+        gap_s: least seconds between two states.
+
+    Raises:
+        InputError: a name that no node has.
+        KubeApiError: the cluster cannot be read at the start; later this is said below the rows.
+    """
+    changed = asyncio.Event()
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
+    async with await connect(kubeconfig, context) as client:
+        nodes = View(client, NODES_PATH, Node, changed.set)
+        pods = View(client, PODS_PATH, PodLite, changed.set) if look.pods else None
+        tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
+        screen = _Screen(nodes, pods, names, look)
+        try:
+            with _closed(changed.set) as closed:
+                while not closed():
+                    changed.clear()
+                    screen.draw()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S if screen.old else None):
+                            await changed.wait()
+                    await asyncio.sleep(gap_s)
+        except BrokenPipeError:
+            _forget_stdout()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Screen:
+    """Draws what is new.
+
+    Attributes:
+        old: what was drawn last may be out of date, and says so.
+    """
+
+    def __init__(
+        self, nodes: View[Node], pods: View[PodLite] | None, names: Sequence[str], look: Look
+    ) -> None:
+        self._nodes = nodes
+        self._pods = pods
+        self._names = names
+        self._look = look
+        self._terminal = sys.stdout.isatty()
+        self._last: object = None
+        self.old = False
+
+    def draw(self) -> None:
+        """Write the state if it is complete and not what was written last.
+
+        Raises:
+            InputError: a name that no node has, at the first time.
+            KubeApiError: there is nothing to show, and this is why.
+        """
+        views: list[View[Node] | View[PodLite]] = [self._nodes]
+        if self._pods is not None:
+            views.append(self._pods)
+        error = next((view.error for view in views if view.error is not None), None)
+        if any(view.objects is None for view in views):
+            if error is not None:
+                raise error
+            return
+        body, footer = lines(self._rows(), self._look)
+        self.old = error is not None
+        if error is not None:
+            footer.append(f"not up to date: {error}")
+        # Where lines are cut depends on the terminal, so its size counts as news.
+        state = (body, footer, _height() if self._terminal else None)
+        if state != self._last:
+            self._write(body, footer)
+            self._last = state
+
+    def _rows(self) -> list[NodeRow]:
+        nodes = self._nodes.objects or {}
+        there = [name for name in self._names if ("", name) in nodes]
+        if self._last is None:
+            there = list(self._names)
+        elif self._names and not there:
+            return []
+        pods = None if self._pods is None else list((self._pods.objects or {}).values())
+        return rows(Cluster(list(nodes.values()), pods), there)
+
+    def _write(self, body: list[str], footer: list[str]) -> None:
+        if self._terminal:
+            text = _HOME + "\n".join(_cut(body, footer)) + "\n" + _WRAP
+        else:
+            text = "\n".join([*([""] if self._last is not None else []), *body, *footer]) + "\n"
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _height() -> int:
+    """Lines of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except (OSError, ValueError):
+        return 24
+
+
+def _cut(body: list[str], footer: list[str]) -> list[str]:
+    """Leave lines out of the middle so that the header and the sums stay in sight."""
+    room = _height() - 1 - len(footer)
+    if len(body) <= max(room, 2):
+        return [*body, *footer]
+    kept = max(room - 1, 1)
+    return [*body[:kept], f"... {len(body) - kept} more lines: name nodes to see them", *footer]
+
+
+@contextmanager
+def _closed(tell: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Tell when nobody reads standard output any more; a pipe says so before the next write does.
+
+    Args:
+        tell: called then.
+
+    Yields:
+        Whether it is so.
+    """
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+
+    def closed() -> None:
+        loop.remove_reader(descriptor)
+        gone.set()
+        tell()
+
+    try:
+        descriptor = sys.stdout.fileno()
+        watched = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except (OSError, ValueError):  # none, or not a file of the system
+        watched = False
+    if watched:
+        # The end that is written to becomes readable in one case only: the other end was closed.
+        loop.add_reader(descriptor, closed)
+    try:
+        yield gone.is_set
+    finally:
+        if watched:
+            loop.remove_reader(descriptor)
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere: it would complain about the pipe."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,200 @@
+"""Where moves help pods of a size to start: the pods that would have to leave a card, or a node."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import merge
+from itertools import combinations, islice
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from gpupack.rebalance.goals import Start, together
+from gpupack.rebalance.movable_pods import Mover, Movers
+from gpupack.whatif.cluster import Cluster
+from scheduler_plugin.scheduling.request import Query, units_by_card
+
+_MOST_TOGETHER: Final = 4
+"""Pods that leave one node at most, where pods that ask for several cards are to start."""
+
+_GROUPS: Final = 12
+"""Groups of pods of a card that are tried."""
+
+_SETS: Final = 300
+
+
+@dataclass(frozen=True)
+class Site:
+    """Pods that would have to leave so that one more can start on a node."""
+
+    node: str
+    movers: tuple[Mover, ...]
+
+    @cached_property
+    def cost(self) -> tuple[int, int, int, str]:
+        """Smaller is better: how many, the largest priority, how much, and where."""
+        priority = max(mover.record.priority for mover in self.movers)
+        return len(self.movers), priority, sum(mover.total for mover in self.movers), self.node
+
+
+def _cost(site: Site) -> tuple[int, int, int, str]:
+    return site.cost
+
+
+class Sites:
+    """The sites of a cluster, as pods move.
+
+    Args:
+        goal: What is to start.
+        movers: Who may move.
+    """
+
+    def __init__(self, goal: Start, movers: Movers) -> None:
+        self._goal = goal
+        self._movers = movers
+        self._on: dict[str, list[Mover]] = {}
+        self._known: dict[str, tuple[int, list[Site]]] = {}
+        self._untouched: list[Site] | None = None
+
+    def on(self, node: str) -> list[Mover]:
+        """The pods of a node that may be moved."""
+        if node not in self._on:
+            self._on[node] = self._movers.on(node)
+        return self._on[node]
+
+    def best(self, moved: Collection[str]) -> Iterator[Site]:
+        """All sites, the cheapest first; without pods that have moved already."""
+        touched = self._goal.touched
+        if self._untouched is None:
+            self._untouched = sorted(
+                (site for node in self._goal.nodes if node not in touched for site in self._of(node, moved)),
+                key=_cost,
+            )
+        self._untouched = [site for site in self._untouched if site.node not in touched]
+        fresh = [site for node in self._goal.nodes if node in touched for site in self._of(node, moved)]
+        return merge(self._untouched, sorted(fresh, key=_cost), key=_cost)
+
+    def _of(self, node: str, moved: Collection[str]) -> list[Site]:
+        stamp = self._goal.stamp(node)
+        known = self._known.get(node)
+        if known is None or known[0] != stamp:
+            left = [mover for mover in self.on(node) if mover.uid not in moved]
+            groups = self._by_card(node, left) if self._goal.cards == 1 else self._by_node(node, left)
+            known = self._known[node] = stamp, [Site(node, group) for group in groups]
+        return known[1]
+
+    def _by_card(self, node: str, movers: Sequence[Mover]) -> Iterator[tuple[Mover, ...]]:
+        """Groups whose end makes room for one more on a card."""
+        if not movers:
+            return
+        free, slots = self._goal.free(node), self._goal.slots(node)
+        for card, units in enumerate(self._goal.units_on(node)):
+            here = sorted((m for m in movers if card in m.units), key=lambda m: (-m.units[card], m.uid))
+            short = (slots[card] + 1) * units - free[card]
+            number = _fewest([mover.units[card] for mover in here], short) if units else None
+            if number is None:
+                continue
+            groups = [
+                group
+                for group in islice(combinations(here, number), _SETS)
+                if sum(mover.units[card] for mover in group) >= short
+            ]
+            groups.sort(key=lambda group: Site(node, group).cost)
+            yield from groups[:_GROUPS]
+
+    def _by_node(self, node: str, movers: Sequence[Mover]) -> Iterator[tuple[Mover, ...]]:
+        """Groups whose end makes room on a node for one more pod of several cards."""
+        free, cards = self._goal.free(node), self._goal.cards
+        now = together(self._goal.slots(node), cards)
+        for number in range(1, min(_MOST_TOGETHER, len(movers)) + 1):
+            found = []
+            for group in islice(combinations(movers, number), _SETS):
+                left = list(free)
+                for mover in group:
+                    for card, units in mover.units.items():
+                        left[card] += units
+                if together(self._goal.slots_of(node, left), cards) > now:
+                    found.append(group)
+            if found:
+                found.sort(key=lambda group: Site(node, group).cost)
+                yield from found[:_GROUPS]
+                return
+
+    def least_moves(self, more: int) -> int:
+        """Moves that any list needs at least so that so many more pods start.
+
+        As if every pod that leaves found a place that costs nothing: each card's cheapest ways to one more,
+        two more and so on, of which the cheapest are added up. A pod on several cards helps them all. Where
+        the node's sum or its number of pods holds pods off cards that have room, a pod less there counts as
+        nothing.
+        """
+        if more <= 0:
+            return 0
+        if self._goal.cards > 1:
+            return 1
+        steps: list[float] = []
+        widest = 1
+        for node in self._goal.nodes:
+            movers = self.on(node)
+            if movers:
+                widest = max(widest, *(len(mover.units) for mover in movers))
+                steps += self._steps(node, movers, more)
+                steps += [0.0] * min(more, max(0, sum(self._goal.slots(node)) - self._goal.on(node)))
+        steps.sort()
+        return max(1, ceil(sum(steps[:more]) / widest - 1e-9))
+
+    def _steps(self, node: str, movers: Sequence[Mover], most: int) -> list[float]:
+        """Moves for each further pod on a node's cards, averaged so that they only grow."""
+        found: list[float] = []
+        free, slots = self._goal.free(node), self._goal.slots(node)
+        for card, units in enumerate(self._goal.units_on(node)):
+            here = sorted((m.units[card] for m in movers if card in m.units), reverse=True)
+            if not units or not here:
+                continue
+            costs: list[int] = []
+            while len(costs) < most:
+                number = _fewest(here, (slots[card] + len(costs) + 1) * units - free[card])
+                if number is None:
+                    break
+                costs.append(number)
+            found += _convex(costs)
+        return found
+
+
+def _fewest(units: Sequence[int], short: int) -> int | None:
+    """How many of these, from the largest, free so much; None: not all of them do."""
+    freed = 0
+    for number, each in enumerate(units, start=1):
+        freed += each
+        if freed >= short:
+            return number
+    return None
+
+
+def _convex(costs: Sequence[int]) -> list[float]:
+    """Slopes of the largest convex function below points (1, costs[0]), (2, costs[1]), ... from (0, 0)."""
+    slopes: list[float] = []
+    at, cost = 0, 0
+    while at < len(costs):
+        slope, to = min(((costs[n - 1] - cost) / (n - at), -n) for n in range(at + 1, len(costs) + 1))
+        slopes += [slope] * (-to - at)
+        at, cost = -to, costs[-to - 1]
+    return slopes
+
+
+def nearest(cluster: Cluster, query: Query) -> list[int]:
+    """Rows that have the cards for a pod's largest demand, those that it fills best first."""
+    nodes = cluster.state.nodes
+    rows = cluster.rows[nodes.usable[cluster.rows]]
+    if not len(rows):
+        return []
+    units = units_by_card(nodes, query, rows)[0]
+    free = nodes.free[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[rows], free, -1)
+    left = np.where((nodes.size[rows] > 0) & (free >= units), free - units, 1 << 40)
+    best = left.min(axis=1)
+    order = np.lexsort((nodes.name_rank[rows], best))
+    found: list[int] = rows[order[: int((best < 1 << 40).sum())]].tolist()
+    return found

@@ -1,0 +1,66 @@
+"""Which cards a person means, and who is on them."""
+
+from gpupack.errors import InputError
+from gpupack.rebalance.movable_pods import Mover, Movers
+from gpupack.rebalance.plan_state import Card
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.trials import Held
+
+
+def cards_named(cluster: Cluster, what: str) -> frozenset[Card]:
+    """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID.
+
+    Raises:
+        InputError: there is no such node or card.
+    """
+    node, slash, number = what.partition("/")
+    for name, book in cluster.state.books.items():
+        if name == what and book.sizes:
+            return frozenset((name, card) for card in range(len(book.sizes)))
+        if what in book.uuids:
+            return frozenset({(name, book.uuids.index(what))})
+        if slash and name == node:
+            known = [str(index) for index in book.indexes or range(len(book.sizes))]
+            if number in known:
+                return frozenset({(name, known.index(number))})
+            raise InputError(f"node {node} has no card {number}: allowed are {', '.join(known) or 'none'}")
+    if what in cluster.nodes:
+        raise InputError(f"node {what} has no cards that gpupack knows")
+    raise InputError(f"{what} is no node and no card: allowed are a node, NODE/NUMBER, or a card's UUID")
+
+
+def on_cards(
+    cluster: Cluster, held: Held, movers: Movers, cards: frozenset[Card]
+) -> tuple[list[Mover], list[tuple[str, str]]]:
+    """The pods on cards that may move, and of the others the name and why they stay."""
+    moving: list[Mover] = []
+    staying: list[tuple[str, str]] = []
+    for node in sorted({name for name, _ in cards}):
+        here = {card for name, card in cards if name == node}
+        able = {mover.uid: mover for mover in movers.on(node)}
+        book = cluster.state.books[node]
+        for uid, record in sorted(book.pods.items(), key=lambda item: (item[1].namespace, item[1].name)):
+            units = held.of(record)
+            if not units:
+                staying.append((f"{record.namespace}/{record.name}", "nobody says on which card it is"))
+            elif here.isdisjoint(units):
+                continue
+            elif uid in able:
+                moving.append(able[uid])
+            else:
+                pod = cluster.pods[uid]
+                why = movers.why_not(pod, record) or "filter refuses it elsewhere"
+                staying.append((f"{record.namespace}/{record.name}", why))
+    return moving, staying
+
+
+def others_on(cluster: Cluster, held: Held, cards: frozenset[Card]) -> int:
+    """Units that are taken on cards and that no pod has, as far as anybody says."""
+    nodes = cluster.state.nodes
+    total = 0
+    for node, card in cards:
+        row = nodes.rows[node]
+        if nodes.evictable[row, card]:
+            pods = sum(held.of(record).get(card, 0) for record in held.on(node))
+            total += max(0, int(nodes.occupied[row, card]) - pods)
+    return total

@@ -1,0 +1,95 @@
+"""The cluster as it would be after pods have moved: so that filter itself can be asked about it."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from allocator.errors import AllocatorError
+from allocator.names import NODE_HOLDS, PACKED_PREFIX, POD_ALLOCATION, POD_ASSIGNED
+from allocator.packing import NodeWords, node_resources, read_node
+from allocator.records import Holds, dump_assigned, dump_holds, load_holds
+from gpupack.rebalance.movable_pods import Mover
+from gpupack.rebalance.plan_state import Target
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskNode, AskPod
+
+
+def after(cluster: Cluster, moves: Sequence[tuple[Mover, Target]]) -> Cluster:
+    """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would.
+
+    Args:
+        cluster: As it is.
+        moves: Pods and where each goes.
+    """
+    nodes, pods = dict(cluster.nodes), dict(cluster.pods)
+    for mover, target in moves:
+        nodes[mover.node] = without(nodes[mover.node], mover.uid, mover.units)
+        pods[mover.uid] = bound(cluster, mover.pod, target)
+    return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source)
+
+
+def without(node: AskNode, uid: str, units: Mapping[int, int]) -> AskNode:
+    """A node whose words contain a pod no more; the same where they never did."""
+    annotations = node.metadata.annotations or {}
+    try:
+        holds = load_holds(annotations[NODE_HOLDS])
+        words = read_node(node.status.allocatable or {})
+    except (AllocatorError, KeyError):
+        return node
+    if uid not in holds.uids or words is None:
+        return node
+    used = tuple(max(0, count - units.get(card, 0)) for card, count in enumerate(words.used))
+    written = node_resources(NodeWords.of(words.layout.unit_mib, words.sizes, used, words.revision + 1))
+    amounts: dict[str, str | int] = {
+        name: value
+        for name, value in (node.status.allocatable or {}).items()
+        if not name.startswith(PACKED_PREFIX)
+    } | {name: str(value) for name, value in written.items()}
+    left = Holds(holds.seen, holds.uids - {uid}, {k: v for k, v in holds.units.items() if k != uid})
+    return msgspec.structs.replace(
+        node,
+        metadata=msgspec.structs.replace(
+            node.metadata, annotations={**annotations, NODE_HOLDS: dump_holds(left)}
+        ),
+        status=msgspec.structs.replace(node.status, allocatable=amounts),
+    )
+
+
+def bound(cluster: Cluster, pod: AskPod, target: Target) -> AskPod:
+    """A pod that bind has just put somewhere."""
+    nodes = cluster.state.nodes
+    uuids = nodes.uuids[nodes.rows[target.node]]
+    assigned = {
+        container: tuple((uuids[card], units) for card, units in shares)
+        for container, shares in target.placement.containers
+    }
+    annotations = {
+        name: value
+        for name, value in (pod.metadata.annotations or {}).items()
+        if name not in {POD_ALLOCATION, POD_ASSIGNED}
+    }
+    return msgspec.structs.replace(
+        pod,
+        metadata=msgspec.structs.replace(
+            pod.metadata, annotations={**annotations, POD_ASSIGNED: dump_assigned(assigned)}
+        ),
+        spec=msgspec.structs.replace(pod.spec, node_name=target.node),
+    )
+
+
+def objections(before: Cluster, then: Cluster, moves: Sequence[tuple[Mover, Target]]) -> list[str]:
+    """UIDs of the moved pods that the rules of kube-scheduler, or filter, refuse where they are then."""
+    refused = []
+    for mover, target in moves:
+        trial = mover.trial(then)
+        blocks = then.hosts.blocks(trial.wish, leaving={mover.uid}, only=[target.node])
+        row = then.state.nodes.rows[target.node]
+        short = then.state.nodes.used[row] + then.state.nodes.assumed[row] > then.state.nodes.size[row]
+        was = before.state.nodes.used[row] + before.state.nodes.assumed[row] > before.state.nodes.size[row]
+        request = trial.query.request
+        little = then.hosts.too_little(
+            request.effective_units, percent=request.percent, leaving={mover.uid}, only=[target.node]
+        )
+        if blocks or little or bool((short & ~was).any()):
+            refused.append(mover.uid)
+    return refused

@@ -1,0 +1,163 @@
+"""The required half of kube-scheduler's InterPodAffinity: pods that must run near others, or apart."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from gpupack.whatif.objects import AskNode, AskPod
+from scheduler_plugin.cache.labels import LabelSelector
+from scheduler_plugin.cache.objects import Struct
+
+
+class Term(Struct):
+    """One required term: which pods, and what makes two nodes near each other."""
+
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: dict[str, Any] | None = None
+    match_label_keys: list[str] | None = None
+    mismatch_label_keys: list[str] | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether nodes and pods suffice to tell: labels of namespaces are not at hand."""
+        return not (self.namespace_selector or self.match_label_keys or self.mismatch_label_keys)
+
+    def matches(self, owner: AskPod, pod: AskPod) -> bool:
+        """Tell whether a pod is one of those that the owner's term means."""
+        if self.label_selector is None:
+            return False
+        named = self.namespaces or ()
+        everywhere = self.namespace_selector == {}
+        own = self.namespace_selector is None and not named
+        namespace = pod.metadata.namespace
+        if not (everywhere or namespace in named or (own and namespace == owner.metadata.namespace)):
+            return False
+        return self.label_selector.matches(pod.metadata.labels or {})
+
+
+def terms(raw: Sequence[msgspec.Raw] | None) -> list[Term]:
+    """Read terms; one that cannot be read is left out, and `Term.readable` says what cannot be told."""
+    found = []
+    for each in raw or ():
+        try:
+            found.append(msgspec.json.decode(each, type=Term))
+        except msgspec.MsgspecError:
+            continue
+    return found
+
+
+def near(pod: AskPod) -> list[Term]:
+    """The terms of a pod that wants others near."""
+    affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
+    return terms(affinity.required_during_scheduling_ignored_during_execution) if affinity is not None else []
+
+
+def apart(pod: AskPod) -> list[Term]:
+    """The terms of a pod that wants others far."""
+    affinity = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
+    return terms(affinity.required_during_scheduling_ignored_during_execution) if affinity is not None else []
+
+
+class Neighbours:
+    """The pods of a cluster, as the terms of others see them.
+
+    Args:
+        nodes: By name.
+        living: Pods that have a node and are not over.
+    """
+
+    def __init__(self, nodes: Mapping[str, AskNode], living: Sequence[AskPod]) -> None:
+        self._nodes = nodes
+        self._living = living
+
+    @cached_property
+    def _shy(self) -> list[tuple[AskPod, list[Term]]]:
+        """Pods that keep others away."""
+        return [(pod, found) for pod in self._living if (found := apart(pod))]
+
+    def wanted_near(self, pod: AskPod) -> bool:
+        """Tell whether any other running pod wants this one near."""
+        return any(
+            term.matches(each, pod)
+            for each, found in self._fond
+            if each.metadata.uid != pod.metadata.uid
+            for term in found
+        )
+
+    @cached_property
+    def _fond(self) -> list[tuple[AskPod, list[Term]]]:
+        """Pods that want others near."""
+        return [(pod, found) for pod in self._living if (found := near(pod))]
+
+    def blocked(self, pod: AskPod, gone: Collection[str] = ()) -> Callable[[str, AskNode], str] | None:
+        """Make a function that says of a node why a pod may not run there.
+
+        Args:
+            pod: The pod.
+            gone: UIDs of pods to leave out.
+
+        Returns:
+            A function of a node's name and object that answers in words, empty for nothing; None where no
+            term of anybody matters.
+        """
+        wants = [term for term in near(pod) if term.readable]
+        shunned = [(term.topology_key, self._values(term, pod, gone)) for term in apart(pod) if term.readable]
+        for other, found in self._shy:
+            if other.metadata.uid in gone or other.metadata.uid == pod.metadata.uid:
+                continue
+            shunned += [
+                (term.topology_key, {self._label(other.spec.node_name, term.topology_key)})
+                for term in found
+                if term.readable and term.matches(other, pod)
+            ]
+        near_values = self._near_values(wants, pod, gone)
+        if not shunned and near_values is None:
+            return None
+
+        def why(_name: str, node: AskNode) -> str:
+            labels = node.metadata.labels or {}
+            if any(key in labels and labels[key] in values for key, values in shunned):
+                return "anti-affinity"
+            if near_values is not None and any(labels.get(key) not in found for key, found in near_values):
+                return "affinity"
+            return ""
+
+        return why
+
+    def _near_values(
+        self, wants: Sequence[Term], pod: AskPod, gone: Collection[str]
+    ) -> list[tuple[str, set[str]]] | None:
+        """Where a pod may run that wants others near; None: anywhere."""
+        if not wants:
+            return None
+        matching = [
+            each
+            for each in self._living
+            if each.metadata.uid not in gone
+            and each.metadata.uid != pod.metadata.uid
+            and all(term.matches(pod, each) for term in wants)
+        ]
+        if not matching and all(term.matches(pod, pod) for term in wants):
+            return None  # the first of a group that wants to be together
+        return [
+            (term.topology_key, {self._label(each.spec.node_name, term.topology_key) for each in matching})
+            for term in wants
+        ]
+
+    def _values(self, term: Term, owner: AskPod, gone: Collection[str]) -> set[str]:
+        """Values of the term's label on the nodes of the pods that it means."""
+        return {
+            self._label(each.spec.node_name, term.topology_key)
+            for each in self._living
+            if each.metadata.uid not in gone
+            and each.metadata.uid != owner.metadata.uid
+            and term.matches(owner, each)
+        }
+
+    def _label(self, node: str, key: str) -> str:
+        found = self._nodes.get(node)
+        return ((found.metadata.labels or {}) if found is not None else {}).get(key, "")

@@ -1,0 +1,146 @@
+"""Clusters that are not there: with nodes gone, or added."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from allocator.errors import shown
+from allocator.names import NODE_CARDS, PERCENT_RESOURCE
+from allocator.packing import NodeWords, node_resources
+from allocator.records import CardRecord, dump_cards
+from gpupack.errors import InputError
+from gpupack.inventory.objects import no_node
+from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus
+from scheduler_plugin.scheduling.reasons import memory
+
+_TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
+_MOST: Final = 9999
+_NUMBER: Final = re.compile(r"[-+]?[0-9]+([.,][0-9]*)?")
+_MILLI: Final = 128_000
+_BYTES: Final = 1 << 40
+"""Thousandths of a core and bytes of host memory of an added node, where no node of the cluster has more."""
+
+
+def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tuple[Cluster | None, list[str]]:
+    """Make the cluster as it would be, and say what to know of it; None: nothing changes.
+
+    Args:
+        cluster: As it is.
+        without: Names of nodes that are gone; their pods too, and nobody starts them elsewhere.
+        add: Profiles of empty nodes, with `xN` for more than one.
+
+    Raises:
+        InputError: a node that there is not, or a profile.
+    """
+    if not (without or add):
+        return None, []
+    missing = set(without) - cluster.nodes.keys()
+    if missing:
+        raise no_node(missing)
+    notes = []
+    gone = frozenset(without)
+    nodes = {name: node for name, node in cluster.nodes.items() if name not in gone}
+    pods = {uid: pod for uid, pod in cluster.pods.items() if pod.spec.node_name not in gone}
+    for name in sorted(gone):
+        there = [
+            pod
+            for pod in cluster.pods.values()
+            if pod.spec.node_name == name and pod.status.phase not in ENDED and unit_asked(pod) is not None
+        ]
+        if there:
+            notes.append(
+                f"{len(there)} pods that run on {name} are gone with it, and need room elsewhere when they "
+                "are started again"
+            )
+    for text in add:
+        profile, count = _profile(text)
+        added = added_nodes(cluster, profile, count)
+        nodes |= {node.metadata.name: node for node in added}
+        notes.append(_told(cluster, added[0], profile, count))
+    return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source), notes
+
+
+def _profile(text: str) -> tuple[str, int]:
+    """Read PROFILE or PROFILExN; a profile's own name may end like that.
+
+    Raises:
+        InputError: N is a number that is not allowed, or none.
+    """
+    from deviceplugin.gpus.simulated.profile import shipped_profiles  # noqa: PLC0415 - it loads YAML
+
+    shipped = shipped_profiles()
+    if text in shipped:
+        return text, 1
+    match = _TIMES.fullmatch(text)
+    if match is not None:
+        return match[1], int(match[2])
+    profile, _, times = text.rpartition("x")
+    # A file may be called like that: only a number that is wrong is refused then, if there is no such file.
+    if profile in shipped or (profile and _NUMBER.fullmatch(times) and not _is_file(text)):
+        raise InputError(
+            f"--add {shown(text)}: allowed is the profile alone, or {shown(f'{profile}xN')} with N a whole "
+            f"number from 1 to {_MOST}"
+        )
+    return text, 1
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
+    """Make empty nodes with the cards of a profile, with names that no node has.
+
+    Raises:
+        InputError: the profile cannot be read, or has no card of a unit or more.
+    """
+    from deviceplugin.errors import ProfileError  # noqa: PLC0415 - it loads YAML
+    from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
+
+    try:
+        cards = [each.card for each in load_profile(profile).cards]
+    except ProfileError as error:
+        raise InputError(str(error)) from error
+    sizes = [card.schedulable_mib // cluster.unit_mib for card in cards]
+    if not any(sizes):
+        raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
+    arrays = cluster.state.nodes
+    made: list[AskNode] = []
+    number = 0
+    while len(made) < count:
+        number += 1
+        name = f"added-{number}"
+        if name in cluster.nodes:
+            continue
+        records = [
+            CardRecord(f"GPU-{name}-{at}", at, card.model, card.schedulable_mib, None, healthy=True)
+            for at, card in enumerate(cards)
+        ]
+        words = NodeWords.of(cluster.unit_mib, sizes, [0] * len(sizes), 1)
+        amounts: dict[str, str | int] = {
+            "cpu": f"{max(_MILLI, int(arrays.cpu_capacity.max(initial=0)))}m",
+            "memory": str(max(_BYTES, int(arrays.memory_capacity.max(initial=0)))),
+            cluster.state.resource: str(sum(sizes)),
+            PERCENT_RESOURCE: str(200 * len(sizes)),
+            **{key: str(value) for key, value in node_resources(words).items()},
+        }
+        made.append(
+            AskNode(
+                metadata=AskMetadata(name=name, annotations={NODE_CARDS: dump_cards(records)}),
+                status=AskNodeStatus(allocatable=amounts, capacity=amounts),
+            )
+        )
+    return made
+
+
+def _told(cluster: Cluster, node: AskNode, profile: str, count: int) -> str:
+    row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
+    sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
+    nodes = "1 node" if count == 1 else f"{count} nodes"
+    largest = memory(max(sizes), cluster.unit_mib)
+    return f"added {nodes} of {profile}: {len(sizes)} cards each, the largest of {largest}"

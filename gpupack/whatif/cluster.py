@@ -1,0 +1,315 @@
+"""The cluster that is asked about: nodes and pods as the extender's own state, built once or kept current."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from allocator.errors import AllocatorError, RequestError, shown
+from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, unit_of_resource
+from allocator.packing import Layout
+from allocator.quantity import parse_integer
+from allocator.request import PodRequest
+from gpupack.errors import InputError
+from gpupack.whatif.objects import AskNode, AskPod, load_all
+from gpupack.whatif.unknown_requests import readable
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.budgets import BudgetLite, Budgets
+from scheduler_plugin.cache.charges import TOMBSTONE_S
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.pods import read_asking
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.cluster_policies import Policies
+
+if TYPE_CHECKING:
+    from gpupack.inventory.records import NodeRow
+    from gpupack.whatif.kube_checks import Hosts
+
+ENDED: Final = frozenset({"Succeeded", "Failed"})
+_NAMED: Final = 5
+_COMPARED: Final = 2000
+"""Names at most that are compared with one that is not there."""
+
+
+@dataclass
+class Cluster:
+    """Nodes and pods of one moment, and what filter knows of them.
+
+    Invariant: `state` is what the extender would have after reading the same lists, more than
+    `rules.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them. There
+    pods are without policies that are not known here, see `unknown`; `pods` has them as they are.
+
+    Attributes:
+        nodes: By name.
+        pods: By UID.
+        unit_mib: MiB of a unit; nodes whose words are of another unit take no pods.
+        budgets: PodDisruptionBudgets; None where they were not read.
+        source: What was asked, for messages.
+    """
+
+    nodes: dict[str, AskNode]
+    pods: dict[str, AskPod]
+    unit_mib: int
+    budgets: Budgets | None = None
+    source: str = "the cluster"
+    state: ClusterState = field(init=False)
+    policies: Policies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = ClusterState(self.unit_mib)
+        self.policies = Policies()
+        self.state.broken.connect(lambda _name, _error: None)  # the row says that its words are corrupt
+        self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
+        self.state.replace_pods([readable(pod) for pod in self.pods.values()], "", 0.0)
+        self.state.expire(TOMBSTONE_S)
+
+    @classmethod
+    def of(
+        cls,
+        nodes: Iterable[AskNode],
+        pods: Iterable[AskPod],
+        *,
+        unit_mib: int | None = None,
+        budgets: Sequence[BudgetLite] | None = None,
+        source: str = "the cluster",
+    ) -> "Cluster":
+        """Build it from lists.
+
+        Args:
+            nodes: All nodes.
+            pods: All pods of all namespaces.
+            unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
+            budgets: All PodDisruptionBudgets; None where they were not read.
+            source: What was asked, for messages.
+        """
+        by_name = {node.metadata.name: node for node in nodes}
+        by_uid: dict[str, AskPod] = {}
+        for pod in pods:
+            pod.metadata.uid = pod.metadata.uid or pod.full_name
+            by_uid[pod.metadata.uid] = pod
+        known = None
+        if budgets is not None:
+            known = Budgets()
+            known.replace(budgets, "")
+        return cls(by_name, by_uid, unit_mib or UsualUnit(by_name.values()).mib or MIB_PER_GIB, known, source)
+
+    @classmethod
+    def read(cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file") -> "Cluster":
+        """Build it from the output of `kubectl get nodes,pods -A -o json`.
+
+        Raises:
+            InputError: the text is something else.
+        """
+        nodes, pods, budgets = load_all(text)
+        return cls.of(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
+
+    def in_unit(self, unit_mib: int) -> "Cluster":
+        """The same cluster as pods see it that ask in units of so many MiB."""
+        if unit_mib == self.unit_mib:
+            return self
+        return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source)
+
+    # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
+
+    def put_node(self, node: AskNode, now: float | None = None) -> None:
+        """Take a new or changed node."""
+        self.nodes[node.metadata.name] = node
+        self.state.apply_node(node, _at(now))
+        self._changed(now)
+
+    def drop_node(self, name: str, resource_version: str, now: float | None = None) -> None:
+        """Take the end of a node."""
+        self.nodes.pop(name, None)
+        self.state.delete_node(name, resource_version, _at(now))
+        self._changed(now)
+
+    def put_pod(self, pod: AskPod, now: float | None = None) -> None:
+        """Take a new or changed pod."""
+        self.pods[pod.metadata.uid] = pod
+        self.state.apply_pod(readable(pod), _at(now))
+        self._changed(now)
+
+    def drop_pod(self, pod: AskPod, resource_version: str, now: float | None = None) -> None:
+        """Take the end of a pod."""
+        self.pods.pop(pod.metadata.uid, None)
+        self.state.delete_pod(pod, resource_version, _at(now))
+        self._changed(now)
+
+    def _changed(self, now: float | None) -> None:
+        self.state.expire(_at(now))
+        for name in ("hosts", "rows", "unread"):
+            self.__dict__.pop(name, None)
+
+    # Questions.
+
+    @cached_property
+    def rows(self) -> RowArray:
+        """Rows of all nodes, in the order of their names."""
+        nodes = self.state.nodes
+        return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
+
+    @cached_property
+    def hosts(self) -> "Hosts":
+        """What kube-scheduler looks at besides the cards."""
+        from gpupack.whatif.kube_checks import Hosts  # noqa: PLC0415 - it needs this module
+
+        return Hosts(self)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether any node publishes cards in this unit."""
+        return bool(self.state.nodes.usable.any())
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the nodes whose words cannot be read."""
+        return self._excluded(Exclusion.CORRUPT)
+
+    @property
+    def first_unread(self) -> str:
+        """The first of them, and what is wrong with its words: "gpu-a: layout says ..."."""
+        from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
+        from gpupack.inventory.rows import rows  # noqa: PLC0415
+
+        name = self.unread[0]
+        error = rows(TopCluster([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
+        return f"{name}: {error or 'see gpupack top'}"
+
+    def left_out(self, *, named: bool = True) -> tuple[str, ...]:
+        """List what an answer about all nodes leaves out, or took long for; `named`: with names of nodes."""
+        notes = []
+        if self.unread:
+            first = f" (first: {self.first_unread})" if named else ""
+            notes.append(
+                f"{_are(len(self.unread), len(self.nodes))} left out: "
+                f"{'its' if len(self.unread) == 1 else 'their'} packed words cannot be read{first}"
+            )
+        without = self._excluded(Exclusion.NO_WORDS)
+        if without:
+            first = f" (first: {without[0]})" if named else ""
+            notes.append(
+                f"{_are(len(without), len(self.nodes))} left out: "
+                f"no gpupack daemon has published cards there{first}"
+            )
+        return (*notes, *self.policies.told)
+
+    def _excluded(self, reason: Exclusion) -> tuple[str, ...]:
+        nodes = self.state.nodes
+        return tuple(nodes.names[row] for row in self.rows[nodes.exclusion[self.rows] == reason].tolist())
+
+    def find(self, namespace: str, name: str) -> AskPod:
+        """Find a pod.
+
+        Raises:
+            InputError: there is no such pod; says whether there is such a namespace, where the name is, and
+                which names there are like it.
+        """
+        elsewhere = set()
+        there = []
+        for pod in self.pods.values():
+            if pod.metadata.name == name:
+                if pod.metadata.namespace == namespace:
+                    return pod
+                elsewhere.add(pod.metadata.namespace)
+            if pod.metadata.namespace == namespace:
+                there.append(pod.metadata.name)
+        where = f"{self.source} has no pod {shown(name)} in namespace {shown(namespace)}"
+        if elsewhere:
+            more = f"; pods of that name are in {', '.join(sorted(elsewhere)[:_NAMED])}: use -n"
+        elif not there:
+            more = ", and no pod at all in that namespace"
+        else:
+            begun = sorted(other for other in there if name and other.startswith(name))
+            near = begun[:_NAMED] or get_close_matches(name, there[:_COMPARED], _NAMED)
+            more = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
+        raise InputError(where + more)
+
+    def request_of(self, pod: AskPod) -> PodRequest | None:
+        """What a pod asks of cards, None: nothing.
+
+        Raises:
+            RequestError: it asks for what cannot be given.
+        """
+        found = read_asking(readable(pod), self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        return found.request
+
+    def waiting(self) -> list[AskPod]:
+        """Pods that ask for cards and have no node, by namespace and name."""
+        found = [
+            pod
+            for uid, record in self.state.pods.items()
+            if not record.node
+            and not record.ended
+            and (record.charged is not None or record.error)
+            and (pod := self.pods.get(uid)) is not None
+        ]
+        return sorted(found, key=lambda pod: pod.full_name)
+
+    def rows_of_top(self) -> "list[NodeRow]":
+        """The nodes, their cards and the pods on them, as `gpupack top` shows them."""
+        from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
+        from gpupack.inventory.rows import rows  # noqa: PLC0415
+
+        return rows(TopCluster(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+
+
+def _are(some: int, of: int) -> str:
+    return f"{some} of {of} nodes {'is' if some == 1 else 'are'}"
+
+
+def _at(now: float | None) -> float:
+    return time.monotonic() if now is None else now
+
+
+class UsualUnit:
+    """Counts the nodes that publish their words in each unit."""
+
+    def __init__(self, nodes: Iterable[AskNode] = ()) -> None:
+        self._of: dict[str, int] = {}
+        self._counts: Counter[int] = Counter()
+        for node in nodes:
+            self.put(node)
+
+    def put(self, node: AskNode) -> None:
+        """Take a node that is new or has changed."""
+        self.drop(node.metadata.name)
+        text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
+        if text is not None:
+            with suppress(AllocatorError):
+                unit = Layout.from_header(parse_integer(text)).unit_mib
+                self._of[node.metadata.name] = unit
+                self._counts[unit] += 1
+
+    def drop(self, name: str) -> None:
+        """Take a node away."""
+        unit = self._of.pop(name, None)
+        if unit is not None:
+            self._counts[unit] -= 1
+
+    @property
+    def mib(self) -> int | None:
+        """MiB of the unit that most nodes publish; None where none does."""
+        counts = +self._counts
+        return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=None)
+
+
+def unit_asked(pod: AskPod) -> int | None:
+    """MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
+    percent = False
+    for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
+        resources = container.resources
+        for amounts in (resources.limits, resources.requests) if resources else ():
+            for name in amounts or ():
+                unit = unit_of_resource(name)
+                if unit is not None:
+                    return unit
+                percent |= name == PERCENT_RESOURCE
+    return 0 if percent else None

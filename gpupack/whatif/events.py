@@ -1,0 +1,79 @@
+"""List the Events of one very pod, oldest first and in one form. Pure."""
+
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from scheduler_plugin.cache.objects import Struct
+
+MOST_EVENTS: Final = 8
+"""Events that are told, the newest."""
+
+
+class PodEvent(Struct):
+    """An Event of a pod. Its times are those of the API; which of them is there depends on who wrote it."""
+
+    class Involved(Struct):
+        """The pod that it is about."""
+
+        uid: str = ""
+
+    class Series(Struct):
+        """How often it was seen, and when last."""
+
+        count: int | None = None
+        last_observed_time: str | None = None
+
+    reason: str = ""
+    message: str = ""
+    involved_object: Involved = msgspec.field(default_factory=Involved)
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: Series | None = None
+    count: int | None = None
+
+    @property
+    def at_s(self) -> float:
+        """When it was seen last, seconds since the epoch; 0 where nothing readable says so."""
+        observed = self.series.last_observed_time if self.series is not None else None
+        for text in (observed, self.last_timestamp, self.event_time, self.first_timestamp):
+            try:
+                at = datetime.fromisoformat(text or "")
+            except ValueError:
+                continue
+            return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        return 0.0
+
+    @property
+    def times(self) -> int:
+        """How often it was seen."""
+        counts = (self.count, self.series.count if self.series is not None else None)
+        return max(1, *(count or 0 for count in counts))
+
+
+class PodEvents(Struct):
+    """A list of them."""
+
+    items: tuple[PodEvent, ...]
+
+
+def tell_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[str, ...]:
+    """Write the newest Events, the oldest of them first.
+
+    Args:
+        events: Of all pods of one name, also of those before it: a StatefulSet uses names again.
+        uids: Of the pod that is asked about.
+    """
+    own = [event for event in events if event.involved_object.uid in uids]
+    own.sort(key=lambda event: event.at_s)
+    return tuple(_line(event) for event in own[-MOST_EVENTS:])
+
+
+def _line(event: PodEvent) -> str:
+    at = event.at_s
+    when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} " if at else ""
+    often = f" (x{event.times})" if event.times > 1 else ""
+    return f"{when}{event.reason}: {event.message}{often}"

@@ -1,0 +1,157 @@
+"""The cluster that is asked about, from an API server or a file."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from allocator.names import POD_REQUEUED, QUEUE_GATE
+from gpupack.errors import InputError
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.events import PodEvent, PodEvents, tell_events
+from gpupack.whatif.objects import AskNode, AskPod, gates_of
+from scheduler_plugin.cache.budgets import BUDGETS_PATH, BudgetLite
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+
+DEFAULT: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a cluster is read from.
+
+    Attributes:
+        filename: Of the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a cluster.
+        kubeconfig: Path, None for the usual places.
+        context: Of the kubeconfig, None for its current one.
+        unit_mib: MiB of a unit, None: what most nodes publish.
+    """
+
+    filename: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+    unit_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else is known of a pod.
+
+    Attributes:
+        namespace: Of the pod.
+        events: What was reported of it, oldest first.
+        queued: Who waits in the queue; None where nobody asked, or nobody answered.
+    """
+
+    namespace: str
+    events: tuple[str, ...] = ()
+    queued: "tuple[QueueWhy, ...] | None" = None
+
+
+async def read(source: Source, *, budgets: bool = False) -> Cluster:
+    """Read all nodes and pods.
+
+    Args:
+        source: Where.
+        budgets: Read PodDisruptionBudgets too, where the source has them.
+
+    Raises:
+        InputError: a file of something else.
+        OSError: a file that cannot be read.
+        KubeApiError: no configuration, no server, or no right to list nodes and pods.
+    """
+    if source.filename is not None:
+        try:
+            return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
+        except InputError as error:
+            raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
+    async with await connect(source.kubeconfig, source.context) as client:
+        return await _listed(client, source, budgets=budgets)
+
+
+def _bytes(filename: str) -> bytes:
+    return sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
+
+
+async def read_about(source: Source, namespace: str | None, name: str) -> tuple[Cluster, Around]:
+    """Read all nodes and pods, and what the API server knows of one pod besides.
+
+    Args:
+        source: Where; errors are those of `read`.
+        namespace: Of the pod, None: the one of the kubeconfig's context, else default.
+        name: Of the pod.
+    """
+    if source.filename is not None:
+        return await read(source), Around(namespace or DEFAULT)
+    async with await connect(source.kubeconfig, source.context) as client:
+        namespace = namespace or client.namespace or DEFAULT
+        cluster, events = await asyncio.gather(
+            _listed(client, source, budgets=False), _events(client, namespace, name)
+        )
+        pods = [
+            pod
+            for pod in cluster.pods.values()
+            if pod.metadata.name == name and pod.metadata.namespace == namespace
+        ]
+        gates = {gate for pod in pods for gate in gates_of(pod)}
+        queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
+        told = tell_events(events, {pod.metadata.uid for pod in pods})
+        return cluster, Around(namespace, told, queued)
+
+
+async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:
+    nodes, pods, found = await asyncio.gather(
+        list_all(client, NODES_PATH, AskNode, "nodes"),
+        list_all(client, PODS_PATH, AskPod, "pods"),
+        _budgets(client) if budgets else _nothing(),
+    )
+    return Cluster.of(nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster")
+
+
+async def _nothing() -> None:
+    """Read nothing."""
+
+
+async def _budgets(client: "KubeClient") -> Sequence[BudgetLite] | None:
+    """All PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
+    from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
+
+    try:
+        return await list_all(client, BUDGETS_PATH, BudgetLite, "PodDisruptionBudgets")
+    except (Forbidden, NotFound):
+        return None
+
+
+async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
+    """Events of all pods of a name, none where they may not be read."""
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.paths import segment  # noqa: PLC0415
+
+    try:
+        raw = await client.get(
+            f"/api/v1/namespaces/{segment(namespace)}/events",
+            fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
+        )
+        return msgspec.json.decode(raw, type=PodEvents).items
+    except (KubeApiError, msgspec.MsgspecError):
+        return ()
+
+
+async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
+    """Who waits, as the queue's leader says; None where there is no way to it."""
+    from gpupack.queuestatus import read as read_status  # noqa: PLC0415
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+
+    try:
+        raw = await client.get("/api/v1/namespaces/gpupack-system/services/gpupack-queue:http/proxy/status")
+        return read_status(raw).pods
+    except (KubeApiError, InputError):
+        return None

@@ -1,0 +1,272 @@
+"""How many pods of a size fit, and where: now, and after a change."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.errors import RequestError
+from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
+from allocator.place import place
+from allocator.quantity import canonical
+from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
+from gpupack.errors import InputError
+from gpupack.whatif.answers import Fit, FitAnswer, NodePods
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import Wish, any_pod, plain_pod
+from gpupack.whatif.node_results import OFFERED
+from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.scheduling.available import offered, say_widened, widened
+from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.reasons import demanded
+from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
+
+
+@dataclass(frozen=True, slots=True)
+class FitAsk:
+    """What is asked about.
+
+    Attributes:
+        units: Of GPU memory over all cards of a pod; percent where `percent`.
+        cards: Cards of a pod.
+        model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
+        percent: `units` are percent of a card.
+    """
+
+    units: int
+    cards: int = 1
+    model: str = ""
+    percent: bool = False
+
+
+def request_of(ask: FitAsk, resource: str) -> PodRequest:
+    """Read a question as the request of a pod.
+
+    Raises:
+        InputError: what is wrong with it.
+    """
+    if not 1 <= ask.units <= MAX_UNITS:
+        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+    each, what = f"{ask.units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
+    if ask.cards > 1 and ask.units % ask.cards:
+        raise InputError(f"{each} on {what}: allowed is a multiple of the number of cards")
+    if ask.percent and ask.units > WHOLE * ask.cards > 0:
+        what = "1 card" if ask.cards == 1 else what
+        raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
+    annotations = {POD_CARDS: str(ask.cards)}
+    if ask.model:
+        annotations[POD_GPU_MODEL] = ask.model
+    name = PERCENT_RESOURCE if ask.percent else resource
+    container = {"name": "pod", "resources": {"limits": {name: canonical(ask.units)}}}
+    try:
+        request = parse_pod(annotations, (), (container,), resource)
+    except RequestError as error:
+        raise InputError(str(error)) from error
+    if request is None:
+        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+    return request
+
+
+def fit(
+    cluster: Cluster, ask: FitAsk, changed: Cluster | None = None, notes: Sequence[str] = ()
+) -> FitAnswer:
+    """Say how many pods fit now and where, and the largest request that fits; the same after a change.
+
+    Of the pod nothing is known but its cards: it asks for no cpu and memory, and tolerates the taints that
+    people set.
+
+    Args:
+        cluster: The cluster now.
+        ask: What a pod asks for.
+        changed: The cluster after a change.
+        notes: What to say of the change.
+
+    Raises:
+        InputError: something is wrong with the question, or no node has cards.
+    """
+    if changed is None or not changed.has_words:
+        need_words(cluster)
+    request = request_of(ask, cluster.state.resource)
+    now = count(cluster, request)
+    return FitAnswer(
+        pods=now.pods,
+        largest_units=now.largest_units,
+        nodes=now.nodes,
+        asked=demanded(request.demands, cluster.unit_mib),
+        after=None if changed is None else count(changed, request),
+        notes=(*notes, *unmatched(cluster, request), *cluster.left_out()),
+        unit_mib=cluster.unit_mib,
+    )
+
+
+def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
+    """Say that no card of the cluster is of a model that was asked for, and which models there are."""
+    selector, nodes = request.selector, cluster.state.nodes
+    rows = cluster.rows[nodes.usable[cluster.rows]]
+    present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
+    if selector.admits_all or any(at >= 0 and selector.admits_model(nodes.model_names[at]) for at in present):
+        return []
+    there = offered(nodes, selector, rows, OFFERED)
+    said = f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"
+    return [said + say_widened(widened(nodes, selector, rows))]
+
+
+def need_words(cluster: Cluster) -> None:
+    """Check that a cluster has cards at all.
+
+    Raises:
+        InputError: no node offers any in this unit.
+    """
+    if not cluster.has_words:
+        if cluster.unread:
+            raise InputError(
+                f"no node of {cluster.source} has packed words that can be read "
+                f"(first: {cluster.first_unread}): see docs/troubleshooting.md"
+            )
+        raise InputError(
+            f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
+            "is gpupack node running on them?"
+        )
+
+
+def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fit:
+    """Count the pods that fit, one after the other on what the ones before left."""
+    nodes, hosts = cluster.state.nodes, cluster.hosts
+    wish = any_pod() if wish is None else wish
+    query = cluster.policies.query(nodes, request, wish.cpu_milli, wish.memory_bytes)
+    blocks = hosts.blocks(wish)
+    rows = cluster.rows[[nodes.names[row] not in blocks for row in cluster.rows.tolist()]]
+    most = {
+        name: min(hosts.pod_room(name), most_left(cluster, request, name) // request.effective_units)
+        for row in rows.tolist()
+        for name in (nodes.names[row],)
+    }
+    numbers = placed_pods(cluster, query, rows, most)
+    plain = plain_pod()
+    found = tuple(
+        NodePods(name, pods, tuple(hosts.taints(name, plain)))
+        for name, pods in sorted(numbers.items())
+        if pods
+    )
+    return Fit(sum(each.pods for each in found), largest(cluster, query, rows), found)
+
+
+def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+    """How many pods each node takes, by the card policy; at most so many as `most` says.
+
+    Pods that ask for one card fill each card by itself, whichever is first. With more cards the order of the
+    choices matters, so the pods are placed one after the other, on all nodes at once.
+    """
+    nodes = cluster.state.nodes
+    rows = rows[fitting(nodes, query, rows)] if len(rows) else rows
+    names = [nodes.names[row] for row in rows.tolist()]
+    if not names:
+        return Counter()
+    demands = query.request.demands
+    if len(demands) == 1 and demands[0].cards == 1:
+        each = units_by_card(nodes, query, rows)[0]
+        free = nodes.free[rows].astype(np.int64)
+        if query.ask.admits is not None:
+            free = np.where(query.ask.admits[rows], free, 0)
+        there = (nodes.size[rows] > 0) & (each > 0)
+        sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
+        return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
+    found: Counter[str] = Counter()
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        found += _filled(cluster, in_units(query, size), rows[at], most)
+    for row in rows[sizes.mixed].tolist():
+        found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+    return found
+
+
+def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+    """Place pods on many nodes at once, until none takes another.
+
+    As `allocator.policy.choose` does it, but for how near cards are to each other: that decides between cards
+    that the policy finds equally good.
+    """
+    nodes = cluster.state.nodes
+    costs = card_costs(query.ask.card_policy)
+    if costs is None or len(query.ask.demands) > 1:
+        return Counter(
+            {
+                nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
+                for row in rows.tolist()
+            }
+        )
+    found: Counter[str] = Counter()
+    left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
+    free: LongArray = nodes.free[left].astype(np.int64)
+    while len(left):
+        placed = _take(query.ask, nodes.size[left].astype(np.int64), free, left, costs)
+        left, free = left[placed], free[placed]
+        found.update(nodes.names[row] for row in left.tolist())
+        more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
+        left, free = left[more], free[more]
+    return found
+
+
+def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts) -> BoolArray:
+    """Take one pod's cards off what is free on every row; tells which rows had them."""
+    units, cards = ask.demands[0]
+    fits = free >= units
+    if ask.admits is not None:
+        fits &= ask.admits[rows]
+    costs = costs_of(size, free, units)
+    costs[~fits] = np.inf
+    # The best cards first, all of them different.
+    order = np.argsort(costs, axis=1, kind="stable")[:, :cards]
+    placed: BoolArray = np.count_nonzero(fits, axis=1) >= cards
+    np.put_along_axis(free, order, np.take_along_axis(free, order, axis=1) - units, axis=1)
+    return placed
+
+
+def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
+    """Place pods on one node, until it takes no other."""
+    return one_by_one(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
+
+
+def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
+    """Place pods on cards one after the other, until they take no other; at most so many."""
+    left = list(cards)
+    for number in range(most):
+        placement = place(left, request, card_policy)
+        if placement is None:
+            return number
+        for card, units in placement.charge.items():
+            left[card] = replace(left[card], used_units=left[card].used_units + units)
+    return most
+
+
+def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
+    """The largest request over as many cards that any node takes now, 0: none; percent in percent."""
+    nodes, request = cluster.state.nodes, query.request
+    if request.percent:
+        rows = rows[nodes.percent[rows]]
+    rows = rows[[most_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
+    if not len(rows) or request.cards > nodes.free.shape[1]:
+        return 0
+    free = nodes.free[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[rows], free, 0)
+    if request.percent:
+        size = np.maximum(1, nodes.size[rows].astype(np.int64))
+        shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)
+        free = np.where(shares * size >= WHOLE, shares, 0)
+    each = np.sort(free, axis=1)[:, -request.cards]
+    sums = np.array([most_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64)
+    return int(np.minimum(each, sums // request.cards).max()) * request.cards
+
+
+def most_left(cluster: Cluster, request: PodRequest, name: str) -> int:
+    """What kube-scheduler's count of a node leaves for one more pod: units, or percent; 0: no pod at all."""
+    resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
+    if cluster.hosts.pod_room(name) < 1:
+        return 0
+    return max(0, cluster.hosts.sum_left(name, resource))

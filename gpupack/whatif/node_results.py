@@ -1,0 +1,311 @@
+"""Why every node does not take a pod: kube-scheduler's reasons and filter's, grouped, with numbers."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from allocator.names import PERCENT_RESOURCE
+from gpupack.whatif.answers import Best, NodeGroup
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import (
+    CORDONED,
+    CPU,
+    MEMORY,
+    NEIGHBOURS,
+    NOT_READY,
+    PODS,
+    PORTS,
+    RESOURCE,
+    SELECTOR,
+    SUM,
+    TAINT,
+    Block,
+    Wish,
+)
+from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
+from scheduler_plugin.scheduling.available import offered, say_widened, widened
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, amount, demanded, memory
+from scheduler_plugin.scheduling.request import Query, units_by_card
+
+WORDS: Final = {
+    Misfit.UNKNOWN_NODE: "UnknownNode",
+    Misfit.NO_WORDS: "NoWords",
+    Misfit.CORRUPT: "CorruptWords",
+    Misfit.OTHER_UNIT: "OtherUnit",
+    Misfit.NO_PLUGIN: "NoDaemon",
+    Misfit.NOT_ADMITTED: "NotAdmitted",
+    Misfit.TOO_SMALL: "TooSmall",
+    Misfit.NOT_FREE: "NotFree",
+    Misfit.HELD_BACK: "HeldBack",
+    Misfit.NO_SUCH_CARD: "NoSuchCard",
+}
+"""Filter's reasons, as `-o json` names them."""
+
+_BY_CARDS: Final = tuple(WORDS[misfit] for misfit in CLOSEST_FIRST)
+_LAST: Final = _BY_CARDS.index(WORDS[Misfit.NO_PLUGIN])
+
+ORDER: Final = (
+    *_BY_CARDS[:2],
+    SUM,
+    *_BY_CARDS[2:_LAST],
+    CPU,
+    MEMORY,
+    RESOURCE,
+    PODS,
+    PORTS,
+    NEIGHBOURS,
+    TAINT,
+    SELECTOR,
+    CORDONED,
+    NOT_READY,
+    *_BY_CARDS[_LAST:],
+)
+"""Nodes that come closest stand first: filter's reasons as everywhere, kube-scheduler's among them."""
+
+_WITH_CARDS: Final = frozenset({"NotFree", "HeldBack", "TooSmall"})
+_EXAMPLES: Final = 3
+OFFERED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was found of every node.
+
+    Attributes:
+        fits: Names of the nodes that take the pod, in order.
+        blocks: Of the others.
+        groups: The others, grouped.
+    """
+
+    fits: tuple[str, ...]
+    blocks: dict[str, Block]
+    groups: tuple[NodeGroup, ...]
+
+
+def verdicts(cluster: Cluster, query: Query, wish: Wish) -> Verdicts:
+    """Ask kube-scheduler's rules and filter about every node.
+
+    Args:
+        cluster: The cluster.
+        query: What the pod asks of cards.
+        wish: What it asks for besides.
+    """
+    nodes, rows = cluster.state.nodes, cluster.rows
+    blocks = cluster.hosts.blocks(wish)
+    out = rows[~fitting(nodes, query, rows)]
+    codes = misfits(nodes, query, out)
+    sums = cluster.hosts.too_little(query.request.effective_units, percent=query.request.percent)
+    found = {nodes.names[row]: Block(WORDS[Misfit(code)]) for row, code in _pairs(out, codes)}
+    # A node without GPU memory is that first of all, whatever taints it has.
+    for name, block in blocks.items():
+        if found.get(name) != Block("NoWords"):
+            found[name] = block
+    for name in sums:
+        found.setdefault(name, Block(SUM))
+    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in found)
+    return Verdicts(fits, found, _groups(cluster, query, wish, found))
+
+
+def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
+    return zip(rows.tolist(), codes.tolist(), strict=True)
+
+
+def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]) -> tuple[NodeGroup, ...]:
+    names: defaultdict[Block, list[str]] = defaultdict(list)
+    for name in sorted(blocks):
+        names[blocks[name]].append(name)
+    groups = [_group(cluster, query, wish, block, members) for block, members in names.items()]
+    return tuple(sorted(groups, key=lambda group: (ORDER.index(group.reason), -group.count, group.text)))
+
+
+def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
+    rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
+    best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
+    if block.reason in {CPU, MEMORY, SUM}:
+        best = _roomiest(cluster, query, block, rows)
+    if not asked:
+        asked = max(
+            demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
+        )
+    text = _Sentences(cluster, query, wish).of(block, rows, best, asked)
+    return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
+
+
+def _roomiest(cluster: Cluster, query: Query, block: Block, rows: RowArray) -> Best:
+    """Find the node with the most left of what is the reason; no card of it is."""
+    left = _sums(cluster, query, rows) if block.reason == SUM else _left(cluster, block.reason, rows)
+    return Best(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
+
+
+def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
+    """Thousandths of a core, or bytes of host memory, that nodes have left."""
+    nodes = cluster.state.nodes
+    if reason == CPU:
+        left: LongArray = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
+    else:
+        left = nodes.memory_capacity[rows] - nodes.memory_used[rows]
+    return left
+
+
+def _sums(cluster: Cluster, query: Query, rows: RowArray) -> LongArray:
+    """What kube-scheduler's count leaves of the nodes' units, or percent."""
+    resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
+    names = cluster.state.nodes.names
+    return np.array([cluster.hosts.sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64)
+
+
+def _cores(milli: int) -> str:
+    """Write thousandths of a core: "124 cpu", "0.5 cpu"."""
+    whole, rest = divmod(milli, 1000)
+    return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
+
+
+def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
+    """Free units of the cards that the pod admits: int32[m, K], 0 for others."""
+    nodes = cluster.state.nodes
+    free = nodes.free[rows]
+    result: IntArray = free if query.ask.admits is None else np.where(query.ask.admits[rows], free, 0)
+    return result
+
+
+def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None, int]:
+    """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
+
+    Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
+    """
+    nodes = cluster.state.nodes
+    demands = query.request.demands
+    at = max(range(len(demands)), key=lambda i: (demands[i].per_card * demands[i].cards, demands[i].cards))
+    demand = demands[at]
+    if not len(rows) or demand.cards > nodes.free.shape[1]:
+        return None, 0
+    free = admitted_free(cluster, query, rows)
+    left = free - units_by_card(nodes, query, rows)[at]
+    left[nodes.size[rows] == 0] = -(1 << 40)
+    order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
+    deciding = left[np.arange(len(rows)), order]
+    first = int(deciding.argmax())
+    card = int(order[first])
+    row = int(rows[first])
+    if not nodes.size[row, card]:
+        return None, 0
+    indexes = cluster.state.books[nodes.names[row]].indexes
+    best = Best(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
+    return best, demand.units_on(int(nodes.size[row, card]))
+
+
+class _Sentences:
+    """Says why, with the numbers of a group."""
+
+    def __init__(self, cluster: Cluster, query: Query, wish: Wish) -> None:
+        self._cluster = cluster
+        self._query = query
+        self._wish = wish
+        self._unit = cluster.unit_mib
+
+    def of(self, block: Block, rows: RowArray, best: Best | None, asked: int) -> str:
+        """Say why not, of the nodes of a group."""
+        special = {
+            "NotFree": self._not_free,
+            "TooSmall": self._too_small,
+            "NotAdmitted": self._not_admitted,
+            "NoSuchCard": self._not_admitted,
+            CPU: self._cpu,
+            MEMORY: self._memory,
+            SUM: self._sum,
+        }.get(block.reason)
+        if special is not None:
+            return special(rows, best, asked)
+        return {
+            "HeldBack": "held back by the node policy for now",
+            "NoWords": "no GPU memory is offered there: no gpupack daemon has published cards",
+            "CorruptWords": "the packed words of the node cannot be read: see gpupack top",
+            "OtherUnit": f"the node counts in another unit than {memory(1, self._unit)}",
+            "NoDaemon": "the kubelet has no gpupack device plugin now: is the daemon running there?",
+            "UnknownNode": "the node is not known yet",
+            NOT_READY: "the node is not Ready",
+            CORDONED: "the node is cordoned (SchedulingDisabled)",
+            TAINT: f"the node has the taint {block.detail}, which the pod does not tolerate",
+            SELECTOR: "the pod's nodeSelector or node affinity does not match the node",
+            PODS: "the node has as many pods as it may have",
+            PORTS: "another pod has a host port that this one wants",
+            RESOURCE: f"not enough {block.detail} is left beside the cards",
+            NEIGHBOURS: f"the required pod {block.detail or 'affinity'} does not allow the node",
+        }[block.reason]
+
+    def _not_free(self, rows: RowArray, best: Best | None, asked: int) -> str:
+        demands = self._query.request.demands
+        wanted = demanded(demands, self._unit)
+        if best is None or best.free_units is None:
+            return f"no node has the cards for {wanted} free"
+        free, short = memory(best.free_units, self._unit), memory(max(0, asked - best.free_units), self._unit)
+        if len(demands) > 1:
+            return f"{wanted} do not fit together on any node; the closest card has {free} free"
+        demand = demands[0]
+        what = memory(asked, self._unit)
+        what = f"{amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
+        if demand.cards == 1:
+            return f"the largest free share of a card is {free}, {what}: {short} short"
+        units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
+        there = admitted_free(self._cluster, self._query, rows) >= units
+        most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
+        if not most:
+            each = amount(demand, self._unit)
+            with_most = f"the closest node has {demand.cards} with {free}"
+            return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
+        return (
+            f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
+            f"{amount(demand, self._unit)} free, asked are {demand.cards}"
+        )
+
+    def _too_small(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        sizes = self._cluster.state.nodes.evictable[rows]
+        if self._query.ask.admits is not None:
+            sizes = np.where(self._query.ask.admits[rows], sizes, 0)
+        wanted = demanded(self._query.request.demands, self._unit)
+        if not sizes.any():
+            return f"no card is healthy and in use there, asked {wanted}"
+        most = max(demand.cards for demand in self._query.request.demands)
+        cards = int(np.count_nonzero(sizes, axis=1).max())
+        if most > cards:
+            return f"the node with the most cards has {cards} that are healthy, asked are {most}"
+        if len(self._query.request.demands) > 1 and self._each_fits(rows, sizes):
+            return f"{wanted} do not fit together on any node, even with all of its healthy cards empty"
+        return f"the largest healthy card has {memory(int(sizes.max()), self._unit)}, asked {wanted}"
+
+    def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:
+        """Tell whether some node would have the cards for each demand by itself, were all of them empty."""
+        nodes, query = self._cluster.state.nodes, self._query
+        there = [
+            np.count_nonzero((sizes > 0) & (sizes >= units), axis=1) >= demand.cards
+            for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True)
+        ]
+        return bool(np.logical_and.reduce(there).any())
+
+    def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        selector = self._query.request.selector
+        there = offered(self._cluster.state.nodes, selector, rows, OFFERED)
+        said = f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
+        return said + say_widened(widened(self._cluster.state.nodes, selector, rows))
+
+    def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        most = max(0, int(_left(self._cluster, CPU, rows).max()))
+        return f"the most cpu that a node has left is {_cores(most)}, asked {_cores(self._wish.cpu_milli)}"
+
+    def _memory(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        most = int(_left(self._cluster, MEMORY, rows).max())
+        return (
+            f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
+            f"asked {self._wish.memory_bytes >> 20} MiB"
+        )
+
+    def _sum(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+        most = max(0, int(_sums(self._cluster, self._query, rows).max()))
+        left = f"{most} percent" if self._query.request.percent else memory(most, self._unit)
+        return (
+            "by kube-scheduler's count of the node's sum too little is left "
+            f"({left}): it counts pods on unhealthy cards against the others"
+        )

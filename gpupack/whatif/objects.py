@@ -1,0 +1,241 @@
+"""Nodes and pods as the questions read them: all that filter reads, and what kube-scheduler looks at besides.
+
+From kubectl's JSON, or from the API server's lists. Everything else is skipped while decoding.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import shown
+from allocator.names import POD_REQUEUED
+from gpupack.errors import InputError
+from scheduler_plugin.cache.budgets import BudgetLite
+from scheduler_plugin.cache.objects import ContainerLite, Struct
+from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.queue.cache.pods import (
+    NodeAffinity,
+    QueueMetadata,
+    QueueNode,
+    QueuePod,
+    QueueSpec,
+    QueueStatus,
+)
+
+_ALLOWED: Final = "allowed is the output of `kubectl get nodes,pods -A -o json`"
+
+
+class NodeCondition(Struct):
+    """One of a node's conditions."""
+
+    type: str = ""
+    status: str = ""
+
+
+class AskNodeStatus(Struct):
+    """`status` of a node."""
+
+    allocatable: dict[str, str | int] | None = None
+    capacity: dict[str, str | int] | None = None
+    conditions: list[NodeCondition] | None = None
+
+
+class AskNode(QueueNode, tag_field="kind", tag="Node"):
+    """A node."""
+
+    status: AskNodeStatus = msgspec.field(default_factory=AskNodeStatus)  # type: ignore[assignment]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+    @property
+    def ready(self) -> bool | None:
+        """Whether the condition Ready is True, None where there is none."""
+        for condition in self.status.conditions or ():
+            if condition.type == "Ready":
+                return condition.status == "True"
+        return None
+
+
+class Owner(Struct):
+    """One of `metadata.ownerReferences`."""
+
+    uid: str = ""
+    controller: bool = False
+    kind: str = ""
+    name: str = ""
+
+
+class AskMetadata(QueueMetadata):
+    """`metadata` of a pod."""
+
+    owner_references: list[Owner] | None = None  # type: ignore[assignment]
+
+
+class Port(Struct):
+    """One of a container's ports."""
+
+    host_port: int = 0
+
+
+class AskContainer(ContainerLite):
+    """A container or init container."""
+
+    ports: list[Port] | None = None
+
+
+class Terms(Struct):
+    """Required and preferred terms, as they are written."""
+
+    required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
+
+
+class AskAffinity(Struct):
+    """`spec.affinity`; what it says of pods is read where it matters."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: Terms | None = None
+    pod_anti_affinity: Terms | None = None
+
+
+class Claim(Struct):
+    """`persistentVolumeClaim` of a volume."""
+
+    claim_name: str = ""
+
+
+class Volume(Struct):
+    """One of `spec.volumes`."""
+
+    persistent_volume_claim: Claim | None = None
+    ephemeral: dict[str, Any] | None = None
+
+
+class AskSpec(QueueSpec):
+    """`spec` of a pod."""
+
+    affinity: AskAffinity | None = None  # type: ignore[assignment]
+    containers: list[AskContainer] | None = None  # type: ignore[assignment]
+    scheduler_name: str = ""
+    volumes: list[Volume] | None = None
+    resource_claims: list[dict[str, Any]] | None = None
+
+
+class PodCondition(Struct):
+    """One of a pod's conditions."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class Terminated(Struct):
+    """How a container ended."""
+
+    finished_at: str | None = None
+
+
+class ContainerState(Struct):
+    """`state` of a container."""
+
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Struct):
+    """One of a pod's `containerStatuses`."""
+
+    state: ContainerState | None = None
+
+
+class AskPodStatus(QueueStatus):
+    """`status` of a pod."""
+
+    container_statuses: list[ContainerStatus] | None = None
+
+    conditions: list[PodCondition] | None = None  # type: ignore[assignment]
+    reason: str = ""
+    message: str = ""
+
+
+class AskPod(QueuePod, tag_field="kind", tag="Pod"):
+    """A pod."""
+
+    metadata: AskMetadata = msgspec.field(default_factory=AskMetadata)
+    spec: AskSpec = msgspec.field(default_factory=AskSpec)
+    status: AskPodStatus = msgspec.field(default_factory=AskPodStatus)
+
+    @property
+    def full_name(self) -> str:
+        """Namespace and name, with a slash."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+
+class AskBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
+    """A PodDisruptionBudget."""
+
+
+class _List(msgspec.Struct):
+    items: list[AskNode | AskPod | AskBudget]
+
+
+class _Kind(msgspec.Struct):
+    class Metadata(msgspec.Struct):
+        name: str = ""
+
+    kind: str = ""
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    items: list[msgspec.Raw] | None = None
+
+
+def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_all`."""
+    nodes, pods, _ = load_all(text)
+    return nodes, pods
+
+
+def load_all(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
+
+    Raises:
+        InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
+    """
+    if not text.strip():
+        raise InputError(f"the input is empty: {_ALLOWED}")
+    try:
+        items = msgspec.json.decode(text, type=_List).items
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InputError(f"{_wrong(text, error)}: {_ALLOWED}") from error
+    nodes = [item for item in items if isinstance(item, AskNode)]
+    pods = [item for item in items if isinstance(item, AskPod)]
+    if not nodes:
+        raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}: {_ALLOWED}")
+    return nodes, pods, [item for item in items if isinstance(item, AskBudget)]
+
+
+def _wrong(text: str | bytes, error: Exception) -> str:
+    """Say what is wrong with an input: where it is no JSON at all that, else the first odd object."""
+    try:
+        msgspec.json.decode(text)
+        found = msgspec.json.decode(text, type=_Kind)
+        for item in [msgspec.json.decode(raw, type=_Kind) for raw in found.items or ()]:
+            if item.kind not in {"Node", "Pod", "PodDisruptionBudget"}:
+                return f"the input holds a {shown(item.kind or 'thing')}, {shown(item.metadata.name)}"
+    except msgspec.ValidationError:
+        return f"the input does not hold nodes and pods ({error})"
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
+        return f"the input is not JSON ({problem})"
+    if found.items is None and found.kind.endswith("List"):
+        return f"the input is a {shown(found.kind)} without items"
+    if found.items is None:
+        return f"the input is a {shown(found.kind or 'value')}, not a list"
+    return f"the input does not hold nodes and pods ({error})"
+
+
+def gates_of(pod: AskPod) -> list[str]:
+    """Names of a pod's scheduling gates, and of the queue's annotation where its release was taken back."""
+    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
+    return [*gates, POD_REQUEUED] if is_requeued(pod) else gates

@@ -1,0 +1,124 @@
+"""The answers as text for people."""
+
+from collections.abc import Iterable, Iterator
+
+from gpupack.whatif.answers import Advice, Best, CardUse, Fit, FitAnswer, Why
+from kubeapi.errors import printable
+from scheduler_plugin.scheduling.reasons import memory
+
+_NODES_SHOWN = 10
+
+
+def why_text(answer: Why) -> str:
+    """Write why a pod is as it is."""
+    return "\n".join(printable(line) if line.strip() else "" for line in _why(answer))
+
+
+def _why(answer: Why) -> Iterator[str]:
+    asks = f", which asks for {answer.asked}," if answer.asked else ""
+    yield f"Pod {answer.namespace}/{answer.pod}{asks} {answer.text}."
+    for card in answer.cards:
+        yield from _card(card, answer.unit_mib)
+    if answer.nodes:
+        yield ""
+        yield "Why not on the other nodes:" if answer.fits else "Why not:"
+        for group in answer.nodes:
+            names = ", ".join(group.examples) + (", ..." if group.count > len(group.examples) else "")
+            where = names if group.best is None else _best(group.best)
+            yield f"  {_nodes(group.count)}: {group.text} ({where})"
+    if answer.ways_out:
+        yield ""
+        yield "Ways out, each checked against the cluster as it is:"
+        for way in answer.ways_out:
+            yield f"  - {way.text}"
+            yield from (f"      {move.text}" for move in way.moves)
+    yield from _listed("Also:", answer.notes)
+    if answer.scheduler:
+        yield from _listed("kube-scheduler says:", [answer.scheduler])
+    yield from _listed("Events:", answer.events)
+
+
+def _best(best: Best) -> str:
+    return f"node {best.node}" if best.card is None else f"node {best.node}, card {best.card}"
+
+
+def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
+    kept = list(lines)
+    if kept:
+        yield ""
+        yield title
+        yield from (f"  - {line}" for line in kept)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
+    model = f" ({card.model})" if card.model else ""
+    yield (
+        f"  card {card.card}{model}: promised to it {memory(card.promised_units, unit_mib)} of "
+        f"{memory(card.size_units, unit_mib)}, {memory(card.used_units, unit_mib)} taken by all together, "
+        f"{memory(card.free_units, unit_mib)} free"
+    )
+    used = (
+        "what it uses the node has not said"
+        if card.used_mib is None
+        else f"it used {card.used_mib} MiB lately"
+    )
+    if card.limit_mib is not None:
+        limit = f"and can use {card.limit_mib} MiB at most ({card.held})"
+    else:
+        limit = (
+            "and nothing refuses more than the promise" if card.held else "and not what holds it to its share"
+        )
+    yield f"    {used}, {limit}"
+    for other in card.neighbours:
+        yield f"    beside {other.namespace}/{other.pod}: {memory(other.units, unit_mib)}"
+
+
+def fit_text(answer: FitAnswer) -> str:
+    """Write how many pods fit."""
+    return "\n".join(printable(line) if line.strip() else "" for line in _fit(answer))
+
+
+def _fit(answer: FitAnswer) -> Iterator[str]:
+    now = Fit(answer.pods, answer.largest_units, answer.nodes)
+    yield from _count(now, answer, "now")
+    if answer.after is not None:
+        yield ""
+        yield from _count(answer.after, answer, "after the change")
+        yield f"  that is {answer.after.pods - answer.pods:+d} pods"
+    yield from _listed("Also:", answer.notes)
+
+
+def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
+    percent = answer.asked.endswith("percent")
+    units = f"{found.largest_units} percent" if percent else memory(found.largest_units, answer.unit_mib)
+    pods = "1 pod" if found.pods == 1 else f"{found.pods} pods"
+    yield f"{pods} of {answer.asked} {'fits' if found.pods == 1 else 'fit'} {when}."
+    yield f"  The largest request that fits {when}: {units if found.largest_units else 'none'}"
+    shown = sorted(found.nodes, key=lambda node: (-node.pods, node.node))
+    for node in shown[:_NODES_SHOWN]:
+        tolerations = f", if the pod tolerates {', '.join(node.tolerations)}" if node.tolerations else ""
+        yield f"  {node.node}: {node.pods}{tolerations}"
+    if len(shown) > _NODES_SHOWN:
+        rest = sum(node.pods for node in shown[_NODES_SHOWN:])
+        yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
+
+
+def advice_text(answer: Advice) -> str:
+    """Write a list of moves."""
+    return "\n".join(printable(line) if line.strip() else "" for line in _advice(answer))
+
+
+def _advice(answer: Advice) -> Iterator[str]:
+    yield f"{answer.text}."
+    if answer.moves:
+        yield ""
+        yield "Moves, in this order; nothing has been done:"
+        yield from (f"  {number}. {move.text}" for number, move in enumerate(answer.moves, start=1))
+        if answer.optimal:
+            yield ""
+            yield "No shorter list reaches as much."
+    yield from _listed("Also:", answer.notes)

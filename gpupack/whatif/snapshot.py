@@ -1,0 +1,277 @@
+"""The cluster as a trace: nodes.csv and pods.csv for `gpupack simulate`."""
+
+import csv
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+from typing import Final
+
+from allocator.names import QUEUE_NAME
+from allocator.request import PodRequest
+from gpupack.errors import InputError
+from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.objects import AskPod
+from gpupack.whatif.unknown_requests import readable
+from scheduler_plugin.cache.pods import pod_requests, read_asking
+from scheduler_plugin.simulator.trace import (
+    CARD,
+    CARD_UNITS_COLUMN,
+    CREATED_COLUMN,
+    DELETED_COLUMN,
+    GPU_UNITS_COLUMN,
+    MODELS_COLUMN,
+    NODE_COLUMNS,
+    POD_COLUMNS,
+    QUEUE_COLUMN,
+    SCHEDULED_COLUMN,
+)
+
+FILES: Final = ("nodes.csv", "pods.csv")
+NODE_HEADER: Final = (*NODE_COLUMNS, CARD_UNITS_COLUMN)
+POD_HEADER: Final = (
+    *POD_COLUMNS,
+    MODELS_COLUMN,
+    QUEUE_COLUMN,
+    CREATED_COLUMN,
+    SCHEDULED_COLUMN,
+    DELETED_COLUMN,
+    GPU_UNITS_COLUMN,
+)
+
+_MIB: Final = 1 << 20
+_DIGEST: Final = 6
+"""Bytes of a hidden name."""
+
+Row = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A cluster as two tables.
+
+    Attributes:
+        nodes: Rows under `NODE_HEADER`.
+        pods: Rows under `POD_HEADER`, in the order in which they came.
+        notes: What the tables do not say as it is, a sentence each.
+    """
+
+    nodes: tuple[Row, ...]
+    pods: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write both files into a folder, which is made where it is not there.
+
+        Raises:
+            OSError: they cannot be written.
+            InputError: there is a file of that name.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise InputError(f"{folder} is a file: allowed is a folder") from error
+        written = []
+        for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
+            text = StringIO()
+            table = csv.writer(text, lineterminator="\n")
+            table.writerow(header)
+            table.writerows(rows)
+            path = folder / name
+            path.write_text(text.getvalue(), encoding="utf-8")
+            written.append(path)
+        return written
+
+
+def snapshot(cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = None) -> Snapshot:
+    """Write a cluster down as a trace.
+
+    Args:
+        cluster: The cluster.
+        hidden: Names of nodes, pods and queues as digests: with a key that nobody keeps, equal ones alike.
+        unit_mib: MiB of a unit to count in, as if the daemons ran with that; None: as they do.
+    """
+    name_of = _hider() if hidden else _plain
+    scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
+    notes: Counter[str] = Counter()
+    models = {model for model in _models(cluster) if model}
+    usual = _usual(cluster, scale)
+    rows = [
+        row
+        for pod in cluster.pods.values()
+        if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
+    ]
+    rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
+    written = tuple(_nodes(cluster, name_of, scale, notes))
+    told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
+    return Snapshot(written, tuple(rows), told + cluster.left_out(named=not hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From units as they are to units of another size: cards are rounded down, requests up."""
+
+    now_mib: int
+    then_mib: int
+
+    def card(self, units: int) -> int:
+        return units * self.now_mib // self.then_mib
+
+    def asked(self, units: int) -> int:
+        return -(-units * self.now_mib // self.then_mib)
+
+
+def _plain(_kind: str, name: str) -> str:
+    return name
+
+
+def _hider() -> Callable[[str, str], str]:
+    key = secrets.token_bytes(16)
+
+    def hide(kind: str, name: str) -> str:
+        digest = hashlib.blake2b(name.encode(), key=key, digest_size=_DIGEST).hexdigest()
+        return f"{kind}-{digest}" if name else ""
+
+    return hide
+
+
+def _models(cluster: Cluster) -> list[str]:
+    return cluster.state.nodes.model_names
+
+
+def _usual(cluster: Cluster, scale: _Scale) -> int:
+    """Units of the size of card that is there most."""
+    sizes = cluster.state.nodes.size
+    counts = Counter(sizes[sizes > 0].tolist())
+    return max(1, scale.card(max(counts, key=lambda size: (counts[size], size)))) if counts else 1
+
+
+def _nodes(
+    cluster: Cluster, name_of: Callable[[str, str], str], scale: _Scale, notes: Counter[str]
+) -> list[Row]:
+    """A row for each node with cards; one whose cards differ in model or size becomes several."""
+    arrays = cluster.state.nodes
+    besides = _besides(cluster)
+    rows: list[Row] = []
+    for name in arrays.sorted_names:
+        row = arrays.rows[name]
+        count = int(arrays.cards[row])
+        if not arrays.usable[row] or not count:
+            continue
+        kinds = Counter(
+            (arrays.model_names[model] if model >= 0 else "", scale.card(size))
+            for model, size in zip(
+                arrays.model[row, :count].tolist(), arrays.size[row, :count].tolist(), strict=True
+            )
+        )
+        if len(kinds) > 1:
+            notes["nodes have cards of several kinds: each kind is written as a node of its own"] += 1
+        cpu, memory = besides[name]
+        for number, ((model, size), cards) in enumerate(sorted(kinds.items())):
+            if size:
+                shown = name_of("node", name) + (f"-{number}" if len(kinds) > 1 else "")
+                rows.append(
+                    (shown, max(0, cpu) * cards // count, max(0, memory) * cards // count, cards, model, size)
+                )
+    return rows
+
+
+def _besides(cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """What pods that ask for no cards leave of every node: thousandths of a core, MiB."""
+    arrays = cluster.state.nodes
+    left = {
+        name: (int(arrays.cpu_capacity[row]), int(arrays.memory_capacity[row]))
+        for name, row in arrays.rows.items()
+    }
+    for uid, record in cluster.state.pods.items():
+        if record.node in left and not record.ended and record.charged is None and uid in cluster.pods:
+            cpu, memory = left[record.node]
+            left[record.node] = cpu - record.cpu_milli, memory - record.memory_bytes
+    return {name: (cpu, memory // _MIB) for name, (cpu, memory) in left.items()}
+
+
+def _pod(
+    cluster: Cluster,
+    pod: AskPod,
+    name_of: Callable[[str, str], str],
+    scale: _Scale,
+    usual: int,
+    models: set[str],
+    notes: Counter[str],
+) -> Row | None:
+    """A row of a pod, None where it asks for no cards that can be given."""
+    unit = unit_asked(pod)
+    if unit is None:
+        return None
+    request = read_asking(readable(pod), cluster.state.resource).request
+    if request is None:
+        notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
+        return None
+    cards, units, milli = _cards(request, scale, usual, notes)
+    cpu, memory = pod_requests(pod)
+    created = _seconds(pod.metadata.creation_timestamp)
+    ended = _ended(pod)
+    spec = ""
+    if not request.selector.admits_all:
+        spec = "|".join(sorted(model for model in models if request.selector.admits_model(model)))
+        if not spec:
+            notes["pods admit no model that is there: they are written as if they admitted all"] += 1
+    started = _seconds(pod.status.start_time or "")
+    return (
+        name_of("pod", pod.full_name),
+        cpu,
+        -(-memory // _MIB),
+        cards,
+        milli,
+        spec,
+        name_of("queue", (pod.metadata.labels or {}).get(QUEUE_NAME, "")),
+        created,
+        max(started, created) if started else "",
+        max(ended, started, created) if ended else "",
+        units,
+    )
+
+
+def _cards(request: PodRequest, scale: _Scale, usual: int, notes: Counter[str]) -> tuple[int, int, int]:
+    """Cards, units of each, and thousandths of a usual card."""
+    demands = request.demands
+    if len(demands) > 1:
+        notes[
+            "pods have several containers that ask: written as if each asked for as much as the largest"
+        ] += 1
+    cards = sum(demand.cards for demand in demands)
+    if request.percent:
+        share = max(demand.per_card for demand in demands)
+        units = max(1, share * usual // 100)
+        return cards, units, max(1, share * CARD // 100)
+    units = scale.asked(max(demand.per_card for demand in demands))
+    return cards, units, min(CARD, max(1, units * CARD // usual))
+
+
+def _ended(pod: AskPod) -> int:
+    """When a pod ended, in seconds; 0: it runs, or nobody says."""
+    if pod.status.phase not in ENDED:
+        return 0
+    times = [
+        _seconds(each.state.terminated.finished_at or "")
+        for each in pod.status.container_statuses or ()
+        if each.state is not None and each.state.terminated is not None
+    ]
+    return max(times, default=0)
+
+
+def _seconds(timestamp: str) -> int:
+    try:
+        return max(0, int(datetime.fromisoformat(timestamp).timestamp()))
+    except ValueError:
+        return 0
+
+
+def told(snapshot_: Snapshot, written: Sequence[Path]) -> list[str]:
+    """Say what was written."""
+    files = f"wrote {written[0]} ({len(snapshot_.nodes)} nodes) and {written[1]} ({len(snapshot_.pods)} pods)"
+    return [files, *snapshot_.notes]

@@ -1,0 +1,162 @@
+"""Filter and kube-scheduler's rules, asked about a pod that is changed, or about cards that are."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from allocator.place import Placement
+from allocator.podcards import ByPosition
+from allocator.request import PodRequest
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import count_at_once
+from gpupack.whatif.kube_checks import Wish
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import place_with, score
+from scheduler_plugin.scheduling.ranking import best
+from scheduler_plugin.scheduling.request import Query
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pod that is asked about, as it is or changed.
+
+    Attributes:
+        cluster: The cluster.
+        query: What it asks of cards.
+        wish: What it asks for besides.
+        pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
+    """
+
+    cluster: Cluster
+    query: Query
+    wish: Wish
+    pods: int = 1
+
+    @property
+    def who(self) -> str:
+        """Who starts, in words."""
+        return "it" if self.pods == 1 else f"all {self.pods} such pods of its gang"
+
+    @property
+    def fits(self) -> str:
+        """That it fits, in words."""
+        return "fits" if self.pods == 1 else f"fits for {self.who} at once"
+
+    def asking(self, request: PodRequest) -> "Trial":
+        """The same pod with another request."""
+        return replace(self, query=query_for(self.cluster, request, self.wish))
+
+    def nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
+        """Names of the nodes that take it now, best first by the node policy.
+
+        Args:
+            leaving: UIDs of pods that are gone; their cards are given back by `freed`.
+            only: Rows to look at, None: all.
+        """
+        nodes = self.cluster.state.nodes
+        kept = self.rows(leaving=leaving, only=only)
+        if not len(kept):
+            return []
+        scores = score(self.cluster.policies.of(self.query.request), nodes, self.query, kept)
+        return [nodes.names[row] for row in kept[best(scores, nodes.name_rank[kept], len(kept))].tolist()]
+
+    def rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
+        """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
+        kept = self._rows(leaving, only)
+        if self.pods == 1 or not len(kept):
+            return kept
+        everywhere = kept if only is None else np.union1d(self._rows((), None), kept).astype(np.intp)
+        return kept if self._at_once(everywhere, leaving) == self.pods else kept[:0]
+
+    def fit_at_once(self) -> int:
+        """Count its pods that fit at once."""
+        return self._at_once(self._rows((), None), ())
+
+    def _at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
+        return count_at_once(self.cluster, self.query, self.wish, rows, self.pods, leaving)
+
+    def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
+        """Rows of the nodes that take one such pod."""
+        nodes = self.cluster.state.nodes
+        rows = self.cluster.rows if only is None else only
+        rows = rows[fitting(nodes, self.query, rows)]
+        if not len(rows):
+            return rows
+        names = [nodes.names[row] for row in rows.tolist()]
+        request = self.query.request
+        blocks = self.cluster.hosts.blocks(self.wish, leaving=leaving, only=names)
+        short = self.cluster.hosts.too_little(
+            request.effective_units, percent=request.percent, leaving=leaving, only=names
+        )
+        return rows[[name not in blocks and name not in short for name in names]]
+
+    def place(self, node: str) -> Placement | None:
+        """Choose the pod's cards on a node as bind does; None where it does not fit."""
+        nodes = self.cluster.state.nodes
+        policy = self.cluster.policies.of(self.query.request)
+        return place_with(policy, nodes, nodes.rows[node], self.query)
+
+
+def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:
+    """Make a request ready."""
+    return cluster.policies.query(cluster.state.nodes, request, wish.cpu_milli, wish.memory_bytes)
+
+
+@contextmanager
+def changed(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[None]:
+    """Show filter cards with other units in use for a while.
+
+    Args:
+        cluster: The cluster.
+        by_node: ByPosition more (less, where negative) by card position, by node.
+    """
+    nodes = cluster.state.nodes
+    rows = {nodes.rows[name]: units for name, units in by_node.items()}
+    with nodes.charged(rows):
+        yield
+
+
+class Held:
+    """What pods have on the cards of their nodes, and what would be free without them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._by_node: dict[str, PodCards] = {}
+
+    def of(self, record: PodRecord) -> ByPosition:
+        """Units of a pod by card position; empty where its cards are not known."""
+        return self._on(record.node).units.get(record.uid, {})
+
+    def freed(self, record: PodRecord) -> ByPosition:
+        """Units that would be free for certain without a pod, by card position; see `PodCards.closed`."""
+        return self._on(record.node).freed(record.uid)
+
+    def on(self, node: str) -> list[PodRecord]:
+        """The pods of a node that have cards there, by namespace and name."""
+        book = self._cluster.state.books.get(node)
+        found = [] if book is None else [pod for pod in book.pods.values() if self.of(pod)]
+        return sorted(found, key=lambda pod: (pod.namespace, pod.name))
+
+    def _on(self, node: str) -> PodCards:
+        known = self._by_node.get(node)
+        if known is None:
+            known = self._by_node[node] = self._read(node)
+        return known
+
+    def _read(self, node: str) -> PodCards:
+        state = self._cluster.state
+        book, row = state.books.get(node), state.nodes.rows.get(node)
+        if book is None or row is None or not book.sizes:
+            return PodCards({}, frozenset())
+        return read_pod_cards(book, state.nodes.evictable[row].tolist())
+
+
+def numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
+    """The driver's numbers of cards, as people know them."""
+    book = cluster.state.books[node]
+    return tuple(book.indexes[card] if book.indexes else card for card in sorted(cards))

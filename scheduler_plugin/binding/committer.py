@@ -1,0 +1,147 @@
+"""What bind decides: one pod after the other, the cards are chosen on the node's latest record and taken.
+
+kube-scheduler has chosen the node by then, so there is no list to merge and nothing to score: that the pod
+still fits is all that counts, and choosing its cards answers it, whether or not the node has changed since
+filter looked. `two_tier` has the committer for lists of nodes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from allocator.errors import RequestError
+from allocator.place import Placement, place
+from allocator.records import Assignment, dump_assigned
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.charges import Take
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import Misfit, misfits, place_on
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with
+from scheduler_plugin.scheduling.reasons import REQUEUED, reason
+from scheduler_plugin.scheduling.request import Query
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What a Binding is made of.
+
+    Attributes:
+        pod: The pod, as it was when the cards were taken.
+        node: Target.
+        assigned: Value of `gpupack.io/assigned`, None where there is nothing to say.
+        take: The cards taken in the state, None for a pod that asks for none.
+    """
+
+    pod: PodRecord
+    node: str
+    assigned: str | None
+    take: Take | None
+
+
+class Committer:
+    """Takes cards for pods, one at a time and without waiting in between.
+
+    Invariant: between `begin` and the Binding's answer the cards are counted in the state, so a filter that
+    runs meanwhile sees them taken.
+
+    Args:
+        state: The cluster.
+        policies: Of the cluster.
+    """
+
+    def __init__(self, state: ClusterState, policies: Policies) -> None:
+        self.state = state
+        self.policies = policies
+
+    def begin(self, namespace: str, name: str, uid: str, node: str, now: float) -> Commitment:
+        """Check that a pod fits on a node now, and take the cards.
+
+        Raises:
+            CommitError: it cannot be bound there, in words.
+        """
+        self.state.expire(now)
+        pod = self._pod(namespace, name, uid)
+        if pod.charged is None:
+            return Commitment(pod, node, None, None)
+        if pod.request is None:
+            raise CommitError(f"pod {namespace}/{name}: {pod.error}")
+        row = self.state.nodes.rows.get(node)
+        if row is None:
+            raise CommitError(
+                f"node {node} is not known to the gpupack scheduler; allowed is a node it watches"
+            )
+        try:
+            query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+            with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
+                placement = self._place(pod, query, node, row)
+        except (RequestError, *POLICY_FAULTS) as error:
+            raise CommitError(f"pod {namespace}/{name}: {error}") from error
+        assigned = self._assignment(placement, row)
+        text = None if assigned is None else dump_assigned(assigned)
+        take = self.state.take(uid, node, assigned, now)
+        return Commitment(pod, node, text, take)
+
+    def _pod(self, namespace: str, name: str, uid: str) -> PodRecord:
+        pod = self.state.pods.get(uid)
+        what = f"pod {namespace}/{name} (UID {uid})"
+        if pod is None:
+            raise CommitError(f"{what} is not in the gpupack scheduler's cache yet; it is tried again")
+        if (pod.namespace, pod.name) != (namespace, name):
+            raise CommitError(f"{what} is {pod.namespace}/{pod.name} in the gpupack scheduler's cache")
+        if pod.node:
+            raise CommitError(f"{what} is bound to node {pod.node} already")
+        if pod.ended:
+            raise CommitError(f"{what} has ended")
+        if pod.requeued:
+            raise CommitError(f"{what}: {REQUEUED}")
+        take = self.state.taken(uid)
+        if take is not None:
+            raise CommitError(
+                f"{what} has a Binding to node {take.node} under way whose outcome is not known yet"
+            )
+        return pod
+
+    def _place(self, pod: PodRecord, query: Query, node: str, row: int) -> Placement:
+        """Choose the cards on the node's latest record.
+
+        Raises:
+            CommitError: the pod does not fit there any more.
+        """
+        placement = self._as_planned(pod, query, row) or self._choose(query, row)
+        if placement is None:
+            misfit = Misfit(int(misfits(self.state.nodes, query, np.array([row], dtype=np.intp))[0]))
+            why = reason(misfit, query.request.demands, self.state.unit_mib)
+            raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
+        return placement
+
+    def _as_planned(self, pod: PodRecord, query: Query, row: int) -> Placement | None:
+        """Choose among the cards that the queue planned; None where it planned none, or they are not free.
+
+        Pods that it released together fit together on their cards, and need not in another order of binding.
+        """
+        nodes = self.state.nodes
+        if not pod.planned or not nodes.usable[row]:
+            return None
+        cards = [
+            card if card.uuid in pod.planned else replace(card, used_units=card.size_units)
+            for card in cards_of(nodes, row)
+        ]
+        return place(cards, query.request, query.ask.card_policy)
+
+    def _choose(self, query: Query, row: int) -> Placement | None:
+        """Choose the cards: the node policy's where it chooses any, else the card policy's."""
+        policy = self.policies.of(query.request)
+        return place_with(policy, self.state.nodes, row, query) or place_on(self.state.nodes, row, query)
+
+    def _assignment(self, placement: Placement, row: int) -> Assignment | None:
+        """Name the cards by UUID; None where the node publishes none."""
+        uuids = self.state.nodes.uuids[row]
+        if not uuids:
+            return None
+        return {
+            container: tuple((uuids[card], units) for card, units in shares)
+            for container, shares in placement.containers
+        }

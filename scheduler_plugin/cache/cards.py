@@ -1,0 +1,66 @@
+"""A row's cards as the scalar code of `allocator` reads them."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from allocator.cards import Card
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, RowArray
+
+
+def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
+    """Write a row's cards in word order, whatever is unhealthy or cordoned counted as used."""
+    count = int(view.cards[row])
+    uuids = view.uuids[row] or tuple("" for _ in range(count))
+    links = view.links[row] or ((),) * count
+    return tuple(
+        Card(
+            index=card,
+            uuid=uuids[card],
+            model=view.model_names[model] if model >= 0 else "",
+            size_units=size,
+            used_units=occupied,
+            numa=numa if numa >= 0 else None,
+            links=links[card],
+        )
+        for card, (size, occupied, model, numa) in enumerate(
+            zip(
+                view.size[row, :count].tolist(),
+                view.occupied[row, :count].tolist(),
+                view.model[row, :count].tolist(),
+                view.numa[row, :count].tolist(),
+                strict=True,
+            )
+        )
+    )
+
+
+def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:
+    """Tell which rows have a card, bool[len(rows)]: one of them as a rule, or none."""
+    return np.fromiter((uuid in view.uuids[row] for row in rows.tolist()), np.bool_, len(rows))
+
+
+def current_positions(
+    positions: Iterable[int], uuids_then: Sequence[str], uuids_now: Sequence[str]
+) -> dict[int, int]:
+    """Find cards again on a node whose cards may have changed since.
+
+    A card's position is of one moment: where a card before it goes, it moves up. Only its UUID stays.
+
+    Args:
+        positions: Of the cards, as they were then.
+        uuids_then: By position, as the node published them then; empty where it published none.
+        uuids_now: Likewise now.
+
+    Returns:
+        Positions now by position then, without the cards that are gone. Where UUIDs are missing on either
+        side, nothing better is known than the positions themselves.
+    """
+    if not uuids_then or not uuids_now or tuple(uuids_then) == tuple(uuids_now):
+        return {position: position for position in positions}
+    now = {uuid: position for position, uuid in enumerate(uuids_now)}
+    return {
+        position: now[uuids_then[position]]
+        for position in positions
+        if position < len(uuids_then) and uuids_then[position] in now
+    }

@@ -1,0 +1,94 @@
+"""What is known by node name, and the arrays that follow from it."""
+
+from scheduler_plugin.cache.charges import NodeRecord, Rules
+from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cache.signals import Signal
+
+
+class Books:
+    """All books; `settle` brings the arrays up to date with those that changed.
+
+    Attributes:
+        nodes: The arrays.
+        rules: What a book's pods cost.
+        by_name: The books.
+        broken: As of `state.ClusterState`.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.nodes = NodeArrays()
+        self.rules = rules
+        self.by_name: dict[str, NodeRecord] = {}
+        self.broken: Signal[[str, Exception]] = Signal(_raise)
+        self._changed: set[str] = set()
+        self._failures: list[tuple[str, Exception]] = []
+        self._expiring: set[str] = set()
+
+    def of(self, name: str) -> NodeRecord:
+        """The book of a name, a new one where there is none."""
+        book = self.by_name.get(name)
+        if book is None:
+            book = self.by_name[name] = NodeRecord(name)
+        return book
+
+    def changed(self, name: str) -> None:
+        """Note that a book changed."""
+        self._changed.add(name)
+
+    def expires(self, name: str) -> None:
+        """Note that a book changed, and that time will change it."""
+        self._changed.add(name)
+        self._expiring.add(name)
+
+    def settle(self, now: float, *, expire: bool = False) -> None:
+        """Recompute what depends on the books that changed.
+
+        Args:
+            now: Seconds.
+            expire: Time may have ended something.
+        """
+        # A set that was large once stays slow to pop from.
+        changed, self._changed = self._changed, set()
+        if expire:
+            changed |= self._expiring
+        for name in changed:
+            book = self.of(name)
+            try:
+                self._settle(book, now)
+            except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
+                self.give_up(book, error)
+        failures, self._failures = self._failures, []
+        for name, failure in failures:
+            self.broken(name, failure)
+
+    def give_up(self, book: NodeRecord, error: Exception) -> None:
+        """Use no card of a node whose row could not be computed: it may be half written."""
+        self._failures.append((book.name, error))
+        book.forget_words()
+        if book.row >= 0:
+            self.nodes.exclude(book.row, Exclusion.CORRUPT)
+
+    def _settle(self, book: NodeRecord, now: float) -> None:
+        self._expire(book, now)
+        if book.row >= 0:
+            if book.sizes:
+                self.nodes.set_assumed(book.row, self.rules.assumed(book, self.rules.claims(book)))
+            extra = [take.pod for uid, take in book.takes.items() if uid not in book.pods]
+            self.nodes.set_requested(
+                book.row,
+                book.cpu_milli + sum(pod.cpu_milli for pod in extra),
+                book.memory_bytes + sum(pod.memory_bytes for pod in extra),
+            )
+        elif book.empty:
+            del self.by_name[book.name]
+
+    def _expire(self, book: NodeRecord, now: float) -> None:
+        for uid, tombstone in list(book.tombstones.items()):
+            if self.rules.tombstone_ends(book, tombstone, now):
+                del book.tombstones[uid]
+        if not book.tombstones:
+            self._expiring.discard(book.name)
+
+
+def _raise(_name: str, error: Exception) -> None:
+    raise error

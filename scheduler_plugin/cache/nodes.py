@@ -1,0 +1,383 @@
+"""Node rows as numpy arrays: what filter, policies and commit read."""
+
+import json
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from scheduler_plugin.errors import StateError
+
+if TYPE_CHECKING:
+    from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, RowArray
+
+MOST_UNITS: Final = 1 << 17
+"""Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
+
+RECENT: Final = 256
+"""Changes of rows that are remembered one by one."""
+
+_MOST: Final = 1 << 60
+"""Of a node's sums, so that adding to them stays within int64."""
+
+_RANK_GAP: Final = 1 << 32
+_ROW_ARRAYS: Final = (
+    "name_rank",
+    "version",
+    "inventory_version",
+    "cpu_capacity",
+    "cpu_used",
+    "memory_capacity",
+    "memory_used",
+    "gpu_capacity",
+    "gpu_used",
+    "cards",
+    "usable",
+    "percent",
+    "exclusion",
+)
+_CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
+
+
+class Exclusion(IntEnum):
+    """Why no card of a node can be used, whatever the pod asks for."""
+
+    NONE = 0
+    VACANT = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+    NO_PLUGIN = 5
+
+
+class NodeArrays:
+    """Arrays over node rows. R rows, some vacant and used again; K the most cards a node has had.
+
+    Invariant: `occupied = min(size, used + assumed)`, `free = size - occupied`, `free_order[:, r]` is
+    `free[r]` from largest to smallest, `gpu_capacity` and `gpu_used` are row sums of size and occupied, all
+    about cards is 0 in a row that is not usable, and every change of a row adds one to its version. Versions
+    and ranks outlive a row's node, so that a version is never seen twice with different contents.
+
+    Attributes: as in `arrays.ClusterView`, and
+        used: int32[R, K], units published by the node; size where the card is unhealthy or cordoned, more
+            than that where pods have more than the card is large.
+        assumed: int32[R, K], units of bound pods that the words do not contain yet.
+        evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
+        percent: bool[R], shares of the row's cards can be had.
+        changes: How often a row has changed, all rows together.
+        inventory_version: int64[R], +1 when UUIDs or models change.
+        exclusion: int8[R], an `Exclusion`.
+        quoted: the names as JSON texts, by row.
+        rows: row by node name.
+        epoch: +1 whenever `rows` changes.
+    """
+
+    def __init__(self, rows: int = 64, cards: int = 8) -> None:
+        self.epoch = 0
+        self.rows: dict[str, int] = {}
+        self.names: list[str] = [""] * rows
+        self.quoted: list[bytes] = [b""] * rows
+        self.uuids: list[tuple[str, ...]] = [()] * rows
+        self.links: list[tuple[tuple[int, ...], ...]] = [()] * rows
+        self.model_names: list[str] = []
+        self.name_rank: LongArray = np.zeros(rows, dtype=np.int64)
+        self.version: LongArray = np.zeros(rows, dtype=np.int64)
+        self.inventory_version: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cpu_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.memory_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.memory_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
+        self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.cards: IntArray = np.zeros(rows, dtype=np.int32)
+        self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
+            rows, Exclusion.VACANT, dtype=np.int8
+        )
+        self.size: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.used: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.assumed: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.occupied: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.free: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.evictable: IntArray = np.zeros((rows, cards), dtype=np.int32)
+        self.model: IntArray = np.full((rows, cards), -1, dtype=np.int32)
+        self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
+        self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
+        self.changes = 0
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._model_ids: dict[str, int] = {}
+        self._vacant = list(range(rows - 1, -1, -1))
+        self._sorted: list[str] = []
+
+    def copy(self) -> "NodeArrays":
+        """Copy everything, to see what would be; the versions go on from those of the original."""
+        other = NodeArrays.__new__(NodeArrays)
+        for name, value in vars(self).items():
+            setattr(other, name, value if isinstance(value, int) else value.copy())
+        return other
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the arrays, vacant ones included."""
+        return len(self.names)
+
+    @property
+    def sorted_names(self) -> Sequence[str]:
+        """Names of the rows in use, in order."""
+        return self._sorted
+
+    def add(self, name: str) -> int:
+        """Give a node a row, without words so far.
+
+        Raises:
+            StateError: the node has a row, or the name is empty.
+        """
+        if not name or name in self.rows:
+            raise StateError(f"node {name!r} added: allowed is a name that has no row yet")
+        if not self._vacant:
+            self._grow_rows()
+        row = self._vacant.pop()
+        self.epoch += 1
+        self.rows[name] = row
+        self.names[row] = name
+        self.quoted[row] = json.dumps(name).encode()
+        self._rank(name, row)
+        # All else is as a vacant row has it.
+        self.exclusion[row] = Exclusion.NO_WORDS
+        self._count_change(row)
+        return row
+
+    def remove(self, name: str) -> None:
+        """Take a node's row back.
+
+        Raises:
+            StateError: there is no such node.
+        """
+        row = self.rows.pop(name, None)
+        if row is None:
+            raise StateError(f"node {name!r} removed: it has no row")
+        self.epoch += 1
+        del self._sorted[bisect_left(self._sorted, name)]
+        self.exclude(row, Exclusion.VACANT)
+        self.set_capacity(row, 0, 0)
+        self.set_requested(row, 0, 0)
+        self.names[row] = ""
+        self.quoted[row] = b""
+        self._vacant.append(row)
+
+    def exclude(self, row: int, reason: Exclusion) -> None:
+        """Empty a row's cards and say why."""
+        self.exclusion[row] = reason
+        self.usable[row] = self.percent[row] = False
+        self.cards[row] = 0
+        for array in (self.size, self.used, self.assumed, self.evictable):
+            array[row] = 0
+        self._set_inventory(row, (), (), ())
+        self.links[row] = ()
+        self._refresh(row)
+
+    def set_cards(
+        self,
+        row: int,
+        sizes: Sequence[int],
+        used: Sequence[int],
+        *,
+        evictable: Sequence[int] | None = None,
+        uuids: Sequence[str] = (),
+        models: Sequence[str] = (),
+        numa: Sequence[int] = (),
+        links: Sequence[tuple[int, ...]] = (),
+        percent: bool = True,
+    ) -> None:
+        """Set what a node publishes of its cards.
+
+        Args:
+            row: The node's row.
+            sizes: Units by card.
+            used: Units by card; may be more than the size.
+            evictable: Size of the cards on which evicting pods helps, else 0; None: all of `sizes`.
+            uuids: By card, or empty where not known.
+            models: By card, or empty where not known.
+            numa: NUMA node by card, -1 not known, or empty.
+            links: NVLinks from each card to each, or empty.
+            percent: Shares of the cards can be had.
+        """
+        count = len(sizes)
+        self._fit_cards(count)
+        open_sizes = sizes if evictable is None else evictable
+        before = self._published(row)
+        self.exclusion[row] = Exclusion.NONE
+        self.usable[row] = True
+        self.percent[row] = percent
+        self.cards[row] = count
+        for array, values in (
+            (self.size, sizes),
+            (self.used, used),
+            (self.evictable, open_sizes),
+        ):
+            array[row, :count] = values
+            array[row, count:] = 0
+        self.assumed[row, count:] = 0
+        self._set_inventory(row, tuple(uuids), models, numa)
+        self.links[row] = tuple(links)
+        if before != self._published(row):
+            self._refresh(row)
+
+    def set_assumed(self, row: int, units: Sequence[int]) -> None:
+        """Set the units that bound pods will take and the words do not show, by card."""
+        count = int(self.cards[row])
+        if self.assumed[row, :count].tolist() != list(units):
+            self.assumed[row, :count] = units
+            self._refresh(row)
+
+    @contextmanager
+    def charged(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
+        """Count more units as assumed for a while; before and after are other versions of the rows.
+
+        Args:
+            charges: Units by card position, by row; positions that the row does not have are left out.
+        """
+        before = {row: self.assumed[row].copy() for row in charges}
+        for row, units_of in charges.items():
+            for card, units in units_of.items():
+                if card < self.cards[row]:
+                    self.assumed[row, card] += units
+            self._refresh(row)
+        try:
+            yield
+        finally:
+            for row, assumed in before.items():
+                self.assumed[row] = assumed
+                self._refresh(row)
+
+    def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
+        """Set what pods may request of a node in all; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
+            self.cpu_capacity[row] = cpu_milli
+            self.memory_capacity[row] = memory_bytes
+            self._count_change(row)
+
+    def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
+        """Set what the pods of a node request; more than `_MOST` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
+            self.cpu_used[row] = cpu_milli
+            self.memory_used[row] = memory_bytes
+            self._count_change(row)
+
+    def changed_since(self, changes: int) -> "RowArray | None":
+        """List the rows that have changed since there were so many changes, each once.
+
+        Returns:
+            None where that is longer ago than is remembered: then versions tell.
+        """
+        missed = self.changes - changes
+        if missed > len(self._recent):
+            return None
+        return np.array(sorted({self._recent[-at] for at in range(1, missed + 1)}), dtype=np.intp)
+
+    def _count_change(self, row: int) -> None:
+        self.version[row] += 1
+        self.changes += 1
+        self._recent.append(row)
+
+    def _published(self, row: int) -> tuple[object, ...]:
+        """What `set_cards` sets, to compare before and after."""
+        arrays = (self.size, self.used, self.evictable, self.numa)
+        return (
+            int(self.exclusion[row]),
+            int(self.cards[row]),
+            int(self.inventory_version[row]),
+            bool(self.percent[row]),
+            self.links[row],
+            *(array[row].tobytes() for array in arrays),
+        )
+
+    def _set_inventory(
+        self, row: int, uuids: tuple[str, ...], models: Sequence[str], numa: Sequence[int]
+    ) -> None:
+        ids = [self._model_id(model) for model in models]
+        ids += [-1] * (self.model.shape[1] - len(ids))
+        if self.uuids[row] != uuids or self.model[row].tolist() != ids:
+            self.uuids[row] = uuids
+            self.model[row] = ids
+            self.inventory_version[row] += 1
+        self.numa[row, : len(numa)] = numa
+        self.numa[row, len(numa) :] = -1
+
+    def _model_id(self, model: str) -> int:
+        known = self._model_ids.get(model)
+        if known is None:
+            known = self._model_ids[model] = len(self.model_names)
+            self.model_names.append(model)
+        return known
+
+    def _refresh(self, row: int) -> None:
+        """Recompute what follows from size, used and assumed, and count the change."""
+        # A handful of numbers: arithmetic on arrays would take longer to begin than to do.
+        sizes = self.size[row].tolist()
+        taken = zip(sizes, self.used[row].tolist(), self.assumed[row].tolist(), strict=True)
+        occupied = [min(size, used + assumed) for size, used, assumed in taken]
+        free = [size - use for size, use in zip(sizes, occupied, strict=True)]
+        self.occupied[row] = occupied
+        self.free[row] = free
+        self.free_order[:, row] = sorted(free, reverse=True)
+        self.gpu_capacity[row] = sum(sizes)
+        self.gpu_used[row] = sum(occupied)
+        self._count_change(row)
+
+    def _rank(self, name: str, row: int) -> None:
+        """Put a name between its neighbours; ranks keep gaps, so that others seldom move."""
+        at = bisect_left(self._sorted, name)
+        self._sorted.insert(at, name)
+        below = int(self.name_rank[self.rows[self._sorted[at - 1]]]) if at else 0
+        if at + 1 == len(self._sorted):
+            self.name_rank[row] = below + _RANK_GAP
+            return
+        above = int(self.name_rank[self.rows[self._sorted[at + 1]]])
+        if above - below > 1:
+            self.name_rank[row] = (below + above) // 2
+            return
+        rows = [self.rows[each] for each in self._sorted]
+        self.name_rank[rows] = np.arange(1, len(rows) + 1, dtype=np.int64) * _RANK_GAP
+
+    def _grow_rows(self) -> None:
+        """Double the rows."""
+        old = self.row_count
+        self.names += [""] * old
+        self.quoted += [b""] * old
+        self.uuids += [()] * old
+        self.links += [()] * old
+        for name in (*_ROW_ARRAYS, *_CARD_ARRAYS):
+            array = getattr(self, name)
+            grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)
+            grown[:old] = array
+            setattr(self, name, grown)
+        self.exclusion[old:] = Exclusion.VACANT
+        self.model[old:] = -1
+        self.numa[old:] = -1
+        order = np.zeros((self.free_order.shape[0], old * 2), dtype=np.int32)
+        order[:, :old] = self.free_order
+        self.free_order = order
+        self._vacant.extend(range(old * 2 - 1, old - 1, -1))
+
+    def _fit_cards(self, count: int) -> None:
+        """Widen the arrays for a node with `count` cards."""
+        width = self.size.shape[1]
+        if count <= width:
+            return
+        width = max(count, width * 2)
+        for name in _CARD_ARRAYS:
+            array = getattr(self, name)
+            wider = np.full((self.row_count, width), -1 if name in {"model", "numa"} else 0, dtype=np.int32)
+            wider[:, : array.shape[1]] = array
+            setattr(self, name, wider)
+        order = np.zeros((width, self.row_count), dtype=np.int32)
+        order[: self.free_order.shape[0]] = self.free_order
+        self.free_order = order

@@ -1,0 +1,63 @@
+"""What pods have on the cards of their node, and what would be free for certain without them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from allocator.podcards import ByPosition, first_assigned_units, published_units, unheld_units
+from scheduler_plugin.cache.charges import NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PodCards:
+    """Units by card position of the pods of one node.
+
+    Attributes:
+        units: What pods have, by UID; empty for a pod whose cards are not known.
+        closed: Positions of cards on which nothing is free for certain once pods have gone: they take no
+            pods, or processes of others fill them. The words stop at a card's size, so what such processes
+            use beyond that is not known.
+    """
+
+    units: Mapping[str, ByPosition]
+    closed: frozenset[int]
+
+    def freed(self, uid: str) -> ByPosition:
+        """Find the units that are free for certain without a pod, by card position."""
+        units = self.units.get(uid, {})
+        if not self.closed:
+            return units
+        return {card: count for card, count in units.items() if card not in self.closed}
+
+
+def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
+    """Find what the pods of a node have on its cards.
+
+    Args:
+        record: The node.
+        evictable: Units of its cards that pods can have at all; 0 where a card takes none.
+    """
+    units: dict[str, ByPosition] = {}
+    for uid, pod in record.pods.items():
+        held = record.holds.get(uid)
+        if held is not None:
+            units[uid] = published_units(held, record.sizes)
+        elif pod.charged is not None and uid in record.holds:
+            named = (pod.allocated, pod.assigned)
+            units[uid] = first_assigned_units(pod.charged, named, record.uuids, record.sizes)
+        elif pod.charged is not None:
+            units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
+    closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
+    return PodCards(units, frozenset(closed | _filled_by_others(record, units)))
+
+
+def _filled_by_others(record: NodeRecord, units: Mapping[str, ByPosition]) -> set[int]:
+    """Find the full cards of which the pods that the words hold do not have everything."""
+    ours = [0] * len(record.sizes)
+    for uid, held in record.holds.items():
+        own = units.get(uid) if held is None else held
+        if own is None or (held is None and not own):
+            return set()  # Its cards are not known, so a full card may be full of it.
+        for card, count in published_units(own, record.sizes).items():
+            ours[card] += count
+    full = zip(record.sizes, record.used, ours, strict=True)
+    return {card for card, (size, used, of_pods) in enumerate(full) if used >= size > of_pods}

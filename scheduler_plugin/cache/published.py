@@ -1,0 +1,175 @@
+"""What a node publishes of its cards, read whole or refused with a reason.
+
+Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
+nothing. What tells is written by the kubelet: the resource's own allocatable is 0 as soon as it has lost the
+plugin's stream, or has restarted and waits for it; it then refuses every pod that asks for units. A Node
+without the resource is one that its kubelet has not spoken of yet: kube-scheduler, which counts the
+resource's sum, offers none of those. Whether the kubelet itself lives is kube-scheduler's business too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from allocator.errors import PackingError, QuantityError
+from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
+from allocator.packing import NodeWords, read_node
+from allocator.podcards import ByPosition
+from allocator.quantity import parse_integer
+from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
+from scheduler_plugin.cache.nodes import MOST_UNITS, Exclusion
+from scheduler_plugin.cache.objects import NodeLite
+
+_MOST_HELD: Final = 8 * MOST_UNITS
+"""Units of pods on one card that are counted at most: anybody may have written `holds`."""
+
+_NO_HOLDS: Final = Holds(-1, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A node's words, inventory and holds.
+
+    Attributes:
+        exclusion: Why they cannot be used, NONE when they can; everything else is empty then.
+        revision: Of the words.
+        holds: What the words contain.
+        sizes: Units by card.
+        used: Units by card; the size where the card is unhealthy or cordoned. More than the size where pods
+            have more, as on a card that became smaller: words stop at the size, `holds` do not.
+        evictable: The size where it is neither, else 0.
+        uuids: By card; empty where the node publishes no inventory, as are the next three.
+        indexes: By card, the driver's, as people know the cards.
+        models: By card.
+        numa: By card, -1 where not known.
+        links: By card, NVLinks to each card; empty where there are none.
+        percent: Shares of its cards can be had: the kubelet does not say that it has none to give.
+    """
+
+    exclusion: Exclusion = Exclusion.NONE
+    revision: int = 0
+    holds: Holds = _NO_HOLDS
+    sizes: tuple[int, ...] = ()
+    used: tuple[int, ...] = ()
+    evictable: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    indexes: tuple[int, ...] = ()
+    models: tuple[str, ...] = ()
+    numa: tuple[int, ...] = field(default=())
+    links: tuple[tuple[int, ...], ...] = ()
+    percent: bool = True
+
+
+def read_published(node: NodeLite, unit_mib: int) -> Published:
+    """Read a node.
+
+    Args:
+        node: The node.
+        unit_mib: MiB a unit; words of another unit are of no use.
+    """
+    annotations = node.metadata.annotations or {}
+    try:
+        words = read_node(node.status.allocatable or {})
+        if words is None:
+            return Published(Exclusion.NO_WORDS)
+        if words.layout.unit_mib != unit_mib:
+            return Published(Exclusion.OTHER_UNIT)
+        holds = load_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
+        inventory = _inventory(annotations, words)
+    except PackingError:
+        return Published(Exclusion.CORRUPT)
+    if max(words.sizes, default=0) > MOST_UNITS:
+        return Published(Exclusion.CORRUPT)
+    out = _out_of_service(inventory, annotations.get(NODE_CORDON))
+    if len(out) < len(words.sizes) and _has_none(node, resource_name(unit_mib)):
+        return Published(Exclusion.NO_PLUGIN)
+    cards = list(enumerate(zip(words.sizes, _beyond_words(words, holds), strict=True)))
+    return Published(
+        revision=words.revision,
+        holds=holds,
+        sizes=words.sizes,
+        used=tuple(size if card in out else used for card, (size, used) in cards),
+        evictable=tuple(0 if card in out else size for card, (size, _) in cards),
+        uuids=tuple(record.uuid for record in inventory),
+        indexes=tuple(record.index for record in inventory),
+        models=tuple(record.model for record in inventory),
+        numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
+        links=_links(inventory),
+        percent=not _has_none(node, PERCENT_RESOURCE),
+    )
+
+
+def _beyond_words(words: NodeWords, holds: Holds) -> Sequence[int]:
+    """Count units by card: as the words say, but of a full card all that pods have there.
+
+    The end of one of those pods frees nothing until the others have no more than the card's size.
+    """
+    used = list(words.used)
+    full = {card for card, size in enumerate(words.sizes) if used[card] >= size}
+    if not full:
+        return used
+    held = dict.fromkeys(full, 0)
+    for units in holds.units.values():
+        for card in full.intersection(units):
+            held[card] += units[card]
+    for card, units_held in held.items():
+        used[card] = max(used[card], min(units_held, _MOST_HELD))
+    return used
+
+
+def held_units(holds: Holds) -> dict[str, ByPosition | None]:
+    """Find what the words hold of each pod, by UID; None where the node does not say how much."""
+    units = holds.units
+    return {uid: _shared(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
+
+
+@lru_cache(maxsize=1024)
+def _shared(units: tuple[tuple[int, int], ...]) -> ByPosition:
+    """Write units once for all pods that have the same: there are tens of thousands of those."""
+    return MappingProxyType(dict(units))
+
+
+def _has_none(node: NodeLite, resource: str) -> bool:
+    """Tell whether the kubelet says that it has nothing of a resource to give."""
+    allocatable = (node.status.allocatable or {}).get(resource)
+    try:
+        return allocatable is not None and parse_integer(allocatable) <= 0
+    except QuantityError:
+        return False
+
+
+def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
+    """Read the inventory, empty where the node has none.
+
+    Raises:
+        PackingError: it cannot be read, or is not of the words' cards.
+    """
+    text = annotations.get(NODE_CARDS)
+    if text is None:
+        return ()
+    inventory = load_cards(text)
+    if len(inventory) != len(words.sizes):
+        raise PackingError(f"annotation {NODE_CARDS} has {len(inventory)} cards, words {len(words.sizes)}")
+    return inventory
+
+
+def _links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
+    """Read the links between cards; empty where no card has any."""
+    if not any(record.links for record in inventory):
+        return ()
+    return tuple(read_links(record.links, len(inventory)) for record in inventory)
+
+
+def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
+    """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
+    cordoned: frozenset[str] = frozenset()
+    if cordon:
+        try:
+            cordoned = load_cordon(cordon)
+        except PackingError:
+            cordoned = frozenset()
+    return frozenset(
+        card for card, record in enumerate(inventory) if not record.healthy or record.uuid in cordoned
+    )

@@ -1,0 +1,238 @@
+"""Feeds nodes and pods from the API server into the state."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
+from kubeapi.errors import KubeApiError
+from kubeapi.reflect import Kind, Reflector, went_back
+from scheduler_plugin.cache.objects import NodeLite, PodLite
+from scheduler_plugin.cache.signals import Signal
+from scheduler_plugin.cache.state import ClusterState
+
+T = TypeVar("T")
+
+MIN_STALE_S: Final = 10.0
+"""Below this an API server that is slow for a moment, or a lost connection, would look like a stale view."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Sink(Generic[T]):
+    """What both sinks do with versions.
+
+    Attributes:
+        listed: Says that the state has a complete list, and whether that list showed that another history
+            than the one known counts.
+        changed: Says that anything was brought.
+        replaced: Says what a complete list has, once the state has it.
+        took: Says what one change was, once the state has it.
+    """
+
+    def __init__(self, state: ClusterState, clock: Callable[[], float]) -> None:
+        self.listed: Signal[[bool]] = Signal()
+        self.changed: Signal[[]] = Signal()
+        self.replaced: Signal[[Sequence[T]]] = Signal()
+        self.took: Signal[[Kind, T]] = Signal()
+        self._state = state
+        self._clock = clock
+        self._seen = ""
+        self._doubted = False
+
+    def doubt(self) -> None:
+        """The next list is of another history: a list of the other kind says so."""
+        self._doubted = True
+
+    def replace(self, items: Sequence[T], resource_version: str) -> None:
+        """Take a complete list."""
+        told, self._doubted = self._doubted, False
+        restored = told or went_back(self._seen, resource_version)
+        self._seen = resource_version
+        contradicted = self._replace(items, resource_version, restored)
+        self.replaced(items)
+        self.listed(contradicted and not told)
+        self.changed()
+
+    def event(self, kind: Kind, item: T, resource_version: str) -> None:
+        """Take one change."""
+        self._seen = resource_version
+        self._take(kind, item, resource_version)
+        self.took(kind, item)
+        self.changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed up to this version."""
+        self._seen = resource_version
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Nothing to do; the cache's age tells."""
+
+    def _replace(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
+        raise NotImplementedError
+
+    def _take(self, kind: Kind, item: T, resource_version: str) -> None:
+        raise NotImplementedError
+
+
+class NodeSink(_Sink[NodeLite]):
+    """Writes what the node reflector brings into the state.
+
+    Args:
+        state: The cluster.
+        clock: Monotonic seconds.
+    """
+
+    def _replace(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
+        return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
+
+    def _take(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
+        if kind == "DELETED":
+            self._state.delete_node(item.metadata.name, resource_version, self._clock())
+        else:
+            self._state.apply_node(item, self._clock())
+
+
+class PodSink(_Sink[PodLite]):
+    """Writes what the pod reflector brings into the state; arguments as for NodeSink."""
+
+    def _replace(self, items: Sequence[PodLite], resource_version: str, restored: bool) -> bool:
+        return self._state.replace_pods(items, resource_version, self._clock(), restored=restored)
+
+    def _take(self, kind: Kind, item: PodLite, resource_version: str) -> None:
+        if kind == "DELETED":
+            self._state.delete_pod(item, resource_version, self._clock())
+        else:
+            self._state.apply_pod(item, self._clock())
+
+
+class Watcher:
+    """Keeps a state up to date with the API server.
+
+    Args:
+        client: The API server.
+        state: The cluster.
+        clock: Monotonic seconds.
+        stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
+            a watch lasts, so watches last two thirds of it at most.
+        node: What to read of a node; more than `NodeLite` for who listens to `node_sink`.
+        pod: What to read of a pod, likewise.
+
+    Attributes:
+        node_sink: Takes nodes.
+        pod_sink: Takes pods.
+        changed: Says that anything was brought.
+        filled: Says, once, that both lists have been read.
+        restored: Says that a list is of another history than what was known: etcd was restored from an older
+            state. The list of the other kind is on its way then.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: ClusterState,
+        clock: Callable[[], float],
+        stale_s: float,
+        *,
+        node: type[NodeLite] = NodeLite,
+        pod: type[PodLite] = PodLite,
+    ) -> None:
+        watch_s = int(min(WATCH_TIMEOUT_S, stale_s * 2 / 3))
+        self.changed: Signal[[]] = Signal()
+        self.filled: Signal[[]] = Signal()
+        self.restored: Signal[[]] = Signal()
+        self._clock = clock
+        self._stale_s = stale_s
+        self._lists = {"nodes": False, "pods": False}
+        self._pods_anew, self._nodes_anew = asyncio.Event(), asyncio.Event()
+        state.broken.connect(_broken)
+        self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
+        self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
+        self.pods = Reflector(client, "/api/v1/pods", pod, self.pod_sink, clock=clock, watch_s=watch_s)
+        self.node_sink.listed.connect(self._nodes_listed)
+        self.pod_sink.listed.connect(self._pods_were_listed)
+        for sink in (self.node_sink, self.pod_sink):
+            sink.changed.connect(self.changed)
+
+    async def refresh(self) -> None:
+        """List pods anew, from now on, then nodes; return when the state has both.
+
+        A pod that was deleted before this list of pods, and that nobody here knew, counts by the words of its
+        node alone: they must not be older than the list.
+        """
+        for reflector, listed in ((self.pods, self._pods_anew), (self.nodes, self._nodes_anew)):
+            listed.clear()
+            reflector.relist()
+            await listed.wait()
+
+    def after_each_list(self, act: Callable[[], None]) -> None:
+        """Call `act` after each complete list, once what the list itself took is free."""
+
+        def soon(_restored: bool) -> None:
+            # The reflector still has the list in its hands.
+            asyncio.get_running_loop().call_soon(act)
+
+        for sink in (self.node_sink, self.pod_sink):
+            sink.listed.connect(soon)
+
+    def _nodes_listed(self, restored: bool) -> None:
+        self._nodes_anew.set()
+        self._listed("nodes")
+        if restored:
+            self._begin_anew(self.pod_sink, self.pods)
+
+    def _pods_were_listed(self, restored: bool) -> None:
+        self._pods_anew.set()
+        self._listed("pods")
+        if restored:
+            self._begin_anew(self.node_sink, self.nodes)
+
+    def _listed(self, what: str) -> None:
+        if not self.synced:
+            self._lists[what] = True
+            if self.synced:
+                self.filled()
+
+    def _begin_anew(self, other: _Sink[Any], reflector: Reflector[Any]) -> None:
+        """Distrust what is known of the other kind too: its reflector may not have noticed."""
+        log.warning("etcd was restored from an older state, reading everything again")
+        other.doubt()
+        reflector.relist()
+        self.restored()
+
+    @property
+    def synced(self) -> bool:
+        """Both lists have been read once."""
+        return all(self._lists.values())
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the API server was last heard of on the quieter of the two watches."""
+        contacts = [each.last_contact for each in (self.nodes, self.pods)]
+        return max((self._clock() - at if at is not None else float("inf")) for at in contacts)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Objects that could not be read in lists, since the start, by resource: they do not count."""
+        return {"nodes": self.nodes.skipped, "pods": self.pods.skipped}
+
+    @property
+    def stale(self) -> str:
+        """Why the view cannot be trusted, in words that do not change; empty when it can."""
+        if not self.synced:
+            return "the gpupack scheduler has not read nodes and pods yet"
+        if self.age_s > self._stale_s:
+            return f"the gpupack scheduler has not heard from the API server for {self._stale_s:g} s"
+        return ""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.nodes.run())
+            group.create_task(self.pods.run())
+
+
+def _broken(name: str, error: Exception) -> None:
+    log.error("node out of use: what is known of it cannot be computed with", node=name, exc_info=error)

@@ -1,1 +1,0 @@
-"""Taking the cards: the serial commit, its Binding, and batches in two tiers."""

@@ -1,0 +1,217 @@
+"""What the extender tells Prometheus."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kubeapi.metrics import process_registry
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
+from scheduler_plugin.scheduling.filtering import Misfit
+
+if TYPE_CHECKING:
+    from kubeapi.events import EventRecorder
+    from scheduler_plugin.binding.binder import Leadership
+    from scheduler_plugin.extender.retry import SecondLooks
+    from scheduler_plugin.preemption.preemptor import Preemptor
+
+VERBS: Final = ("filter", "prioritize", "bind", "preempt")
+
+_BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
+_MIB: Final = 1 << 20
+_REASONS: Final = (*(each.name.lower() for each in Misfit if each is not Misfit.NONE), INVALID, NOT_REFUSED)
+
+
+class Freshness(Protocol):
+    """How old the view of the API server is; `cluster.watching.Watcher` tells."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the API server was last heard of."""
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Objects that could not be read in lists, by resource."""
+        ...
+
+
+class Metrics:
+    """The extender's metrics in a registry of their own.
+
+    Args:
+        cluster: Tells what is read at the moment of asking; None for the calls' metrics alone.
+    """
+
+    def __init__(self, cluster: "ClusterMetrics | None" = None) -> None:
+        self.registry = process_registry("gpupack", "gpupack")
+        self.handled = Histogram(
+            "gpupack_extender_request_duration_seconds",
+            "Time to handle a call, reading and writing HTTP not included.",
+            ("verb",),
+            buckets=_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "gpupack_extender_request_errors_total",
+            "Calls answered with an error, or refused as rubbish.",
+            ("verb",),
+            registry=self.registry,
+        )
+        for verb in VERBS:
+            # From the start: what appears with its first error has no increase that an alert could see.
+            self.handled.labels(verb)
+            self.errors.labels(verb)
+        if cluster is not None:
+            self.registry.register(cluster)
+
+    def follow_looks(self, looks: "SecondLooks") -> None:
+        """Count what looks again at refused pods find."""
+        found = Counter(
+            "gpupack_scheduler_second_looks_total",
+            "Refused pods that fit a moment later and that kube-scheduler was made to try again.",
+            registry=self.registry,
+        )
+        looks.fits.connect(lambda _uid: found.inc())
+
+    def follow(self, preemptor: "Preemptor") -> None:
+        """Count what a preemptor does."""
+        attempts = Counter(
+            "gpupack_preemption_attempts_total",
+            "Preemptions of ours: begun, and those that came to nothing.",
+            ("result",),
+            registry=self.registry,
+        )
+        begun, failed = attempts.labels("begun"), attempts.labels("failed")
+        preemptor.began.connect(lambda _pod, _plan: begun.inc())
+        preemptor.failed.connect(lambda _pod, _why: failed.inc())
+        victims = Counter(
+            "gpupack_preemption_victims_total",
+            "Pods evicted for pods of higher priority.",
+            registry=self.registry,
+        )
+        preemptor.evicted.connect(lambda _victim, _pod, _node: victims.inc())
+        Gauge(
+            "gpupack_preemption_nominated_pods",
+            "Pods that cards are being kept for.",
+            registry=self.registry,
+        ).set_function(lambda: len(preemptor.state.reservations))
+
+    def render(self) -> bytes:
+        """Write everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class ClusterMetrics(Collector):
+    """What is known of the cluster, read when Prometheus asks.
+
+    Args:
+        state: The cluster.
+        freshness: Of the state.
+        waiting: The pods that wait.
+        events: The recorder of Events.
+        leadership: None without an election: then this process always leads.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        freshness: Freshness,
+        waiting: Waiting,
+        events: "EventRecorder",
+        leadership: "Leadership | None" = None,
+    ) -> None:
+        self._state = state
+        self._freshness = freshness
+        self._waiting = waiting
+        self._events = events
+        self._leadership = leadership
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the state."""
+        yield from self._nodes()
+        yield from self._cards()
+        yield from self._pods()
+        yield GaugeMetricFamily(
+            "gpupack_scheduler_cache_age_seconds",
+            "Seconds since the API server was last heard of.",
+            value=self._freshness.age_s,
+        )
+        skipped = CounterMetricFamily(
+            "gpupack_scheduler_skipped_objects",
+            "Nodes and pods of the API server's lists that cannot be read, and do not count.",
+            labels=["resource"],
+        )
+        for resource, count in self._freshness.skipped.items():
+            skipped.add_metric([resource], count)
+        yield skipped
+        yield GaugeMetricFamily(
+            "gpupack_scheduler_leader",
+            "1 where this process may bind pods: it holds the Lease, or there is no election.",
+            value=int(self._leadership is None or self._leadership.is_leader),
+        )
+        events = CounterMetricFamily(
+            "gpupack_scheduler_events",
+            "Events on pods: written; limited, which only raised a count; dropped.",
+            labels=["result"],
+        )
+        for result in ("written", "limited", "dropped"):
+            events.add_metric([result], getattr(self._events, result))
+        yield events
+
+    def _nodes(self) -> Iterator[Metric]:
+        nodes = self._state.nodes
+        family = GaugeMetricFamily(
+            "gpupack_scheduler_nodes", "Nodes by what their words say.", labels=["words"]
+        )
+        for exclusion in Exclusion:
+            if exclusion is not Exclusion.VACANT:
+                label = "readable" if exclusion is Exclusion.NONE else exclusion.name.lower()
+                family.add_metric([label], int((nodes.exclusion == exclusion).sum()))
+        yield family
+
+    def _cards(self) -> Iterator[Metric]:
+        nodes = self._state.nodes
+        unit_bytes = self._state.unit_mib * _MIB
+        memory = GaugeMetricFamily(
+            "gpupack_scheduler_gpu_memory_bytes",
+            "GPU memory of usable nodes: size of the cards; used, as the nodes say; assumed, of pods "
+            "that are bound and not in that yet.",
+            labels=["kind"],
+        )
+        used = np.minimum(nodes.used, nodes.size)
+        for kind, array in (("size", nodes.size), ("used", used), ("assumed", nodes.assumed)):
+            memory.add_metric([kind], int(array.sum(dtype=np.int64)) * unit_bytes)
+        yield memory
+        there = nodes.size > 0
+        yield GaugeMetricFamily(
+            "gpupack_scheduler_cards", "Cards of usable nodes.", value=int(np.count_nonzero(there))
+        )
+        yield GaugeMetricFamily(
+            "gpupack_scheduler_whole_free_cards",
+            "Cards of usable nodes with nothing on them.",
+            value=int(np.count_nonzero(there & (nodes.free == nodes.size))),
+        )
+        yield GaugeMetricFamily(
+            "gpupack_scheduler_largest_free_card_bytes",
+            "The most GPU memory that is free on one card: a container that asks for more waits.",
+            value=int(nodes.free.max(initial=0)) * unit_bytes,
+        )
+
+    def _pods(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("gpupack_scheduler_pods", "Pods in the cache.", value=len(self._state.pods))
+        family = GaugeMetricFamily(
+            "gpupack_scheduler_waiting_pods",
+            "Pods without a node that ask for cards, by why the nodes that come closest cannot take them; "
+            "not_refused: kube-scheduler has not asked yet, or ruled out every node itself.",
+            labels=["reason"],
+        )
+        counts = self._waiting.by_reason()
+        for reason in _REASONS:
+            family.add_metric([reason], counts[reason])
+        yield family

@@ -1,0 +1,227 @@
+"""A second look at pods that were refused, for those that kube-scheduler would not ask for again.
+
+It tries a refused pod again when something in the cluster changes. Two kinds of pods are left waiting by
+that, until the next change anywhere or for five minutes: those for which kube-scheduler read of the change
+before us, so that we refused on what was known until then (`patience` waits for such news, but not for
+long), and those whose room came free without any change that it could see, as when what was kept for another
+pod is given up. A look is no attempt: of the rounds for which a policy holds a pod back it uses none.
+
+A process that begins, or becomes the leader, does not know which pods its predecessor refused: it takes all
+that wait as refused, by any node.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
+from kubeapi.paths import pod_path
+from scheduler_plugin.binding.binder import Leadership
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.signals import Signal
+from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.node_set import NodeSet
+from scheduler_plugin.extender.verbs import Extender
+
+AFTER_S: Final = 1.0
+"""A refused pod is looked at after so long: by then kube-scheduler asks again itself, as a rule."""
+
+HELD_AGAIN_S: Final = 5.0
+"""A pod that its node policy holds back has its next round after so long, if nothing else has it tried."""
+
+AT_ONCE: Final = 16
+"""Pods that are looked at in one round, one round a second."""
+
+REMEMBERED: Final = 1024
+"""The pods refused last; with more that wait, something changes all the time."""
+
+UNKNOWN_S: Final = 10.0
+"""A refused pod that our view does not have after so long is gone."""
+
+WRITE_S: Final = 10.0
+
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+
+log = structlog.get_logger(__name__)
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Pod(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_decode = msgspec.json.Decoder(_Pod).decode
+
+
+class PatchApi(Protocol):
+    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+    async def patch(
+        self, path: str, body: Mapping[str, object], content_type: str = ..., *, timeout_s: float = ...
+    ) -> bytes:
+        """Patch an object."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refused:
+    among: NodeSet
+    at: float
+
+
+class SecondLooks:
+    """Looks again at refused pods, and has kube-scheduler try those that fit by then.
+
+    Args:
+        extender: Answers again.
+        api: The API server.
+        clock: Monotonic seconds.
+        stale: Why the view cannot be trusted; empty when it can.
+        leadership: Only the leader asks; None without an election.
+
+    Attributes:
+        fits: Says which pod was found to fit.
+    """
+
+    def __init__(
+        self,
+        extender: Extender,
+        api: PatchApi,
+        clock: Callable[[], float],
+        stale: Callable[[], str],
+        leadership: Leadership | None = None,
+    ) -> None:
+        self.fits: Signal[[str]] = Signal()
+        self._extender = extender
+        self._api = api
+        self._clock = clock
+        self._stale = stale
+        self._leadership = leadership
+        self._refused: OrderedDict[str, _Refused] = OrderedDict()
+        self._term: float | None = None
+        extender.state.settled.connect(self._settled)
+
+    def note(self, found: Filtered) -> None:
+        """A filter call was answered."""
+        self._refused.pop(found.refused or found.passed, None)
+        if found.among is not None:
+            self._remember(found.refused, found.among)
+
+    def _remember(self, uid: str, among: NodeSet) -> None:
+        self._refused[uid] = _Refused(among, self._clock())
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
+
+    async def run(self) -> None:
+        """Look once a second until cancelled."""
+        while True:
+            await asyncio.sleep(AFTER_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at the pods that have waited long enough, those not looked at for longest first."""
+        term = self._leadership.since if self._leadership is not None else 0.0
+        if term is None or self._stale():
+            return
+        if term != self._term:
+            self._term = term
+            self._take_over()
+        now = self._clock()
+        due = [(uid, refused) for uid, refused in self._refused.items() if now >= refused.at + AFTER_S]
+        for uid, refused in due[:AT_ONCE]:
+            await asyncio.sleep(0)  # calls under way come first
+            if self._stale():
+                return
+            if self._refused.get(uid) is not refused:
+                continue
+            self._refused.move_to_end(uid)
+            pod = self._passing(uid, refused)
+            if pod is not None and not await self._have_it_tried(pod, known=bool(refused.among.bits)):
+                self._refused.setdefault(uid, refused)
+                return
+
+    def _take_over(self) -> None:
+        """Take every pod that waits as refused; kube-scheduler's calls correct that within a second."""
+        for pod in self._extender.state.pods.values():
+            waits = pod.request is not None and not (pod.node or pod.ended or pod.gated)
+            if waits and pod.uid not in self._refused:
+                self._remember(pod.uid, NodeSet())
+
+    def _passing(self, uid: str, refused: _Refused) -> PodRecord | None:
+        """Look at one; it is forgotten, and answered, where a node will do by now."""
+        state = self._extender.state
+        pod = state.pods.get(uid)
+        if pod is None:
+            if self._clock() >= refused.at + UNKNOWN_S:
+                del self._refused[uid]
+            return None
+        if state.taken(uid) is not None:
+            return None
+        try:
+            now = self._clock()
+            if not self._extender.would_pass(pod, refused.among, now, held=now >= refused.at + HELD_AGAIN_S):
+                return None
+        except Exception:
+            # As in filter, nobody else suffers from what a policy of another package may raise.
+            log.exception("second look failed", pod=f"{pod.namespace}/{pod.name}")
+            pod = None
+        del self._refused[uid]
+        return pod
+
+    async def _have_it_tried(self, pod: PodRecord, *, known: bool) -> bool:
+        """Change the pod, upon which kube-scheduler tries it again.
+
+        Where it is not `known` that the pod was refused, the pod is asked: kube-scheduler has not come to it
+        yet, or another scheduler has it, where its status does not say so.
+
+        `lastProbeTime` of the condition that says why it waits is a field that kube-scheduler leaves empty
+        and empties again: nothing of this stays. It may change the status of pods, as kube-scheduler may.
+
+        Returns:
+            Whether this is done with; False where it may work later.
+        """
+        name, path = f"{pod.namespace}/{pod.name}", pod_path(pod.namespace, pod.name)
+        probed = {
+            "type": "PodScheduled",
+            "lastProbeTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [probed]}}
+        try:
+            if not known and not _was_refused(await self._api.get(path, timeout_s=WRITE_S)):
+                return True
+            self.fits(pod.uid)
+            log.info("pod fits by now, and is tried again", pod=name)
+            await self._api.patch(f"{path}/status", body, STRATEGIC_PATCH, timeout_s=WRITE_S)
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            log.info("pod is not tried again", pod=name, error=str(error))
+            # Gone, or another pod of the name, to which the API server says 422; else it may work later.
+            return isinstance(error, NotFound | Invalid | Conflict)
+        return True
+
+    def _settled(self, pod: PodRecord) -> None:
+        """A pod was seen bound, or is gone."""
+        self._refused.pop(pod.uid, None)
+
+
+def _was_refused(body: bytes) -> bool:
+    """Tell whether a pod says that it could not be scheduled."""
+    conditions = _decode(body).status.conditions or ()
+    return any(each.type == "PodScheduled" and each.status == "False" for each in conditions)

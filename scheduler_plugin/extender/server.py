@@ -1,0 +1,328 @@
+"""The extender over HTTP."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from allocator.errors import shown
+from kubeapi.errors import cut
+from scheduler_plugin.binding.binder import Binder, Leadership
+from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.errors import ProtocolError
+from scheduler_plugin.extender.fast_server import Answer
+from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.metrics import Metrics
+from scheduler_plugin.extender.pod_events import Reporter
+from scheduler_plugin.extender.protocol import decode_bind, encode_bind, encode_filter_error
+from scheduler_plugin.extender.retry import SecondLooks
+from scheduler_plugin.extender.stale_refusals import WAIT_S, Patience
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.preemption.preemptor import Preemptor
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS
+
+MAX_BODY: Final = 16 * 2**20
+"""Bytes of a request: 20 000 long node names, or some hundred whole nodes."""
+
+BIND_WAIT_S: Final = 1.0
+"""How long bind waits for a pod that our view does not have yet."""
+
+OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What may be read without a client certificate; probes and Prometheus have none."""
+
+FAULT: Final = "the gpupack scheduler failed in this call; its log says why"
+
+STANDBY: Final = "this gpupack scheduler is not the leader; the leader answers"
+
+_ENCODE_ERROR: Final = {"/filter": encode_filter_error, "/bind": encode_bind}
+"""Verbs whose answer has a place for an error."""
+
+METRICS: Final = web.AppKey("metrics", Metrics)
+
+PLACES: Final = web.AppKey("places", str)
+"""What is served, in words."""
+
+_WHOLE: Final = "; allowed is a whole one, encoded as its headers say"
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Verb = Callable[[bytes], Awaitable[Answer]]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the handlers work on.
+
+    Attributes:
+        extender: filter and prioritize.
+        binder: bind.
+        watcher: The view of the API server.
+        metrics: For Prometheus.
+        clock: Monotonic seconds.
+        patience: For which refused pods to wait a moment.
+        reporter: Tells people what became of pods.
+        leadership: None without an election.
+        preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
+        looks: Looks again at refused pods later; None where nobody does.
+        standby_is_ready: Who leads is told by a label on its pod; else readiness tells.
+    """
+
+    extender: Extender
+    binder: Binder
+    watcher: Watcher
+    metrics: Metrics
+    clock: Callable[[], float]
+    patience: Patience
+    reporter: Reporter
+    leadership: Leadership | None = None
+    preemptor: Preemptor | None = None
+    looks: SecondLooks | None = None
+    standby_is_ready: bool = False
+
+    async def call(self, path: str, body: bytes) -> Answer:
+        """Answer a verb, whatever its body is and whatever happens.
+
+        Rubbish gets one clear line with status 400 or 422, a fault of ours becomes the verb's error.
+        A standby answers no verb and ends the connection: one that a client keeps would lead to it for ever.
+
+        Args:
+            path: Of the request, one of `verbs`.
+            body: All of it.
+        """
+        if self._is_standby:
+            self.metrics.errors.labels(path.strip("/")).inc()
+            log.warning("request refused", path=path, error=STANDBY)
+            return Answer(f"{STANDBY}\n".encode(), status=503, content_type=_TEXT, is_last=True)
+        try:
+            return await self.verbs[path](body)
+        except ProtocolError as error:
+            self.metrics.errors.labels(path.strip("/")).inc()
+            log.warning("request refused", path=path, error=str(error))
+            return Answer(f"{error}\n".encode(), status=error.status, content_type=_TEXT)
+        except POLICY_FAULTS as error:
+            log.warning("a policy failed", path=path, error=str(error))
+            return self._failed(path, str(error))
+        except Exception:
+            log.exception("call failed", path=path)
+            return self._failed(path, FAULT)
+
+    def _failed(self, path: str, why: str) -> Answer:
+        """Answer with an error: kube-scheduler reads no text with another status than 200."""
+        self.metrics.errors.labels(path.strip("/")).inc()
+        encode = _ENCODE_ERROR.get(path)
+        if encode is None:
+            return Answer(f"{why}\n".encode(), status=500, content_type=_TEXT)
+        return Answer(encode(why))
+
+    @property
+    def _is_standby(self) -> bool:
+        return self.leadership is not None and not self.leadership.is_leader
+
+    def cut_off(self, path: str) -> None:
+        """Count and tell a call whose client went away before its body was here."""
+        self.metrics.errors.labels(path.strip("/")).inc()
+        log.warning("request refused", path=path, error=f"body cannot be read: its client went away{_WHOLE}")
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The verbs by path."""
+        return {
+            "/filter": self.filter,
+            "/prioritize": self.prioritize,
+            "/bind": self.bind,
+            "/preempt": self.preempt,
+        }
+
+    async def filter(self, body: bytes) -> Answer:
+        """POST /filter."""
+        began = perf_counter()
+        found = self.extender.filter(body, self.clock(), self.watcher.stale)
+        took_s = perf_counter() - began
+        if found.refused:
+            found = await self._reconsidered(body, found)
+        uid = found.refused or found.passed
+        if self.preemptor is not None and uid:
+            self.preemptor.note(uid, found.evictable)
+        if self.looks is not None and uid:
+            self.looks.note(found)
+        self.extender.answered(found)
+        self.reporter.filtered(found)
+        return self._done("filter", perf_counter() - took_s, found.answer)
+
+    async def _reconsidered(self, body: bytes, refusal: Filtered) -> Filtered:
+        """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
+        found, patience, uid = refusal, self.patience, refusal.refused
+
+        def passes() -> bool:
+            nonlocal found
+            found = self.extender.filter(body, self.clock(), self.watcher.stale)
+            return not found.refused
+
+        if patience.is_worth_it(uid):
+            if await patience.news.until(passes, WAIT_S):
+                patience.note_passed(uid)
+                return found
+            patience.note_in_vain()
+        patience.note_refused(uid)
+        return found
+
+    async def prioritize(self, body: bytes) -> Answer:
+        """POST /prioritize."""
+        began = perf_counter()
+        answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
+        return self._done("prioritize", began, answer)
+
+    async def bind(self, body: bytes) -> Answer:
+        """POST /bind."""
+        began = perf_counter()
+        args = decode_bind(body)
+        # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
+        await self.patience.news.until(lambda: self._is_released(args.pod_uid), BIND_WAIT_S)
+        error = self.watcher.stale or await self.binder.bind(
+            args.pod_namespace, args.pod_name, args.pod_uid, args.node
+        )
+        if error:
+            self.extender.bind_failed(args.pod_uid, args.node)
+            self.metrics.errors.labels("bind").inc()
+            log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
+        else:
+            self.reporter.bound(args, perf_counter() - began)
+        return self._done("bind", began, encode_bind(error))
+
+    def _is_released(self, uid: str) -> bool:
+        """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
+        pod = self.extender.state.pods.get(uid)
+        return pod is not None and not pod.gated
+
+    async def preempt(self, body: bytes) -> Answer:
+        """POST /preempt."""
+        began = perf_counter()
+        return self._done("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """GET /healthz: the process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """GET /readyz: the view is complete and fresh; without a leader's label only the leader is ready."""
+        why = self.watcher.stale
+        if not why and not self.standby_is_ready and self._is_standby:
+            why = "not the leader"
+        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+
+    async def metrics_page(self, _: web.Request) -> web.Response:
+        """GET /metrics."""
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self.metrics.render(), headers=headers)
+
+    async def any_form(self, request: web.Request) -> web.Response:
+        """POST of a verb in a form that `direct` leaves to aiohttp."""
+        answer = await self.call(request.path, await _body(request))
+        headers = {"Content-Type": answer.content_type}
+        if answer.timing:
+            headers["Server-Timing"] = answer.timing
+        response = web.Response(body=answer.body, status=answer.status, headers=headers)
+        if answer.is_last:
+            response.force_close()
+        return response
+
+    def _done(self, verb: str, began: float, answer: bytes) -> Answer:
+        took_s = perf_counter() - began
+        self.metrics.handled.labels(verb).observe(took_s)
+        return Answer(answer, took_s)
+
+
+async def _body(request: web.Request) -> bytes:
+    """Read the body.
+
+    Raises:
+        ProtocolError: 400, it was cut off, or is not encoded as its headers say.
+    """
+    try:
+        return await request.read()
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise ProtocolError(f"body cannot be read: {cut(str(error))}{_WHOLE}", 400) from error
+
+
+@web.middleware
+async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn what is wrong with a request before a verb sees it into one clear line."""
+    try:
+        return await handler(request)
+    except ProtocolError as error:
+        request.app[METRICS].errors.labels(request.path.strip("/")).inc()
+        log.warning("request refused", path=request.path, error=str(error))
+        answer = web.Response(text=f"{error}\n", status=error.status)
+        if request.content.exception() is not None:
+            # aiohttp ends the connection when it comes to the rest of such a body, but does not say so.
+            answer.force_close()
+        return answer
+    except web.HTTPRequestEntityTooLarge as error:
+        size, most = request.content_length, f"more than {MAX_BODY}"
+        # The length is that of what was sent, which may be packed.
+        is_packed = size is not None and size <= MAX_BODY
+        what = f"that unpacks to {most}" if is_packed else f"of {size or most}"
+        error.text = f"body {what} bytes: allowed are {MAX_BODY}\n"
+        raise
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        raise
+    except web.HTTPException:
+        raise
+    except Exception:
+        log.exception("call failed", path=request.path)
+        return web.Response(text=f"{FAULT}\n", status=500)
+
+
+@web.middleware
+async def _only_known_clients(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse verbs to clients without a certificate; one of an unknown authority fails the handshake."""
+    transport = request.transport
+    if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
+        return web.Response(
+            text="allowed is a client certificate of the authority given at start\n", status=403
+        )
+    return await handler(request)
+
+
+def make_app(service: Service, *, only_known_clients: bool = False) -> web.Application:
+    """Build the application.
+
+    Args:
+        service: What the handlers work on.
+        only_known_clients: Answer verbs only to clients with a certificate.
+    """
+    routes = [
+        *(web.post(path, service.any_form) for path in service.verbs),
+        *_open_routes(service),
+    ]
+    guards = [_only_known_clients] if only_known_clients else []
+    return _app(service, routes, guards)
+
+
+def make_open_app(service: Service) -> web.Application:
+    """Build the application that anybody may ask: it has no verbs."""
+    return _app(service, _open_routes(service), [])
+
+
+def _open_routes(service: Service) -> list[web.RouteDef]:
+    return [
+        web.get("/healthz", service.healthz),
+        web.get("/readyz", service.readyz),
+        web.get("/metrics", service.metrics_page),
+    ]
+
+
+def _app(service: Service, routes: list[web.RouteDef], guards: Sequence[Middleware]) -> web.Application:
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
+    app[METRICS] = service.metrics
+    app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
+    app.add_routes(routes)
+    return app

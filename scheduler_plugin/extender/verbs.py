@@ -1,0 +1,418 @@
+"""The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from allocator.errors import RequestError
+from allocator.names import POD_PLANNED
+from allocator.request import PodRequest
+from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
+from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.cards import has_card
+from scheduler_plugin.cache.objects import PodLite, may_preempt, ranks_nodes_itself
+from scheduler_plugin.cache.pods import PodRecord, asks, is_requeued, pod_requests, read_asking
+from scheduler_plugin.cache.signals import Signal
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.extender.failed_bindings import FailedBindings
+from scheduler_plugin.extender.filter_cache import MOST_NODES, Offer, Offers
+from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.node_set import NodeSet
+from scheduler_plugin.extender.protocol import (
+    CallDecoder,
+    Candidates,
+    MetaPod,
+    MetaVictims,
+    decode_preempt,
+    encode_filter_error,
+    encode_passed,
+    encode_preempt,
+    encode_refused,
+    encode_scores,
+)
+from scheduler_plugin.extender.unschedulable_pods import Refusal
+from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.preemption.reprieving import VictimSet, victims_on
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import CodeArray, Misfit, fitting, misfits
+from scheduler_plugin.scheduling.pending_pods import Backlog
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, lesson, score, scores_of
+from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.ranking import BEST, best, protocol_scores
+from scheduler_plugin.scheduling.reasons import REQUEUED, reason
+from scheduler_plugin.scheduling.request import Query
+
+SHORTLIST: Final = 16
+
+MOST_EVICTABLE: Final = 256
+"""Nodes of a refusal that are remembered for preemption; the next refusal begins with the ones after them."""
+
+REMEMBERED_SETTLED: Final = 4096
+"""Pods that were bound or are gone: a filter call for one of them may still be on its way."""
+
+
+class Extender:
+    """The first, optimistic tier: looks at a snapshot and takes nothing.
+
+    Args:
+        state: The cluster.
+        policies: Of the cluster.
+        shortlist: Nodes that filter returns at most to a pod that a policy ranks nodes for; 0 returns all.
+        budgets: PodDisruptionBudgets; None: nothing will ever be known of them.
+        rank_all_pods: Prioritize ranks nodes for pods that ask for no card, too.
+
+    Attributes:
+        backlog: The pods that wait, for policies that want to know.
+        left: Says the UID of a pod for which kube-scheduler was told whom to evict.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        policies: Policies,
+        shortlist: int = SHORTLIST,
+        budgets: Budgets | None = None,
+        *,
+        rank_all_pods: bool = False,
+    ) -> None:
+        self.state = state
+        self.budgets = budgets or Budgets()
+        self.policies = policies
+        self.backlog = Backlog(state, policies)
+        self.offers = Offers()
+        self.shortlist = shortlist
+        self._rank_all_pods = rank_all_pods
+        self.left: Signal[[str]] = Signal()
+        self._calls = CallDecoder()
+        self._settled_uids: dict[str, None] = {}
+        self._failed = FailedBindings()
+        self._first_evictable = 0
+        state.settled.connect(self._settled)
+
+    def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
+        """Answer a filter call.
+
+        Args:
+            body: The request.
+            now: Seconds.
+            stale: Why the cache cannot be trusted; becomes the answer's error when not empty.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+            PolicyError: a policy gives what is no scores or costs; so do the other verbs.
+        """
+        pod, candidates = self._calls.decode(body)
+        if not asks(pod, self.state.resource):
+            return self._pass_all(candidates)
+        if is_requeued(pod):
+            return Filtered(self._refuse_everywhere(candidates, REQUEUED))
+        if stale:
+            return Filtered(encode_filter_error(stale))
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError as error:
+            refusal = Refusal(pod.metadata, problem=str(error))
+            return Filtered(self._refuse_everywhere(candidates, str(error)), refusal=refusal)
+        if query is None:
+            return self._pass_all(candidates)
+        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+            return self._filter(pod, candidates, query, now)
+
+    def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
+        """Tell whether a node will do by now for a pod that was refused; no attempt to place it.
+
+        Args:
+            pod: As it is known.
+            among: Nodes that kube-scheduler asked about.
+            now: Seconds.
+            held: A node will do, too, that the policy holds the pod back from.
+        """
+        self.state.expire(now)
+        if pod.request is None or pod.gated:
+            return False
+        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes, pod.uid)
+        try:
+            with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
+                rows = among.rows(self.state.nodes)
+                fitting_rows = rows[fitting(self.state.nodes, query, rows)]
+                if held:
+                    return bool(len(fitting_rows))
+                scores = self._scores(bool(pod.planned) and len(rows) == 1, query, fitting_rows)
+        except POLICY_FAULTS:
+            return False
+        return bool((scores < np.inf).any())
+
+    def _filter(self, pod: PodLite, candidates: Candidates, query: Query, now: float) -> Filtered:
+        """Answer for a pod that asks for cards."""
+        rows, at = self._known(candidates)
+        fits = self._failed.untried(
+            self.state.nodes, pod.metadata.uid, rows, fitting(self.state.nodes, query, rows)
+        )
+        ranks_by_itself = ranks_nodes_itself(pod)
+        planned = (pod.metadata.annotations or {}).get(POD_PLANNED, "").partition(",")[0]
+        placed = bool(planned) and len(rows) == 1
+        if planned and not (placed or ranks_by_itself or pod.status.nominated_node_name):
+            # Elsewhere it would take room that the queue keeps for others.
+            only = fits & has_card(self.state.nodes, rows, planned)
+            placed = bool(only.any())
+            fits = only if placed else fits
+        fitting_rows = rows[fits]
+        self.backlog.count(now)
+        scores = self._scores(placed, query, fitting_rows)
+        limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
+        first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
+        tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
+        if not len(first):
+            return replace(self._refuse(pod, candidates, query, rows, at, fits), tried=tried)
+        positions = fits.nonzero()[0][first]
+        chosen = (positions if at is None else at[positions]).tolist()
+        if pod.status.nominated_node_name:
+            chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        if not ranks_by_itself and len(first) <= MOST_NODES:
+            self._offer(pod, query, fitting_rows[first])
+        return Filtered(
+            encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, tried=tried
+        )
+
+    def bind_failed(self, uid: str, node: str) -> None:
+        """A Binding failed: of a pod that the queue placed the next node of its list is next."""
+        pod = self.state.pods.get(uid)
+        if pod is not None and pod.planned:
+            self._failed.add(uid, node)
+
+    def answered(self, found: Filtered) -> None:
+        """kube-scheduler gets this answer: an attempt to place the pod, for policies that count them."""
+        if found.tried is not None:
+            self.policies.attempted(self.state.nodes, *found.tried)
+
+    def _scores(self, placed: bool, query: Query, fitting_rows: RowArray) -> FloatArray:
+        """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
+        if placed:
+            return np.zeros(len(fitting_rows), dtype=np.float64)
+        return score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
+
+    def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
+
+        A pod that ranks nodes by itself gets 0 everywhere: one rank of ours outvotes its preferences.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        pod, candidates = self._calls.decode(body)
+        result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
+        if stale or ranks_nodes_itself(pod):
+            return encode_scores(candidates, self.state.nodes, result)
+        offered = self._as_offered(pod.metadata.uid, candidates)
+        if offered is not None:
+            result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
+            return encode_scores(candidates, self.state.nodes, result)
+        self.state.expire(now)
+        try:
+            query = self._query(pod)
+        except RequestError:
+            return encode_scores(candidates, self.state.nodes, result)
+        rows, at = self._known(candidates)
+        if query is None:
+            if self._rank_all_pods:
+                result[slice(None) if at is None else at] = self._plain_ranks(pod, rows)
+            return encode_scores(candidates, self.state.nodes, result)
+        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+            positions = np.flatnonzero(fitting(self.state.nodes, query, rows))
+            fitting_rows = rows[positions]
+            scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
+        ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
+        result[positions if at is None else at[positions]] = ranked
+        return encode_scores(candidates, self.state.nodes, result)
+
+    def _plain_ranks(self, pod: PodLite, rows: RowArray) -> IntArray:
+        """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
+        nodes = self.state.nodes
+        cpu_milli, memory_bytes = pod_requests(pod)
+        ask = Ask(cpu_milli, memory_bytes, (), pod=pod.metadata.uid)
+        scores = scores_of(self.policies.of_cluster, nodes, ask, rows)
+        return protocol_scores(scores, nodes.name_rank[rows])
+
+    def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
+        """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
+
+        None for a pod that cards are kept for already: those on its behalf are leaving. None either from a
+        view that cannot be trusted: kube-scheduler deletes whoever is named.
+
+        Args:
+            body: The request.
+            now: Seconds.
+            stale: Why the cache cannot be trusted; empty when it can.
+
+        Raises:
+            ProtocolError: the body is rubbish.
+        """
+        args = decode_preempt(body)
+        proposed = args.proposed
+        if args.pod is None or not proposed or is_requeued(args.pod):
+            return encode_preempt({})
+        self.state.expire(now)
+        try:
+            query = self._query(args.pod)
+        except RequestError:
+            return encode_preempt({})
+        if query is None:
+            return encode_preempt(proposed)
+        if stale:
+            return encode_preempt({})
+        uid, priority = args.pod.metadata.uid, args.pod.spec.priority or 0
+        if self.state.reservations.of(uid) is not None:
+            return encode_preempt({})
+        answer: dict[str, MetaVictims] = {}
+        with self.state.reservations.kept_from(self.state.nodes, uid, priority):
+            for node, victims in proposed.items():
+                room = room_on(self.state, node, query)
+                if room is not None:
+                    named = VictimSet(tuple(pod.uid for pod in victims.pods or ()), victims.pdb_violations)
+                    chosen = victims_on(room, query, priority, named, self.budgets, self.state.pods)
+                    if chosen is not None:
+                        answer[node] = MetaVictims([MetaPod(each) for each in chosen.uids], chosen.violations)
+        if answer:
+            self.left(uid)
+        return encode_preempt(answer)
+
+    def _settled(self, pod: PodRecord) -> None:
+        """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
+        self.offers.forget(pod.uid)
+        self._failed.forget(pod.uid)
+        self._settled_uids[pod.uid] = None
+        if len(self._settled_uids) > REMEMBERED_SETTLED:
+            del self._settled_uids[next(iter(self._settled_uids))]
+        for learner in self.policies.learners:
+            request = pod.charged if pod.node else None
+            learner.settled(pod.uid, None if request is None else self._lesson(pod, request))
+
+    def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
+        """What a bound pod asked for, for policies that learn."""
+        nodes, ask = self.state.nodes, self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+        row = nodes.rows.get(pod.node)
+        rows = np.array([] if row is None else [row], dtype=np.intp)
+        return lesson(nodes, Query(request, ask), rows)
+
+    def _refuse_everywhere(self, candidates: Candidates, why: str) -> bytes:
+        everywhere = (why, False, range(len(candidates.rows(self.state.nodes))))
+        return encode_refused(candidates, self.state.nodes, [everywhere])
+
+    def _pass_all(self, candidates: Candidates) -> Filtered:
+        """Answer for a pod that asks for nothing of ours."""
+        everywhere = range(len(candidates.rows(self.state.nodes)))
+        return Filtered(encode_passed(candidates, self.state.nodes, everywhere))
+
+    def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
+        """Order nodes as filter did a moment ago.
+
+        Returns:
+            Positions among the candidates, best first; None unless every candidate was in filter's answer, no
+            node has changed since, and the policy's weights have not either.
+        """
+        names = candidates.few
+        offer = self.offers.look(uid)
+        if offer is None or not names:
+            return None
+        places = {name: position for position, name in enumerate(names)}
+        asked = [name for name in offer.versions if name in places]
+        if len(asked) != len(names) or not offer.holds(self.state.nodes, asked):
+            return None
+        return [places[name] for name in asked]
+
+    def _query(self, pod: PodLite) -> Query | None:
+        """Read what the pod asks for; None when it asks for nothing."""
+        found = read_asking(pod, self.state.resource)
+        if found.error:
+            raise RequestError(found.error)
+        if found.request is None:
+            return None
+        return self.policies.query(
+            self.state.nodes, found.request, found.cpu_milli, found.memory_bytes, pod.metadata.uid
+        )
+
+    def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
+        """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
+        rows = candidates.rows(self.state.nodes)
+        if not len(rows) or int(rows.min()) >= 0:
+            return rows, None
+        at = np.flatnonzero(rows >= 0)
+        return rows[at], at
+
+    def _refuse(
+        self,
+        pod: PodLite,
+        candidates: Candidates,
+        query: Query,
+        rows: RowArray,
+        at: RowArray | None,
+        held: BoolArray,
+    ) -> Filtered:
+        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now.
+
+        kube-scheduler dry-runs preemption on nodes that it may take for curable by that. It has passed these
+        ones itself, so it finds no victim, calls that an error (up to 1.37), and writes the errors into the
+        pod in an order that differs each time, upon which the pod is tried again at once, and so on. So all
+        of them are called incurable, save the one that is being kept for the pod: that error keeps
+        kube-scheduler from clearing the pod's nominatedNodeName.
+        """
+        codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
+        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
+        found[~held] = misfits(self.state.nodes, query, rows[~held])
+        codes[slice(None) if at is None else at] = found
+        if pod.metadata.uid not in self._settled_uids:
+            for learner in self.policies.learners:
+                learner.pending(
+                    pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
+                )
+        kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
+        groups, counts = [], {}
+        for code in np.unique(codes).tolist():
+            misfit = Misfit(code)
+            text = reason(misfit, query.request.demands, self.state.unit_mib)
+            groups += [
+                (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
+                for curable in (True, False)
+            ]
+            counts[misfit] = int(np.count_nonzero(codes == code))
+        answer = encode_refused(candidates, self.state.nodes, groups)
+        evictable: tuple[str, ...] = ()
+        # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
+        if may_preempt(pod) and not held.any():
+            evictable = self._evictable(rows[found == Misfit.NOT_FREE])
+        refusal = Refusal(pod.metadata, counts, query, rows)
+        among = NodeSet.of(self.state.nodes, rows)
+        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, among=among)
+
+    def _kept_for(self, pod: PodLite) -> int:
+        """Row of the node that is being kept for a pod; one that there is not, where none is."""
+        nodes = self.state.nodes
+        reservation = self.state.reservations.of(pod.metadata.uid)
+        return nodes.rows.get(reservation.node if reservation is not None else "", nodes.row_count)
+
+    def _evictable(self, rows: RowArray) -> tuple[str, ...]:
+        """Names of some nodes, others with each call where there are more than are remembered."""
+        first = self._first_evictable % len(rows) if len(rows) > MOST_EVICTABLE else 0
+        self._first_evictable = first + MOST_EVICTABLE
+        names = self.state.nodes.names
+        return tuple(names[row] for row in np.roll(rows, -first)[:MOST_EVICTABLE].tolist())
+
+    def _offer(self, pod: PodLite, query: Query, rows: RowArray) -> None:
+        """Remember the best nodes and their versions for prioritize."""
+        nodes = self.state.nodes
+        policy = self.policies.of(query.request)
+        names = [nodes.names[row] for row in rows.tolist()]
+        versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
+        self.offers.put(pod.metadata.uid, Offer(policy, policy.epoch, versions))
+
+    def _with_nominated(
+        self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
+    ) -> list[int]:
+        """Add the node that preemption has emptied for the pod, if it fits and was cut off."""
+        row = self.state.nodes.rows.get(pod.status.nominated_node_name)
+        if row is None or row not in fitting_rows:
+            return chosen
+        position = int(np.flatnonzero(candidates.rows(self.state.nodes) == row)[0])
+        return chosen if position in chosen else [*chosen, position]

@@ -1,1 +1,0 @@
-"""The extender's HTTP: verbs, wire format, TLS, metrics."""

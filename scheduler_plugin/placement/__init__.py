@@ -1,1 +1,0 @@
-"""Where a pod can go and where it should: filters, scores, policies, preemption. Pure."""

@@ -1,0 +1,1 @@
+"""Preemption: victims that free cards, budgets and nominations, and the verb preempt."""

@@ -1,0 +1,110 @@
+"""A node as preemption sees it: what each of its pods would free, and how sets of victims compare."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from allocator.cards import Card
+from allocator.place import place
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.pod_cards import read_pod_cards
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.request import Query
+
+LIFT: Final = 1 << 31
+"""Added to priorities before they are summed, as kube-scheduler does: fewer victims are a smaller sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One node as preemption sees it.
+
+    Attributes:
+        cards: Its cards now, in word order.
+        open_units: By card, units that pods can have at all: 0 where it is unhealthy or cordoned.
+        pods: Pods that can be named as victims, by UID.
+        freed: Units that each of them would free for certain, by card.
+        cpu_short: Thousandths of a core that are missing before anybody goes.
+        memory_short: Bytes that are missing before anybody goes.
+    """
+
+    cards: tuple[Card, ...]
+    open_units: tuple[int, ...]
+    pods: Mapping[str, PodRecord]
+    freed: Mapping[str, Mapping[int, int]]
+    cpu_short: int
+    memory_short: int
+
+    def after(self, victims: Iterable[str]) -> tuple[Card, ...]:
+        """The cards once the victims are gone."""
+        gone = [0] * len(self.cards)
+        for uid in victims:
+            for card, units in self.freed.get(uid, {}).items():
+                gone[card] += units
+        return tuple(
+            replace(card, used_units=max(0, card.used_units - units)) if can_open else card
+            for card, units, can_open in zip(self.cards, gone, self.open_units, strict=True)
+        )
+
+    def fits(self, query: Query, victims: Iterable[str]) -> bool:
+        """Tell whether the pod has its cards once the victims are gone."""
+        return place(self.after(victims), query.request, query.ask.card_policy) is not None
+
+    def has_units(self, query: Query, victims: Iterable[str]) -> bool:
+        """Tell whether the sum of free units suffices once the victims are gone, whatever the cards."""
+        cards = self.after(victims)
+        sizes = [size for size in self.open_units if size]
+        asked = sum(
+            demand.cards * min((demand.units_on(size) for size in sizes), default=0)
+            for demand in query.request.demands
+        )
+        return sum(max(0, card.size_units - card.used_units) for card in cards) >= asked
+
+    def has_host(self, victims: Collection[str]) -> bool:
+        """Tell whether cpu and memory suffice once the victims are gone."""
+        gone = [self.pods[uid] for uid in victims if uid in self.pods]
+        return (
+            sum(pod.cpu_milli for pod in gone) >= self.cpu_short
+            and sum(pod.memory_bytes for pod in gone) >= self.memory_short
+        )
+
+
+def room_on(state: ClusterState, node: str, query: Query) -> Room | None:
+    """Look at a node; None where its cards, or shares of them, cannot be had."""
+    book = state.books.get(node)
+    row = state.nodes.rows.get(node)
+    if book is None or row is None or not state.nodes.usable[row]:
+        return None
+    nodes = state.nodes
+    if query.request.percent and not nodes.percent[row]:
+        return None
+    taken = (nodes.used[row] + nodes.assumed[row]).tolist()
+    open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
+    pod_cards = read_pod_cards(book, open_units)
+    return Room(
+        # More than a card's size may be taken; all of it must go before anything is free.
+        cards=tuple(replace(card, used_units=taken[i]) for i, card in enumerate(cards_of(nodes, row))),
+        open_units=open_units,
+        pods=book.pods,
+        freed={uid: pod_cards.freed(uid) for uid in book.pods},
+        cpu_short=query.ask.cpu_milli + int(nodes.cpu_used[row]) - int(nodes.cpu_capacity[row]),
+        memory_short=query.ask.memory_bytes + int(nodes.memory_used[row]) - int(nodes.memory_capacity[row]),
+    )
+
+
+def eviction_order(pod: PodRecord) -> tuple[int, float, str]:
+    """Order pods as kube-scheduler does: the least important one is evicted first."""
+    return pod.priority, -_started_at(pod), pod.uid
+
+
+def cost(victims: Collection[PodRecord]) -> tuple[int, int, int, float]:
+    """Compare sets of victims as kube-scheduler does; smaller is better."""
+    largest = max((pod.priority for pod in victims), default=-LIFT)
+    since = min((_started_at(pod) for pod in victims if pod.priority == largest), default=float("inf"))
+    return largest, sum(pod.priority + LIFT for pod in victims), len(victims), -since
+
+
+def _started_at(pod: PodRecord) -> float:
+    """When the kubelet took a pod, seconds since the epoch; later than all others before that."""
+    return pod.started_at or float("inf")

@@ -1,0 +1,239 @@
+"""The pods that cards are being kept for, from the choice of victims until they are bound.
+
+What is kept is in the pod's status.nominatedNodeName too: kube-scheduler counts it, and a process that
+starts finds it there. It is a hint: kube-scheduler may clear it, and sets it for its own preemptions, whose
+cards are kept in the same way.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+
+from kubeapi.errors import UNREADABLE, KubeApiError
+from kubeapi.eviction import EvictionApi, nominate
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.preemption.victims import Eligible, Plan
+
+KEPT_S: Final = 60.0
+"""Cards are kept for so long after the last victim has gone."""
+
+SEEN_S: Final = 30.0
+"""A pod that does not leave so long after its eviction was accepted counts as one that stays."""
+
+ANNOUNCED_S: Final = 15.0
+"""A nomination that kube-scheduler has cleared is written again after so long."""
+
+FOREIGN_S: Final = 30.0
+"""For so long a nomination that is not ours is taken for a preemption of kube-scheduler's own."""
+
+log = structlog.get_logger(__name__)
+
+_decode_pod = msgspec.json.Decoder(PodLite).decode
+
+
+@dataclass(slots=True, eq=False)
+class Nomination:
+    """Cards that are being kept.
+
+    Attributes:
+        pod: For whom.
+        plan: Where, and who goes.
+        ours: We evict for it; else somebody else does, or an earlier process of ours did.
+        since: When it began, seconds of the clock.
+        announced_at: When its node was written into the pod last.
+        free_since: When the last victim had gone.
+    """
+
+    pod: PodRecord
+    plan: Plan
+    ours: bool
+    since: float
+    announced_at: float = float("-inf")
+    free_since: float | None = None
+
+    @property
+    def node(self) -> str:
+        """Where the cards are."""
+        return self.plan.reservation.node
+
+
+def waits(pod: PodRecord) -> bool:
+    """Tell whether a pod waits for cards.
+
+    It does not once it has a node, has ended, is being deleted, or waits for its turn in its queue again.
+    """
+    return not (pod.node or pod.ended or pod.leaves_at is not None or pod.gated)
+
+
+class Nominations:
+    """Keeps the state's reservations, one for each nomination.
+
+    Args:
+        state: The cluster.
+        api: The API server.
+        clock: Monotonic seconds.
+        eligible: Who may go now.
+        plan: Makes a plan for a pod on a node.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        api: EvictionApi,
+        clock: Callable[[], float],
+        eligible: Callable[[], Eligible],
+        plan: Callable[[PodRecord, str], Plan | None],
+    ) -> None:
+        self._state = state
+        self._api = api
+        self._clock = clock
+        self._eligible = eligible
+        self._plan = plan
+        self._by_uid: dict[str, Nomination] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+
+    def of(self, uid: str) -> Nomination | None:
+        """What is being kept for a pod."""
+        return self._by_uid.get(uid)
+
+    def is_foreign(self, pod: PodRecord) -> bool:
+        """Tell whether somebody else may be preempting for a pod."""
+        seen = self._seen.get((pod.uid, pod.nominated), self._clock())
+        return bool(pod.nominated) and self._clock() < seen + FOREIGN_S
+
+    def begin(self, pod: PodRecord, plan: Plan, *, ours: bool = True) -> Nomination:
+        """Keep the cards of a plan for a pod from now on."""
+        nomination = Nomination(pod, plan, ours, self._clock())
+        self._by_uid[pod.uid] = nomination
+        self._state.reservations.put(plan.reservation)
+        return nomination
+
+    def drop(self, uid: str) -> None:
+        """Keep nothing for a pod any more; does nothing when nothing is being kept."""
+        self._by_uid.pop(uid, None)
+        self._state.reservations.drop(uid)
+
+    async def announce(self, nomination: Nomination) -> None:
+        """Write the node into the pod, and take what has been kept of these cards from lesser pods.
+
+        Raises:
+            KubeApiError: the pod is gone, or the API server did not do it.
+        """
+        for other in self._displaced(nomination):
+            await self.end(other)
+        pod = nomination.pod
+        nomination.announced_at = self._clock()
+        body = await nominate(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
+        try:
+            # The newest version of the pod: it may be bound or deleted already.
+            self._state.apply_pod(_decode_pod(body), self._clock())
+        except UNREADABLE as error:
+            log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    def _displaced(self, nomination: Nomination) -> list[Nomination]:
+        reservation = nomination.plan.reservation
+        cards = reservation.units.keys()
+        return [
+            other
+            for other in self._by_uid.values()
+            if other.node == nomination.node
+            and other.pod.priority < nomination.pod.priority
+            and not other.plan.reservation.units_now(reservation.uuids).keys().isdisjoint(cards)
+        ]
+
+    async def end(self, nomination: Nomination) -> None:
+        """Keep the cards no more, and say so: pods that were refused for that are tried again then."""
+        pod = nomination.pod
+        self.drop(pod.uid)
+        if not nomination.ours:
+            return
+        try:
+            await nominate(self._api, pod.namespace, pod.name, pod.uid, "")
+        except KubeApiError as error:
+            log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    async def leave(self, nomination: Nomination) -> None:
+        """Keep the cards no more for a pod that waits no more; say so of one whose turn may come again."""
+        pod = self._state.pods.get(nomination.pod.uid)
+        if pod is not None and pod.requeued:
+            await self.end(nomination)
+        else:
+            self.drop(nomination.pod.uid)
+
+    async def follow(self) -> list[tuple[PodRecord, str]]:
+        """Look at everything that is being kept.
+
+        Returns:
+            Pods that we evicted for and that nothing is kept for any more though they wait, and why.
+        """
+        self._adopt()
+        unserved = []
+        for uid, nomination in list(self._by_uid.items()):
+            pod = self._state.pods.get(uid)
+            if pod is None or not waits(pod):
+                await self.leave(nomination)
+            elif why := self._failure(nomination):
+                await self.end(nomination)
+                if nomination.ours:
+                    unserved.append((pod, why))
+            elif nomination.ours and pod.nominated != nomination.node:
+                await self._announce_again(nomination)
+        return unserved
+
+    async def _announce_again(self, nomination: Nomination) -> None:
+        if self._clock() < nomination.announced_at + ANNOUNCED_S:
+            return
+        try:
+            await self.announce(nomination)
+        except KubeApiError as error:
+            log.info("nomination not written", pod=nomination.pod.name, error=str(error))
+
+    def _failure(self, nomination: Nomination) -> str:
+        """Say why cards need not be kept any longer; empty while they have to be."""
+        if self._has_lost_cards(nomination):
+            return f"node {nomination.node} has lost a card that was kept for it"
+        return "the cards that were kept for it were not taken in time" if self._is_late(nomination) else ""
+
+    def _has_lost_cards(self, nomination: Nomination) -> bool:
+        """Tell whether the node publishes its cards without one of those that are kept."""
+        row = self._state.nodes.rows.get(nomination.node)
+        uuids = () if row is None else self._state.nodes.uuids[row]
+        reservation = nomination.plan.reservation
+        return bool(uuids) and len(reservation.units_now(uuids)) < len(reservation.units)
+
+    def _is_late(self, nomination: Nomination) -> bool:
+        """Tell whether the cards have been free for long enough."""
+        now = self._clock()
+        if any(self._still_there(uid, nomination) for uid in nomination.plan.going):
+            nomination.free_since = None
+            return False
+        if nomination.free_since is None:
+            nomination.free_since = now
+        return now >= nomination.free_since + KEPT_S
+
+    def _still_there(self, uid: str, nomination: Nomination) -> bool:
+        """Tell whether a victim is still about to leave."""
+        victim = self._state.pods.get(uid)
+        if victim is None or victim.ended:
+            return False
+        if victim.leaves_at is None:
+            return self._clock() < nomination.since + SEEN_S
+        return self._eligible().leaving(victim)
+
+    def _adopt(self) -> None:
+        """Keep cards for nominated pods too that nothing is being kept for, where nobody else need go."""
+        now = self._clock()
+        wanted = {(uid, self._state.pods[uid].nominated) for uid in self._state.nominated}
+        self._seen = {key: self._seen.get(key, now) for key in wanted}
+        for (uid, node), seen in self._seen.items():
+            pod = self._state.pods[uid]
+            if uid in self._by_uid or now >= seen + FOREIGN_S or not waits(pod) or self._state.taken(uid):
+                continue
+            plan = self._plan(pod, node)
+            if plan is not None and not plan.victims:
+                self.begin(pod, plan, ours=False)

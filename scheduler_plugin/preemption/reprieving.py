@@ -1,0 +1,153 @@
+"""The verb preempt: which pods must go so that a card, and not only a sum, becomes free. Pure.
+
+kube-scheduler's own dry run knows sums only. Its victims are kept where they free the cards. Elsewhere
+they are chosen anew as its plugin DefaultPreemption chooses, with the cards in place of the sums:
+
+1. All pods of smaller priority leave.
+2. Pods come back one after the other while the cards stay free: first those whose end would violate a
+   PodDisruptionBudget, each time the most important ones first.
+3. The same is tried with the pods of each single card.
+4. Of these sets that one is taken which kube-scheduler would prefer if each were another node's.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scheduler_plugin.cache.budgets import Budgets, violating
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.preemption.node_victims import Room, cost, eviction_order
+from scheduler_plugin.scheduling.request import Query
+
+
+@dataclass(frozen=True, slots=True)
+class VictimSet:
+    """Pods of one node that have to go.
+
+    Attributes:
+        uids: The most important one first: kube-scheduler takes the first one's priority for the largest.
+        violations: How many of them violate a PodDisruptionBudget by that.
+    """
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Victims of kube-scheduler's that stay victims.
+
+    Attributes:
+        foreign: Those that ask for no cards, or of which nothing is known.
+        unexplained: Those that are needed neither for units nor for cpu or memory: by a rule not known here.
+        violations: How many foreign ones violate a budget.
+    """
+
+    foreign: tuple[str, ...]
+    unexplained: tuple[PodRecord, ...]
+    violations: int
+
+
+def victims_on(
+    room: Room,
+    query: Query,
+    priority: int,
+    proposed: VictimSet,
+    budgets: Budgets,
+    pods: Mapping[str, PodRecord],
+) -> VictimSet | None:
+    """Choose a node's victims.
+
+    Args:
+        room: The node.
+        query: The pod that needs room.
+        priority: Its priority; only pods of smaller ones go.
+        proposed: kube-scheduler's victims.
+        budgets: All of them; before they are known only kube-scheduler's own victims are named.
+        pods: All pods of the cluster by UID.
+
+    Returns:
+        At least one victim, or None where evicting pods does not free the cards.
+    """
+    if room.fits(query, proposed.uids):
+        return proposed if proposed.uids else None
+    if not budgets.synced:
+        return None
+    named = [room.pods[uid] for uid in proposed.uids if uid in room.pods]
+    fixed = _fixed(room, query, proposed, named, budgets)
+    records = [pods[uid] for uid in fixed.foreign if uid in pods]
+    # The foreign ones go in any case.
+    room = replace(
+        room,
+        cpu_short=room.cpu_short - sum(pod.cpu_milli for pod in records),
+        memory_short=room.memory_short - sum(pod.memory_bytes for pod in records),
+    )
+    stay_victims = {pod.uid for pod in fixed.unexplained}
+    lower = [pod for pod in room.pods.values() if pod.priority < priority and pod.uid not in stay_victims]
+    trusted = {pod.uid for pod in named}
+
+    def suffices(gone: Collection[str]) -> bool:
+        # kube-scheduler has found that cpu and memory suffice without the victims that it named.
+        has_host = room.has_host(gone) or trusted.issubset(gone)
+        return has_host and room.fits(query, gone)
+
+    found = [
+        chosen
+        for group in (lower, *_by_card(room, lower))
+        if (chosen := _reprieved(group, fixed.unexplained, suffices, budgets)) is not None
+    ]
+    best = min(found, key=lambda chosen: _rank(chosen, budgets), default=None)
+    if best is None:
+        return None
+    order = sorted([*best, *records], key=eviction_order, reverse=True)
+    unknown = [uid for uid in fixed.foreign if uid not in pods]
+    count = len(_violating(best, budgets)) + fixed.violations
+    return VictimSet((*(pod.uid for pod in order), *unknown), count)
+
+
+def _fixed(
+    room: Room, query: Query, proposed: VictimSet, named: Sequence[PodRecord], budgets: Budgets
+) -> _Fixed:
+    """Find which of kube-scheduler's victims stay victims whatever cards are cleared."""
+    foreign = tuple(uid for uid in proposed.uids if uid not in room.pods)
+    # How many of all its victims violate a budget is all that kube-scheduler says.
+    violations = min(len(foreign), max(0, proposed.violations - len(_violating(named, budgets))))
+    uids = {pod.uid for pod in named}
+    unexplained = tuple(
+        pod for pod in named if room.has_host(uids - {pod.uid}) and room.has_units(query, uids - {pod.uid})
+    )
+    return _Fixed(foreign, unexplained, violations)
+
+
+def _by_card(room: Room, pods: Sequence[PodRecord]) -> Iterable[list[PodRecord]]:
+    """Group pods by the cards they are on."""
+    for card in range(len(room.cards)):
+        yield [pod for pod in pods if card in room.freed[pod.uid]]
+
+
+def _reprieved(
+    group: Sequence[PodRecord],
+    fixed: Sequence[PodRecord],
+    suffices: Callable[[Collection[str]], bool],
+    budgets: Budgets,
+) -> list[PodRecord] | None:
+    """Reprieve whom of a group it is possible to; None where not even the whole group suffices."""
+    gone = {pod.uid: pod for pod in (*group, *fixed)}
+    if not group or not suffices(gone):
+        return None
+    protected = _violating([*group, *fixed], budgets)
+    by_importance = sorted(group, key=eviction_order, reverse=True)
+    for pod in sorted(by_importance, key=lambda pod: pod.uid not in protected):
+        del gone[pod.uid]
+        if not suffices(gone):
+            gone[pod.uid] = pod
+    return list(gone.values())
+
+
+def _violating(pods: Iterable[PodRecord], budgets: Budgets) -> frozenset[str]:
+    """Find who violates a budget; the most important ones use up first what budgets allow."""
+    return violating(budgets, sorted(pods, key=eviction_order, reverse=True))
+
+
+def _rank(victims: Sequence[PodRecord], budgets: Budgets) -> tuple[object, ...]:
+    """Order sets of victims as kube-scheduler orders nodes."""
+    return len(_violating(victims, budgets)), *cost(victims), sorted(pod.uid for pod in victims)

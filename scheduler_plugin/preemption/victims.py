@@ -1,0 +1,228 @@
+"""Whom to evict so that a pod gets cards, where kube-scheduler's own preemption sees no need. Pure.
+
+kube-scheduler counts a node's units as one sum. Where the sum suffices and no card does, it looks for no
+victims at all. Here they are chosen card by card, by its order of criteria: no PodDisruptionBudget is
+violated, the largest priority among the victims is as small as can be, then the sum of their priorities,
+then their number, and of two nodes the one whose important victims started last.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from allocator.place import place
+from scheduler_plugin.cache.budgets import Budgets, within
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.reservations import Reservation
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.preemption.node_victims import LIFT, Room, cost, eviction_order, room_on
+from scheduler_plugin.scheduling.request import Query
+
+OVERDUE_S: Final = 60.0
+"""A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
+
+MOST_SUMS: Final = 4096
+"""Sums of units that are kept while the cheapest victims of a card are looked for; beyond, a simpler way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Who may go.
+
+    Attributes:
+        budgets: PodDisruptionBudgets.
+        spared: UIDs of pods whose eviction was refused a moment ago.
+        wall_s: Seconds since the epoch.
+    """
+
+    budgets: Budgets
+    spared: Collection[str]
+    wall_s: float
+
+    def leaving(self, pod: PodRecord) -> bool:
+        """Tell whether a pod is about to leave."""
+        return pod.leaves_at is not None and self.wall_s < pod.leaves_at + OVERDUE_S
+
+    def admits(self, pod: PodRecord, priority: int) -> bool:
+        """Tell whether a pod may be evicted for one of this priority."""
+        return (
+            pod.priority < priority
+            and pod.leaves_at is None
+            and not pod.mirrored
+            and pod.uid not in self.spared
+            and within(self.budgets, [pod])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One node's way to make room.
+
+    Attributes:
+        reservation: The cards that the pod gets, and whose.
+        victims: Pods to evict; none where those that are leaving suffice.
+        leaving: UIDs of the pods on these cards that leave anyway.
+    """
+
+    reservation: Reservation
+    victims: tuple[PodRecord, ...]
+    leaving: frozenset[str]
+
+    @property
+    def going(self) -> frozenset[str]:
+        """UIDs of all pods that the cards become free of."""
+        return self.leaving.union(victim.uid for victim in self.victims)
+
+    @property
+    def cost(self) -> tuple[int, int, int, float, str]:
+        """Smaller is better: largest priority, their sum, how many, how long ago they started, node."""
+        return (*cost(self.victims), self.reservation.node)
+
+
+def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligible: Eligible) -> Plan | None:
+    """Find the cheapest victims of one node; None where evicting pods does not help.
+
+    Args:
+        state: The cluster, with what is reserved for others counted (`Reservations.kept_from`).
+        node: The node; kube-scheduler has found nothing against it but what its cards lack.
+        query: What the pod asks for.
+        pod: The pod.
+        eligible: Who may go.
+    """
+    room = room_on(state, node, query)
+    if room is None:
+        return None
+    leaving = [uid for uid, each in room.pods.items() if eligible.leaving(each)]
+    candidates = [
+        each
+        for uid, each in sorted(room.pods.items(), key=lambda item: eviction_order(item[1]))
+        if room.freed[uid] and eligible.admits(each, pod.priority)
+    ]
+    victims = _cheapest(room, query, leaving, candidates, eligible.budgets)
+    gone = [*leaving, *(victim.uid for victim in victims or ())]
+    placement = place(room.after(gone), query.request, query.ask.card_policy)
+    if victims is None or placement is None:
+        return None
+    own = {uid for uid in leaving if not placement.charge.keys().isdisjoint(room.freed[uid])}
+    uuids = state.nodes.uuids[state.nodes.rows[node]]
+    reservation = Reservation(pod.uid, pod.priority, node, placement.charge, uuids)
+    return Plan(reservation, tuple(victims), frozenset(own))
+
+
+def _cheapest(
+    room: Room, query: Query, leaving: Sequence[str], candidates: Sequence[PodRecord], budgets: Budgets
+) -> list[PodRecord] | None:
+    """The cheapest set that makes room and keeps the budgets; of several demands a small one."""
+
+    def fits(victims: Iterable[PodRecord]) -> bool:
+        return room.fits(query, [*leaving, *(victim.uid for victim in victims)])
+
+    if fits(()):
+        return []
+    kept = _keeping(candidates, budgets)
+    choices: tuple[Callable[[], list[PodRecord] | None], ...] = (
+        lambda: _by_card(room, query, leaving, candidates),
+        lambda: _by_card(room, query, leaving, kept),
+        lambda: _up_to_priority(kept, fits),
+    )
+    for choose in choices:
+        group = choose()
+        if group is not None and within(budgets, group) and fits(group):
+            return _needed(group, fits)
+    return None
+
+
+def _keeping(candidates: Sequence[PodRecord], budgets: Budgets) -> list[PodRecord]:
+    """As many of the least important candidates as may all go without violating a budget."""
+    kept: list[PodRecord] = []
+    for pod in candidates:
+        if not budgets.covering(pod) or within(budgets, [*kept, pod]):
+            kept.append(pod)
+    return kept
+
+
+def _up_to_priority(
+    candidates: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
+) -> list[PodRecord] | None:
+    """All candidates up to the smallest priority with which the pod fits."""
+    for priority in sorted({pod.priority for pod in candidates}):
+        group = [pod for pod in candidates if pod.priority <= priority]
+        if fits(group):
+            return group
+    return None
+
+
+def _needed(victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]) -> list[PodRecord]:
+    """Let off whoever need not go, the most important first."""
+    kept = sorted(victims, key=eviction_order)
+    for pod in reversed(kept.copy()):
+        rest = [each for each in kept if each is not pod]
+        if fits(rest):
+            kept = rest
+    return kept
+
+
+def _by_card(
+    room: Room, query: Query, leaving: Sequence[str], candidates: Sequence[PodRecord]
+) -> list[PodRecord] | None:
+    """For a pod of one demand: the cheapest victims of each card, and of these the cheapest cards.
+
+    The largest priority that has to go is that of the last card needed, cards ordered by the largest
+    priority that each needs. With that known, each card's victims are those with the smallest sum.
+    """
+    if len(query.request.demands) != 1:
+        return None
+    demand = query.request.demands[0]
+    needs: dict[int, int] = {}
+    for position, card in enumerate(room.after(leaving)):
+        size, units = room.open_units[position], demand.units_on(card.size_units)
+        if size >= units and query.request.selector.admits(card):
+            needs[position] = units - size + card.used_units
+    of_card = {
+        card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
+        for card in needs
+    }
+    levels = sorted(
+        level for card, need in needs.items() if (level := _level(of_card[card], need)) is not None
+    )
+    if len(levels) < demand.cards:
+        return None
+    largest = levels[demand.cards - 1]
+    sets = [
+        chosen
+        for card, need in needs.items()
+        if (chosen := _smallest_sum([each for each in of_card[card] if each[1].priority <= largest], need))
+        is not None
+    ]
+    sets.sort(key=lambda chosen: cost(chosen)[1:])
+    victims = {pod.uid: pod for chosen in sets[: demand.cards] for pod in chosen}
+    return list(victims.values()) if len(sets) >= demand.cards else None
+
+
+def _level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
+    """The smallest priority up to which a card's pods have to go to free so many units; None: never."""
+    if need <= 0:
+        return -LIFT
+    freed = 0
+    for units, pod in pods:
+        freed += units
+        if freed >= need:
+            return pod.priority
+    return None
+
+
+def _smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodRecord] | None:
+    """Of one card's pods, those with the smallest sum of priorities that free so many units."""
+    if need <= 0:
+        return []
+    best: Mapping[int, tuple[int, tuple[PodRecord, ...]]] = {0: (0, ())}
+    for units, pod in pods:
+        grown = dict(best)
+        for freed, (total, chosen) in best.items():
+            reached, raised = min(need, freed + units), total + pod.priority + LIFT
+            if reached not in grown or raised < grown[reached][0]:
+                grown[reached] = (raised, (*chosen, pod))
+        best = grown
+        if len(best) > MOST_SUMS:
+            return [pod for _, pod in pods]
+    return list(best[need][1]) if need in best else None

@@ -1,0 +1,316 @@
+"""Stages of jobs: which pods of first stages have not succeeded, and how many are still to be made. Pure.
+
+A pod of the second stage waits until the first one has ended. What exists does not tell that: the pods of a
+first stage may come later, one after the other. So it is known from three sources: the annotation
+gpupack.io/first-stage-size, the Jobs that make the pods, and the pods themselves.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, TypeVar
+
+from allocator.names import POD_FIRST_STAGE_SIZE
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.queue.cache.jobs import PodMaker
+from scheduler_plugin.queue.cache.pods import Ticket
+from scheduler_plugin.queue.cache.queued_pods import Entry, Failed, Phase
+from scheduler_plugin.queue.cache.queues import Tenants
+from scheduler_plugin.queue.cache.waiting import Kind
+
+T = TypeVar("T", str, int)
+
+TO_COME: Final = "pods to come"
+"""Stands among the unfinished pods of a job's first stage while some of them are not known."""
+
+
+class _Part(Enum):
+    """What a pod is for its job."""
+
+    FIRST = auto()
+    """Of the first stage, and it has not ended."""
+    FAILED = auto()
+    """Of the first stage, and it has failed: its job waits for whatever is made in its place."""
+    DONE = auto()
+    """Of the first stage, and it has succeeded."""
+    WAITS = auto()
+    """Of the second stage, and it waits for its release."""
+    REST = auto()
+    """Of the second stage, and it does not."""
+
+
+_FIRST_STAGE: Final = frozenset({_Part.FIRST, _Part.FAILED, _Part.DONE})
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    """A pod that names a job.
+
+    Attributes:
+        name: Of the pod, with its namespace.
+        job: Its job, told apart by namespace.
+        queue: Its queue.
+        part: What it is for its job.
+        maker: UID of the Job that made it, empty for none.
+        size: Pods of the first stage, as it says; None: it does not say.
+    """
+
+    name: str
+    job: str
+    queue: str
+    part: _Part
+    maker: str
+    size: int | None
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The first stage of one job, and who waits for it.
+
+    Attributes:
+        seen: Some pod of it, or a Job that makes such pods, has been known.
+        pods: How many pods that name the job exist, of both stages.
+        sizes: How often each size is said by pods that exist.
+        made: Pods of the first stage that exist, by the UID of their Job.
+        done: Pods that have succeeded, by the UID of their Job; also those that are gone.
+        makers: Jobs whose pods name the job, by UID; of both stages.
+        lost: UIDs of Jobs that are gone.
+        waits: Pods of the second stage that wait for their release, by queue.
+        held: Queues in which the second stage is held for pods to come.
+    """
+
+    seen: bool = False
+    pods: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
+    made: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    makers: dict[str, PodMaker] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    waits: Counter[str] = field(default_factory=Counter)
+    held: set[str] = field(default_factory=set)
+
+
+class Stages:
+    """The stages of all jobs. A job is remembered while a pod or a Job that names it exists.
+
+    A pod may be given another queue, job or data while it waits or runs. So it is remembered where it counts,
+    and it ends there.
+
+    Args:
+        tenants: Whose jobs they are.
+
+    Attributes:
+        failed: Failed pods that a job waits for, by UID.
+    """
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self.failed: dict[str, Failed] = {}
+        self._pods: dict[str, _Pod] = {}
+        self._stages: dict[str, _Stage] = {}
+        self._counted: dict[str, tuple[str, str]] = {}
+        self._ended_badly: set[str] = set()
+        self._jobs: dict[str, PodMaker] = {}
+        self._jobs_known = False
+
+    @property
+    def pods(self) -> Collection[str]:
+        """UIDs of all pods that name a job."""
+        return self._pods.keys()
+
+    def enter(self, entry: Entry) -> None:
+        """Take a pod that waits or runs, or what is new about it."""
+        if entry.kind is Kind.LOCAL:
+            part = _Part.FIRST
+        else:
+            part = _Part.WAITS if entry.phase is Phase.GATED else _Part.REST
+        self._put(entry.record, entry.ticket, part)
+
+    def end(self, record: PodRecord, ticket: Ticket, *, succeeded: bool) -> None:
+        """Take a pod that has ended and exists still."""
+        part = _Part.DONE if succeeded else _Part.FAILED
+        self._put(record, ticket, part if ticket.data else _Part.REST)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is gone; if it has succeeded that stays."""
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            self._take_off(uid, pod, gone=True)
+            self._settle(pod.job)
+
+    def set_jobs(self, jobs: Iterable[PodMaker] | None) -> None:
+        """Take all Jobs there are; None: they are not known."""
+        self._jobs_known = jobs is not None
+        listed = {job.uid: job for job in jobs or ()}
+        for uid in [uid for uid in self._jobs if uid not in listed] if jobs is not None else ():
+            self.lose_job(uid)
+        for job in listed.values():
+            self.set_job(job)
+        for name in list(self._stages):
+            self._settle(name)
+
+    def set_job(self, job: PodMaker) -> bool:
+        """Take a Job, or what is new about it; tell whether a stage depends on that."""
+        old = self._jobs.get(job.uid)
+        if old == job:
+            return False
+        if old is not None and old.job != job.job:
+            self.lose_job(job.uid)
+        self._jobs[job.uid] = job
+        if job.job:
+            stage = self._stages.setdefault(job.job, _Stage())
+            stage.makers[job.uid] = job
+            stage.seen |= job.reads_data
+        return self._settle_made_by(job.uid, job.job)
+
+    def lose_job(self, uid: str) -> bool:
+        """Forget a Job that is gone, it makes no more pods; tell whether a stage depended on it."""
+        job = self._jobs.pop(uid, None)
+        if job is None:
+            return False
+        for name, stage in self._stages.items():
+            if name == job.job or uid in stage.made:
+                stage.makers.pop(uid, None)
+                stage.lost.add(uid)
+        return self._settle_made_by(uid, job.job)
+
+    def configure(self) -> None:
+        """Count all of them again, after the tenants took another configuration."""
+        for uid, (queue, job) in self._counted.items():
+            self._tenants[queue].waiting.begun(uid, job)
+        for job, stage in self._stages.items():
+            for queue in stage.held:
+                self._tenants[queue].waiting.begun(TO_COME, job)
+
+    def lacks(self, job: str) -> str:
+        """Say what a first stage lacks beside its known pods that have not ended; empty for nothing.
+
+        Args:
+            job: Told apart by namespace.
+        """
+        stage = self._stages.get(job, _Stage())
+        makers = [uid for uid in stage.made if uid] + [
+            uid for uid, maker in stage.makers.items() if maker.reads_data and uid not in stage.made
+        ]
+        known = [self._jobs[uid] for uid in makers if uid in self._jobs]
+        size = max(stage.sizes, default=None)
+        if size is not None:
+            by_jobs = {maker.uid: maker.succeeded for maker in known}
+            done = sum(max(by_jobs.get(uid, 0), stage.done[uid]) for uid in {*by_jobs, *stage.done})
+            if done < size:
+                return f"{done} of {size} pods have succeeded, by {POD_FIRST_STAGE_SIZE}"
+        elif not self._jobs_known:
+            return "the Jobs of the cluster are not known yet"
+        elif unknown := [uid for uid in makers if uid not in self._jobs and uid not in stage.lost]:
+            names = (pod.name for pod in self._pods.values() if (pod.job, pod.maker) == (job, unknown[0]))
+            return f"the Job that made pod {next(names)} is not known yet"
+        elif not stage.seen:
+            none = f"where it has none, {POD_FIRST_STAGE_SIZE}: 0 says so"
+            return f"no pod with data of job {job} is known yet; {none}"
+        return next((maker.lacks for maker in known if maker.lacks), "")
+
+    def _put(self, record: PodRecord, ticket: Ticket, part: _Part) -> None:
+        """Note what a pod is for its job, and no more what it was."""
+        uid = record.uid
+        new = None
+        if ticket.job:
+            name, job = f"{record.namespace}/{record.name}", f"{record.namespace}/{ticket.job}"
+            new = _Pod(name, job, ticket.queue, part, ticket.maker, ticket.first_stage_size)
+        old = self._pods.get(uid)
+        if old == new:
+            return
+        if new is not None:
+            # First the new one: what both have in common is not forgotten in between.
+            self._pods[uid] = new
+            self._add(new)
+        if old is not None:
+            self._take_off(uid, old)
+        if new is None:
+            self._pods.pop(uid, None)
+        for job in {pod.job for pod in (old, new) if pod is not None}:
+            self._settle(job)
+        self._count(uid)
+
+    def _add(self, pod: _Pod) -> None:
+        stage = self._stages.setdefault(pod.job, _Stage())
+        stage.pods += 1
+        if pod.size is not None:
+            stage.sizes[pod.size] += 1
+        if pod.part in _FIRST_STAGE:
+            stage.seen = True
+            stage.made[pod.maker] += 1
+        if pod.part is _Part.DONE:
+            stage.done[pod.maker] += 1
+        if pod.part is _Part.WAITS:
+            stage.waits[pod.queue] += 1
+
+    def _take_off(self, uid: str, pod: _Pod, *, gone: bool = False) -> None:
+        stage = self._stages[pod.job]
+        stage.pods -= 1
+        if pod.size is not None:
+            _less(stage.sizes, pod.size)
+        if pod.part in _FIRST_STAGE:
+            _less(stage.made, pod.maker)
+        if pod.part is _Part.DONE and not gone:
+            _less(stage.done, pod.maker)
+        if pod.part is _Part.WAITS:
+            _less(stage.waits, pod.queue)
+        if uid not in self._pods:
+            self._count(uid)
+
+    def _count(self, uid: str) -> None:
+        """Count a pod as unfinished for its job in its queue, or no more."""
+        pod = self._pods.get(uid)
+        failed = pod is not None and pod.part is _Part.FAILED
+        (self._ended_badly.add if failed else self._ended_badly.discard)(uid)
+        self.failed.pop(uid, None)
+        new = None
+        # Whatever a Job makes in the place of a failed pod is among its completions.
+        if pod is not None and (pod.part is _Part.FIRST or (failed and pod.maker not in self._jobs)):
+            new = (pod.queue, pod.job)
+            if failed:
+                self.failed[uid] = Failed(pod.name)
+        old = self._counted.get(uid)
+        if new is not None:
+            self._counted[uid] = new
+            self._tenants[new[0]].waiting.begun(uid, new[1])
+        if old is not None and old != new:
+            if new is None:
+                del self._counted[uid]
+            self._finish(uid, *old)
+
+    def _finish(self, uid: str, queue: str, job: str) -> None:
+        self._tenants[queue].waiting.finished(uid, job)
+        self._tenants.forget(queue)
+
+    def _settle_made_by(self, maker: str, job: str) -> bool:
+        """Look again at whatever depends on a Job; tell whether anything does."""
+        for uid in [uid for uid in self._ended_badly if self._pods[uid].maker == maker]:
+            self._count(uid)
+        names = [name for name, stage in self._stages.items() if name == job or maker in stage.made]
+        for name in names:
+            self._settle(name)
+        return bool(names)
+
+    def _settle(self, job: str) -> None:
+        """Hold the second stage of a job where its first one lacks something, else let it go."""
+        stage = self._stages.get(job)
+        if stage is None:
+            return
+        lacks = bool(stage.waits) and bool(self.lacks(job))
+        held = set(stage.waits) if lacks else set()
+        for queue in held - stage.held:
+            self._tenants[queue].waiting.begun(TO_COME, job)
+        before, stage.held = stage.held, held
+        for queue in before - held:
+            self._finish(TO_COME, queue, job)
+        if not stage.pods and not stage.makers:
+            del self._stages[job]
+
+
+def _less(counts: Counter[T], key: T) -> None:
+    """Count one less, and nothing that is 0."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

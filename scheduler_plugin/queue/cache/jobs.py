@@ -1,0 +1,115 @@
+"""Jobs as the queue reads them from the API server: how many pods they will have made. Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from allocator.names import POD_DATA, POD_JOB
+from scheduler_plugin.cache.objects import Struct
+
+
+class JobMetadata(Struct):
+    """`metadata` of a Job."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class TemplateMetadata(Struct):
+    """`spec.template.metadata` of a Job."""
+
+    annotations: dict[str, str] | None = None
+
+
+class Template(Struct):
+    """`spec.template` of a Job."""
+
+    metadata: TemplateMetadata = msgspec.field(default_factory=TemplateMetadata)
+
+
+class JobSpec(Struct):
+    """`spec` of a Job."""
+
+    completions: int | None = None
+    template: Template = msgspec.field(default_factory=Template)
+
+
+class JobCondition(Struct):
+    """One of `status.conditions` of a Job."""
+
+    type: str = ""
+    status: str = ""
+
+
+class JobStatus(Struct):
+    """`status` of a Job."""
+
+    succeeded: int = 0
+    conditions: list[JobCondition] | None = None
+
+
+class QueueJob(Struct):
+    """A Job of the API group `batch`."""
+
+    metadata: JobMetadata = msgspec.field(default_factory=JobMetadata)
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+    status: JobStatus = msgspec.field(default_factory=JobStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class PodMaker:
+    """A Job, as far as it says how many pods a first stage has.
+
+    Attributes:
+        uid: Of the Job.
+        name: Of the Job, with its namespace.
+        job: What its pods belong to by gpupack.io/job, told apart by namespace; empty for nothing.
+        reads_data: Its pods name data, so they are a first stage.
+        completions: Pods that must succeed; None: the Job alone knows when it is complete.
+        succeeded: Pods that have.
+        complete: The Job has all that it needs.
+        failed: The Job makes no more pods, and lacks some.
+    """
+
+    uid: str
+    name: str
+    job: str
+    reads_data: bool
+    completions: int | None
+    succeeded: int
+    complete: bool
+    failed: bool
+
+    @property
+    def lacks(self) -> str:
+        """What its pods have not done yet, in words; empty for nothing."""
+        if self.complete or (self.completions is not None and self.succeeded >= self.completions):
+            return ""
+        if self.completions is not None:
+            pods = f"{self.succeeded} of {self.completions} pods"
+        else:
+            pods = "1 pod" if self.succeeded == 1 else f"{self.succeeded} pods"
+        if self.failed:
+            return f"Job {self.name} has failed, with {pods} that succeeded"
+        if self.completions is None:
+            return f"Job {self.name} is not complete: it has {pods} that succeeded"
+        return f"Job {self.name} has {pods} that succeeded"
+
+
+def read_job(job: QueueJob) -> PodMaker:
+    """Read what a Job says of its pods."""
+    meta, notes = job.metadata, job.spec.template.metadata.annotations or {}
+    name = notes.get(POD_JOB, "")
+    states = {each.type for each in job.status.conditions or () if each.status == "True"}
+    return PodMaker(
+        uid=meta.uid,
+        name=f"{meta.namespace}/{meta.name}",
+        job=f"{meta.namespace}/{name}" if name else "",
+        reads_data=any(part.strip() for part in notes.get(POD_DATA, "").split(",")),
+        completions=job.spec.completions,
+        succeeded=job.status.succeeded,
+        complete=bool(states & {"Complete", "SuccessCriteriaMet"}),
+        failed=bool(states & {"Failed", "FailureTarget"}),
+    )

@@ -1,0 +1,154 @@
+"""Who gets a slot: tenants by share, borrowing inside a tenant and between tenants (algorithm 7). Pure.
+
+A slot belongs to a node and has a type. Tenants are asked in the order of what they have by what they are
+worth. Whoever has a task that may run there gets the slot, even if it is of the other type: then the tenant
+lends it to itself (cases 3 and 4), and when a tenant further down is the one, the others lend it to that one.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
+
+W = TypeVar("W", bound=Hashable)
+T = TypeVar("T", bound="Tenant[Any]")
+
+
+class Case(IntEnum):
+    """Which task got which slot."""
+
+    LOCAL_FOR_LOCAL = 1
+    FREE_FOR_FREE = 2
+    LOCAL_LENT_TO_FREE = 3
+    FREE_LENT_TO_LOCAL = 4
+
+
+class Tenant(Protocol[W]):
+    """Whose turn it may be."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """Its share of the whole, above 0."""
+        ...
+
+    @property
+    def allocated(self) -> float:
+        """What it has now."""
+        ...
+
+    @property
+    def waiting(self) -> Waiting[W]:
+        """Its tasks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[W]):
+    """The task that gets a slot.
+
+    Attributes:
+        tenant: Name of its tenant.
+        task: The task.
+        case: Which kind of task got which type of slot; None where there are no types.
+        relaxed: Its data is elsewhere; nobody whose data is near had a task.
+        lender: Name of the tenant whose turn it was, empty when it was its own.
+    """
+
+    tenant: str
+    task: Task[W]
+    case: Case | None
+    relaxed: bool
+    lender: str
+
+
+def by_share(tenants: Iterable[T]) -> list[T]:
+    """Order tenants: the smallest share of what it is worth first, ties by name."""
+    return sorted(tenants, key=lambda tenant: (tenant.allocated / tenant.weight, tenant.name))
+
+
+def pick(
+    slot: Kind | None,
+    tenants: Sequence[Tenant[W]],
+    *,
+    near: Callable[[Tenant[W], Group[W]], bool],
+    may: Callable[[Tenant[W], Group[W]], bool],
+    among: Collection[W] | None = None,
+    locality: bool = True,
+) -> Choice[W] | None:
+    """Choose the task for a free slot on a node.
+
+    Args:
+        slot: Its type; None: there are no types, of a tenant's tasks the oldest comes first.
+        tenants: In the order of `by_share`.
+        near: Whether the data of a tenant's group of local tasks is on the node or in its rack.
+        may: Whether a tenant's tasks of a group can run on the node now.
+        among: Needs of tasks that could be chosen; no other tasks are looked at. None: all.
+        locality: Ask first for tasks whose data is near.
+
+    Returns:
+        The choice, None when nobody has a task that may run there.
+    """
+    for relaxed in (False, True) if locality else (True,):
+        for tenant in tenants:
+            found = [_oldest(tenant, kind, near, may, among, relaxed=relaxed) for kind in _preferred(slot)]
+            able = [group for group in found if group is not None]
+            if not able:
+                continue
+            group = able[0] if slot is not None else min(able, key=lambda each: each.oldest().age_key)
+            head = tenants[0].name
+            return Choice(
+                tenant=tenant.name,
+                task=group.oldest(),
+                case=None if slot is None else _case(slot, group.key.kind),
+                relaxed=relaxed and bool(group.key.data) and not near(tenant, group),
+                lender="" if tenant.name == head else head,
+            )
+    return None
+
+
+def launch_order(tasks: Iterable[Task[W]], *, plain: bool = False) -> list[Task[W]]:
+    """Order the tasks that start on a node: those of the second stage first, they finish jobs and free slots.
+
+    Args:
+        tasks: Released for one node.
+        plain: By age alone.
+    """
+    return sorted(tasks, key=lambda task: (not plain and task.kind is Kind.LOCAL, *task.age_key))
+
+
+def _preferred(slot: Kind | None) -> tuple[Kind, Kind]:
+    """The classes of tasks in the order in which a slot is offered to them."""
+    return (Kind.FREE, Kind.LOCAL) if slot is Kind.FREE else (Kind.LOCAL, Kind.FREE)
+
+
+def _oldest(
+    tenant: Tenant[W],
+    kind: Kind,
+    near: Callable[[Tenant[W], Group[W]], bool],
+    may: Callable[[Tenant[W], Group[W]], bool],
+    among: Collection[W] | None,
+    *,
+    relaxed: bool,
+) -> Group[W] | None:
+    """The group of the tenant's longest waiting task of a class that may run, None when there is none."""
+    best: Group[W] | None = None
+    for group in tenant.waiting.groups(kind, among):
+        if best is not None and best.oldest().age_key < group.oldest().age_key:
+            continue
+        bound = kind is Kind.LOCAL and bool(group.key.data)
+        if (relaxed or not bound or near(tenant, group)) and may(tenant, group):
+            best = group
+    return best
+
+
+def _case(slot: Kind, task: Kind) -> Case:
+    if slot is task:
+        return Case.LOCAL_FOR_LOCAL if slot is Kind.LOCAL else Case.FREE_FOR_FREE
+    return Case.LOCAL_LENT_TO_FREE if slot is Kind.LOCAL else Case.FREE_LENT_TO_LOCAL

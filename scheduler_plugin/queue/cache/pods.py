@@ -1,0 +1,327 @@
+"""Pods as the queue reads them from the API server. Pure."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+from allocator.errors import shown
+from allocator.names import (
+    POD_DATA,
+    POD_FIRST_STAGE_SIZE,
+    POD_GANG,
+    POD_GANG_SIZE,
+    POD_JOB,
+    POD_PLANNED,
+    QUEUE_GATE,
+    QUEUE_NAME,
+)
+from scheduler_plugin.cache.objects import (
+    Affinity,
+    NodeLite,
+    PodLite,
+    PodMetadata,
+    PodSpec,
+    PodStatus,
+    Preferred,
+    Struct,
+)
+from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
+from scheduler_plugin.queue.capacity.node_rules import NodeRules, NodeTerm, Taint, Toleration
+from scheduler_plugin.scheduling.reasons import REQUEUED
+
+MAX_GANG: Final = 1024
+MAX_NAME: Final = 253
+MAX_DATA: Final = 64
+MAX_FIRST_STAGE: Final = 999_999
+_SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
+_FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
+
+
+class Owner(Struct):
+    """One of `metadata.ownerReferences`."""
+
+    api_version: str = ""
+    kind: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class QueueMetadata(PodMetadata):
+    """`metadata` with what the queue needs."""
+
+    creation_timestamp: str = ""
+    deletion_grace_period_seconds: int | None = None
+    owner_references: list[Owner] | None = None
+
+
+class RequiredNodes(Struct):
+    """The required half of a node affinity."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
+class NodeAffinity(Preferred):
+    """`spec.affinity.nodeAffinity`."""
+
+    required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
+
+
+class QueueAffinity(Affinity):
+    """`spec.affinity`, with the required node affinity."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class QueueSpec(PodSpec):
+    """`spec` with what the queue needs."""
+
+    node_selector: dict[str, str] | None = None
+    affinity: QueueAffinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+
+
+class Condition(Struct):
+    """One of `status.conditions`."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class QueueStatus(PodStatus):
+    """`status` with what the queue needs."""
+
+    conditions: list[Condition] | None = None
+
+
+class QueuePod(PodLite):
+    """A pod."""
+
+    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
+    spec: QueueSpec = msgspec.field(default_factory=QueueSpec)
+    status: QueueStatus = msgspec.field(default_factory=QueueStatus)
+
+
+class NodeSpec(Struct):
+    """`spec` of a node."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool = False
+
+
+class QueueNode(NodeLite):
+    """A node."""
+
+    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+
+
+class NamespaceLite(Struct):
+    """A namespace."""
+
+    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
+
+
+class Affinities(IntEnum):
+    """How deep a pod's `spec.affinity` goes on the way to required node terms: a patch must know."""
+
+    NONE = 0
+    SOME = 1
+    NODES = 2
+    REQUIRED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a pod says to the queue.
+
+    Attributes:
+        queue: Name of its queue, empty when it names none.
+        created: When it was created, seconds since 1970; 0 where the API server does not say.
+        gated: It waits for its release: it has our gate, or it is requeued.
+        has_gate: It has our gate.
+        requeued: Its release was taken back, see `is_requeued`.
+        foreign_gates: Names of other gates that it wears.
+        data: Names of the data that it reads.
+        job: Its job, within its namespace.
+        gang: Its gang, within its namespace; empty for none.
+        gang_size: Pods of the gang.
+        owner: UID of the controller that would create it again; empty for none.
+        maker: UID of the Job that made it; empty where none has.
+        first_stage_size: Pods of the first stage of its job; None: it does not say.
+        ending: It is being deleted.
+        grace_s: Seconds that it may take to end, once it is being deleted.
+        unschedulable: When and why kube-scheduler found no node for it, in its words; empty where it said
+            nothing, or only that the pod is requeued.
+        scheduled: When it was bound, seconds since 1970; 0 before.
+        affinity: How much of `spec.affinity` it has, see `Affinities`.
+        pinned: A release has named the one node that it may run on.
+        annotated: It has annotations.
+        fault: What is wrong with it, in words, empty for nothing.
+    """
+
+    queue: str
+    created: float
+    gated: bool
+    has_gate: bool
+    requeued: bool
+    foreign_gates: tuple[str, ...]
+    data: frozenset[str]
+    job: str
+    gang: str
+    gang_size: int
+    owner: str
+    maker: str
+    first_stage_size: int | None
+    ending: bool
+    grace_s: float
+    unschedulable: str
+    scheduled: float
+    affinity: "Affinities"
+    pinned: bool
+    annotated: bool
+    fault: str
+
+    @property
+    def owned(self) -> bool:
+        """A controller would create it again."""
+        return bool(self.owner)
+
+
+def read_ticket(pod: QueuePod) -> Ticket:
+    """Read what a pod says to the queue; whatever is wrong with it becomes data."""
+    meta, annotations = pod.metadata, pod.metadata.annotations or {}
+    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
+    requeued = is_requeued(pod)
+    condition = next(
+        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
+    )
+    gang, size, fault = read_gang(annotations)
+    job, wrong = _name(annotations, POD_JOB)
+    stage_size, wrong_size = _read_first_stage_size(annotations, job)
+    fault = fault or wrong or wrong_size
+    owner = next((owner for owner in meta.owner_references or () if owner.controller), Owner())
+    data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
+    if len(data) > MAX_DATA:
+        fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
+    return Ticket(
+        queue=(meta.labels or {}).get(QUEUE_NAME, ""),
+        created=_seconds(meta.creation_timestamp),
+        gated=QUEUE_GATE in gates or requeued,
+        has_gate=QUEUE_GATE in gates,
+        requeued=requeued,
+        foreign_gates=tuple(sorted(name for name in gates if name != QUEUE_GATE)),
+        data=data,
+        job=job,
+        gang=gang,
+        gang_size=size,
+        owner=owner.uid,
+        maker=owner.uid if owner.kind == "Job" and owner.api_version.startswith("batch/") else "",
+        first_stage_size=stage_size,
+        ending=meta.deletion_timestamp is not None,
+        grace_s=float(meta.deletion_grace_period_seconds or 0),
+        unschedulable=_unschedulable(condition),
+        scheduled=_seconds(condition.last_transition_time) if condition.status == "True" else 0.0,
+        affinity=_affinities(pod),
+        pinned=POD_PLANNED in annotations and _names_node(node_rules(pod).terms),
+        annotated=bool(meta.annotations),
+        fault=fault,
+    )
+
+
+def node_rules(pod: QueuePod) -> NodeRules:
+    """Read which nodes a pod may run on."""
+    spec = pod.spec
+    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return NodeRules(
+        selector=tuple(sorted((spec.node_selector or {}).items())),
+        terms=required.node_selector_terms if required is not None else None,
+        tolerations=tuple(sorted(set(spec.tolerations or ()), key=_toleration_key)),
+    )
+
+
+def node_facts(node: QueueNode) -> NodeFacts:
+    """Read what placing needs to know of a node."""
+    return NodeFacts(
+        labels=node.metadata.labels or {},
+        taints=node.spec.taints or (),
+        unschedulable=node.spec.unschedulable,
+    )
+
+
+def _affinities(pod: QueuePod) -> Affinities:
+    affinity = pod.spec.affinity
+    nodes = affinity.node_affinity if affinity is not None else None
+    required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
+    return Affinities(sum(each is not None for each in (affinity, nodes, required)))
+
+
+def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
+    """Whether each term that can hold names a node."""
+    able = [term for term in terms or () if term.match_expressions or term.match_fields]
+    return bool(able) and all(term.match_fields for term in able)
+
+
+def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
+    """Read gang and size; a fault in words where they make no sense."""
+    (gang, fault), text = _name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
+    if fault:
+        return "", 1, fault
+    if not gang:
+        alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}: allowed are both or none"
+        return "", 1, alone if text is not None else ""
+    size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
+    if not 1 <= size <= MAX_GANG:
+        seen = "missing" if text is None else shown(text)
+        allowed = f"allowed is a whole number from 1 to {MAX_GANG}"
+        return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}: {allowed}"
+    return gang, size, ""
+
+
+def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int | None, str]:
+    """Read how many pods the first stage of a job has; a fault in words where that makes no sense."""
+    text = annotations.get(POD_FIRST_STAGE_SIZE)
+    if text is None:
+        return None, ""
+    if not job:
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} without {POD_JOB}: allowed are both or none"
+    if not _FIRST_STAGE.fullmatch(text):
+        allowed = f"allowed is a whole number from 0 to {MAX_FIRST_STAGE}"
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} is {shown(text)}: {allowed}"
+    return int(text), ""
+
+
+def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:
+    """Read a name that others are told; a fault in words where it can be none."""
+    name = annotations.get(key, "")
+    if len(name) <= MAX_NAME and name.isprintable():
+        return name, ""
+    return (
+        "",
+        f"annotation {key} is {shown(name)}: allowed are {MAX_NAME} printable characters",
+    )
+
+
+def _unschedulable(condition: Condition) -> str:
+    if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
+        return ""
+    return f"{condition.last_transition_time} {condition.message}"
+
+
+def _seconds(timestamp: str) -> float:
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _toleration_key(toleration: Toleration) -> tuple[str, str, str, str]:
+    return (toleration.key, toleration.operator, toleration.value, toleration.effect)

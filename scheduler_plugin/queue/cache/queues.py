@@ -1,0 +1,210 @@
+"""The tenants: their waiting tasks, what they have, and what they may have. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from scheduler_plugin.queue.cache.waiting import Waiting
+from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
+from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
+from scheduler_plugin.queue.config.quota import Cohort, QuotaUse, cohorts_of
+
+if TYPE_CHECKING:
+    from scheduler_plugin.queue.capacity.requirements import Needs
+
+
+class TenantState:
+    """One tenant.
+
+    Attributes:
+        form: Its configuration; None: pods name it and the configuration does not, so they wait.
+        waiting: Its tasks.
+        released: Units by UID of its pods that were released and have not ended.
+        count_slots: What it has is counted in pods, each in a slot, and not in units.
+        cluster: All that there is, where its dominant share counts; None: it does not.
+    """
+
+    def __init__(self, name: str, form: QueueForm | None, *, count_slots: bool) -> None:
+        self.name = name
+        self.form = form
+        self.waiting: Waiting[Needs] = Waiting()
+        self.released: dict[str, int] = {}
+        self.count_slots = count_slots
+        self.cluster: Resources | None = None
+        self._has = Resources()
+        self._host: dict[str, Resources] = {}
+
+    @property
+    def weight(self) -> float:
+        """Its share of the whole."""
+        return self.form.weight if self.form is not None else 1.0
+
+    @property
+    def units(self) -> int:
+        """Units of its released pods."""
+        return self._has.units
+
+    @property
+    def dominant(self) -> tuple[str, float]:
+        """The resource of which it has the largest part, and that part; nothing where that does not count."""
+        return ("", 0.0) if self.cluster is None else dominant(self._has, self.cluster)
+
+    @property
+    def allocated(self) -> float:
+        """What it has: its dominant share where that counts, pods where there are slots, else units."""
+        if self.cluster is not None:
+            return self.dominant[1]
+        return len(self.released) if self.count_slots else self.units
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its pods are released at all."""
+        return self.form is not None and self.form.stop == "None"
+
+    def hold(self, uid: str, has: Resources) -> int:
+        """Count a released pod; return the units added."""
+        if uid in self.released:
+            return 0
+        self.released[uid] = has.units
+        self._host[uid] = has
+        self._has = self._has.plus(has)
+        return has.units
+
+    def counts(self, uid: str) -> Resources | None:
+        """What a pod counts for; None where it is not counted."""
+        return self._host.get(uid)
+
+    def let_go(self, uid: str) -> int:
+        """Stop counting a pod; return the units taken off."""
+        self.released.pop(uid, None)
+        has = self._host.pop(uid, Resources())
+        self._has = self._has.plus(has, -1)
+        return has.units
+
+
+class Tenants:
+    """All tenants. A tenant that the configuration loses keeps its pods: they wait until it is back.
+
+    Args:
+        config: The configuration.
+    """
+
+    def __init__(self, config: QueueConfig) -> None:
+        self._known: dict[str, TenantState] = {}
+        self._cohorts: dict[str, Cohort] = {}
+        self._kept: dict[str, tuple[str, int]] = {}
+        self._kept_in: dict[int, int] = {}
+        self._cluster: Resources | None = None
+        self.configure(config)
+
+    def __getitem__(self, name: str) -> TenantState:
+        """A tenant; one that nobody configured is made, and its pods wait."""
+        tenant = self._known.get(name)
+        if tenant is None:
+            tenant = self._known[name] = TenantState(name, None, count_slots=self._count_slots)
+            tenant.cluster = self._cluster
+        return tenant
+
+    def __iter__(self) -> Iterator[TenantState]:
+        return iter(self._known.values())
+
+    def configure(self, config: QueueConfig) -> None:
+        """Take another configuration; everything that waits or runs stays."""
+        self._count_slots = config.slots is not None
+        self._by_dominant_share = config.fair_sharing == "dominant"
+        self.measure(self._cluster or Resources())
+        for name in [*config.queues, *self._known]:
+            tenant = self[name]
+            tenant.form = config.queues.get(name)
+            tenant.count_slots = self._count_slots
+        for name in list(self._known):
+            self.forget(name)
+        roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
+        accounts: dict[str, dict[str, QuotaUse]] = {}
+        for name, root in roots.items():
+            accounts.setdefault(root, {})[name] = QuotaUse(config.queues[name].quota, self[name].units)
+        cohorts = {root: Cohort(members) for root, members in accounts.items()}
+        self._cohorts = {name: cohorts[root] for name, root in roots.items()}
+        self.keep({})
+
+    def measure(self, cluster: Resources) -> None:
+        """Take all that there is: of that dominant shares are parts, where those count."""
+        cluster_or_none = cluster if self._by_dominant_share else None
+        if cluster_or_none != self._cluster:
+            self._cluster = cluster_or_none
+            for tenant in self._known.values():
+                tenant.cluster = cluster_or_none
+
+    def forget(self, name: str) -> None:
+        """Drop a tenant that is not configured and has nothing: pods may name what they like."""
+        tenant = self._known.get(name)
+        if tenant is not None and tenant.form is None and not tenant.released and not tenant.waiting.known:
+            del self._known[name]
+
+    def cohort(self, name: str) -> Cohort | None:
+        """The cohort of a configured tenant."""
+        return self._cohorts.get(name)
+
+    def allows(self, name: str, units: int, task: str = "") -> bool:
+        """Whether quotas let a task of a tenant have so many units more, see `headroom`."""
+        if name not in self._cohorts:
+            return False
+        most = self.headroom(name, task)
+        return most is None or units <= most
+
+    def headroom(self, name: str, task: str = "") -> int | None:
+        """The most units that quotas let a task of a configured tenant have more; None: no limit.
+
+        Args:
+            name: The tenant.
+            task: UID of the task: what is kept for it is its own.
+        """
+        cohort = self._cohorts.get(name)
+        most = None if cohort is None else cohort.headroom(name)
+        if cohort is None or most is None or not self._kept:
+            return most
+        uid, mine = self._kept.get(name, ("", 0))
+        others = self._kept_in.get(id(cohort), 0) - mine
+        if uid != task:
+            most -= mine
+        if others:
+            # What is its own a tenant has whatever others wait for.
+            account = cohort.accounts[name]
+            most = min(most, max(cohort.free(name) - others, (account.quota.nominal or 0) - account.used))
+        return most
+
+    @property
+    def kept(self) -> Mapping[str, tuple[str, int]]:
+        """For whom quota is kept: by tenant a task that waits long, and its units."""
+        return self._kept
+
+    def keep(self, kept: Mapping[str, tuple[str, int]]) -> None:
+        """Keep quota for these tasks only, from others of the same tenant and from borrowers.
+
+        Args:
+            kept: By tenant with a nominal quota the UID of a task, and units that are within that quota.
+        """
+        self._kept = {name: each for name, each in kept.items() if name in self._cohorts}
+        self._kept_in = {}
+        for name, (_, units) in self._kept.items():
+            cohort = id(self._cohorts[name])
+            self._kept_in[cohort] = self._kept_in.get(cohort, 0) + units
+
+    def keep_no_more(self, name: str, task: str) -> None:
+        """Keep no quota for a task, if that was done."""
+        if self._kept.get(name, ("", 0))[0] == task:
+            self.keep({other: each for other, each in self._kept.items() if other != name})
+
+    def hold(self, name: str, uid: str, has: Resources) -> None:
+        """Count a released pod of a tenant."""
+        self._use(name, self[name].hold(uid, has))
+
+    def let_go(self, name: str, uid: str) -> None:
+        """Stop counting a pod of a tenant."""
+        tenant = self._known.get(name)
+        if tenant is not None:
+            self._use(name, -tenant.let_go(uid))
+
+    def _use(self, name: str, units: int) -> None:
+        cohort = self._cohorts.get(name)
+        if units and cohort is not None:
+            cohort.use(name, units)

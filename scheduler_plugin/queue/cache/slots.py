@@ -1,0 +1,84 @@
+"""Slots of two types on every node, and which of them are idle. Pure.
+
+Which slot a pod sits in is written nowhere: it follows from how many pods of each class a node has. Pods take
+slots of their own type first, and what is left over sits in slots of the other one. So nothing is lost by a
+restart, and a slot that was lent comes back to its own type as soon as that suffices.
+"""
+
+from dataclasses import dataclass, field
+
+from scheduler_plugin.queue.cache.waiting import Kind
+from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
+from scheduler_plugin.queue.config.queues import SlotForm, SlotsForm
+
+
+@dataclass(slots=True)
+class NodeSlots:
+    """The slots of one node.
+
+    Attributes:
+        total: By type.
+        running: UIDs of the released pods on the node, by class.
+    """
+
+    total: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+    running: dict[Kind, set[str]] = field(default_factory=lambda: {kind: set() for kind in Kind})
+
+    def idle(self, kind: Kind) -> int:
+        """Slots of a type that nobody sits in."""
+        lent = max(0, len(self.running[kind.other]) - self.total[kind.other])
+        return max(0, self.total[kind] - len(self.running[kind]) - lent)
+
+
+class Slots:
+    """The slots of all nodes.
+
+    Args:
+        form: How many there are; None: no limit, every node has idle slots.
+    """
+
+    def __init__(self, form: SlotsForm | None) -> None:
+        self.form = form
+        self.nodes: dict[str, NodeSlots] = {}
+        self._where: dict[str, tuple[str, Kind]] = {}
+
+    def set_node(self, name: str, facts: NodeFacts | None, cards: int) -> None:
+        """Count the slots of a node with these labels and so many cards; None: the node is gone."""
+        node = self.nodes.setdefault(name, NodeSlots())
+        for kind in Kind:
+            node.total[kind] = (
+                0 if facts is None or self.form is None else _count(self.form, kind, facts, cards)
+            )
+        if facts is None and not any(node.running.values()):
+            del self.nodes[name]
+
+    def sit(self, uid: str, node: str, kind: Kind) -> None:
+        """A pod is on a node from now on, and nowhere else."""
+        self.leave(uid)
+        self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
+        self._where[uid] = (node, kind)
+
+    def leave(self, uid: str) -> None:
+        """A pod is on no node any more."""
+        node, kind = self._where.pop(uid, ("", Kind.FREE))
+        if node:
+            self.nodes[node].running[kind].discard(uid)
+
+    def places_left(self, node: str) -> int:
+        """Slots of a node less the pods that sit there, below 0 where it lost some."""
+        known = self.nodes.get(node, NodeSlots())
+        return sum(known.total.values()) - sum(map(len, known.running.values()))
+
+    def idle(self, node: str, kind: Kind) -> int:
+        """Idle slots of a type on a node."""
+        known = self.nodes.get(node)
+        return known.idle(kind) if known is not None else 0
+
+
+def _count(form: SlotsForm, kind: Kind, facts: NodeFacts, cards: int) -> int:
+    slot: SlotForm = form.local if kind is Kind.LOCAL else form.free
+    if slot.node_selector is not None and not slot.node_selector.matches(facts.labels):
+        return 0
+    if form.per == "node":
+        return slot.count
+    return slot.count * (-(-cards * slot.share_of_cards // 100))

@@ -1,0 +1,1 @@
+"""Capacity of the cluster for queued pods: free, reserved, and at most."""

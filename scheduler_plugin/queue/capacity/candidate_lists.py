@@ -1,0 +1,178 @@
+"""The two-tier pre-scheduler of the queue (algorithm 6): equal pods share a list of candidates. Pure.
+
+The first tier scores all nodes for a shape once and keeps the best with their versions. The second tier, the
+one committer, tries a pod on that list: only nodes that changed since are filtered and scored again. Whoever
+is not on the list and has not changed stands behind its last; so the decision is the one that scoring all
+nodes for each pod would make.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from scheduler_plugin.binding.two_tier import Candidate, decide
+from scheduler_plugin.cache.arrays import BoolArray, LongArray
+from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.scheduling.ranking import best
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+LISTED: Final = 32
+"""Candidates that a list has; a longer one lasts for more pods and costs each of them more."""
+
+CHANGED: Final = 64
+"""Nodes that may have changed since a list was made; with more of them another list costs less."""
+
+REMEMBERED: Final = 256
+"""Shapes with a list."""
+
+OTHERS: Final = 3
+"""Nodes next in the list that a pod may be bound to where a Binding fails."""
+
+_Place = tuple[float, str]
+
+
+@dataclass(slots=True)
+class _List:
+    """The first tier's list for one shape.
+
+    Attributes:
+        offered: The best, in order.
+        last: Place behind which everybody stands who is not offered and has not changed; None: nobody is.
+        made: int64[R], versions of the nodes then.
+        epoch: Of the policy's weights.
+        rows: Of those offered.
+        names: Epoch of the rows' names: after another one a row may be another node's.
+    """
+
+    offered: tuple[Candidate, ...]
+    last: _Place | None
+    made: LongArray
+    epoch: int
+    rows: frozenset[int]
+    names: int
+
+
+class Ahead:
+    """Places pods one after the other, each as if all nodes were scored for it.
+
+    Args:
+        room: The cluster.
+
+    Attributes:
+        lists: Lists that were made.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._lists: dict[Wants, _List] = {}
+        self.lists = 0
+        self._others: Callable[[], Iterable[str]] = tuple
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Nodes that come next for the pod that was placed last, in order.
+
+        They are those of its list, or those that the policy picks next. Where each pod has all nodes scored
+        for it there are none.
+        """
+        return tuple(islice(self._others(), OTHERS))
+
+    def forget(self) -> None:
+        """Forget all lists: the policy that they were made by is another one now."""
+        self._lists.clear()
+
+    def place(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+        """Take a pod's cards on the best node that has them.
+
+        Args:
+            uid: Of the pod.
+            wants: Its needs.
+            fits: bool[R], where it fits now and may be placed.
+            now: Seconds.
+
+        Returns:
+            The node's name, empty for none.
+        """
+        self._others = tuple
+        if not self._room.by_row(wants):
+            return self._one_by_one(uid, wants, fits, now)
+        known = self._lists.get(wants)
+        if known is not None:
+            node = self._try(uid, wants, known, fits, now)
+            if node is not None:
+                return node
+        return self._try(uid, wants, self._make(wants, fits), fits, now) or ""
+
+    def _one_by_one(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+        """Score all nodes for this pod, or let the policy pick one."""
+        row = self._room.winner(uid, wants, fits, now)
+        if row is None or not self._room.take(uid, wants, row, now):
+            return ""
+        self._others = partial(self._room.next_picks, wants, row, fits)
+        return self._room.state.nodes.names[row]
+
+    def _make(self, wants: Wants, fits: BoolArray) -> _List:
+        """The first tier: score all nodes where the pod may be placed."""
+        nodes = self._room.state.nodes
+        rows = np.flatnonzero(fits)
+        scores = self._room.scores(wants, rows)
+        first = best(scores, nodes.name_rank[rows], LISTED)
+        epoch = self._room.epoch(wants)
+        offered = tuple(
+            Candidate(nodes.names[row], score, int(nodes.version[row]), epoch)
+            for row, score in zip(rows[first].tolist(), scores[first].tolist(), strict=True)
+        )
+        made = nodes.version.copy()
+        # Who could not be placed when the list was made is not behind its last: it counts as changed.
+        made[~fits] = -1
+        last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
+        found = _List(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
+        self._lists.pop(wants, None)
+        self._lists[wants] = found
+        if len(self._lists) > REMEMBERED:
+            del self._lists[next(iter(self._lists))]
+        self.lists += 1
+        return found
+
+    def _try(self, uid: str, wants: Wants, known: _List, fits: BoolArray, now: float) -> str | None:
+        """The second tier: commit a pod with a list; None where the list is used up."""
+        nodes, room = self._room.state.nodes, self._room
+        epoch = room.epoch(wants)
+        if known.names != nodes.epoch or epoch != known.epoch:
+            return None
+        changed = np.flatnonzero((nodes.version != known.made) & fits)
+        if changed.size > CHANGED:
+            return None
+        scores = dict(zip(changed.tolist(), room.scores(wants, changed).tolist(), strict=True))
+        more = [Candidate(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
+        offered = [each for each in known.offered if self._may(each.node, fits)]
+
+        def version(node: str) -> int | None:
+            row = nodes.rows.get(node)
+            return None if row is None else int(nodes.version[row])
+
+        def rescore(node: str) -> float | None:
+            score = scores.get(nodes.rows[node], np.inf)
+            return score if score < np.inf else None
+
+        def bind(node: str) -> bool:
+            row = nodes.rows[node]
+            if known.last is not None and (scores.get(row, -np.inf), node) > known.last:
+                # Somebody who is not on the list may be better.
+                return False
+            return room.take(uid, wants, row, now)
+
+        decision = decide([*offered, *more], version, rescore, bind, epoch=epoch)
+        if decision.node:
+            self._others = partial(filter, decision.node.__ne__, [each.node for each in offered])
+        return decision.node or (None if known.last is not None else "")
+
+    def _may(self, node: str, fits: BoolArray) -> bool:
+        row = self._room.state.nodes.rows.get(node)
+        return row is not None and bool(fits[row])

@@ -1,0 +1,438 @@
+"""Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from allocator.cards import Card
+from allocator.place import Placement, place
+from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.sums import sum_left
+from scheduler_plugin.queue.capacity.dominant_share import Resources
+from scheduler_plugin.queue.capacity.node_rules import NodeRules, Taint
+from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
+from scheduler_plugin.queue.capacity.total_capacity import Capacity
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with, score
+from scheduler_plugin.scheduling.policies.registry import Picker, by_row
+from scheduler_plugin.scheduling.ranking import best
+from scheduler_plugin.scheduling.request import Query
+
+if TYPE_CHECKING:
+    from allocator.records import Assignment
+
+T = TypeVar("T")
+
+
+FEW_ROWS: Final = 64
+"""Rows of which labels and taints are asked one by one."""
+
+REMEMBERED_RULES: Final = 256
+"""Rules of which it is remembered where they let pods run."""
+
+UNKNOWN: Final = np.int64(1) << 62
+"""Stands for what a node has left where that is not known: cards decide there."""
+
+ROUND_S: Final = 1.0
+"""The queue decides whenever something changes; a policy that holds pods back counts a round a second."""
+
+REMEMBERED_ROUNDS: Final = 4096
+"""Pods that are held back, and when each had its last round."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What placing needs to know of a node besides its cards.
+
+    Attributes:
+        labels: Of the node.
+        taints: Of the node.
+        unschedulable: It is cordoned.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+@dataclass(slots=True)
+class _Mask:
+    """Where a pod fits, by row, and which version of each row says so.
+
+    Attributes:
+        changes: Of all rows when it was made or renewed; 0: it was not.
+        beside: By node whether it fits beside what is kept there; before that versions, and who asks.
+    """
+
+    fits: BoolArray
+    made: np.ndarray[tuple[int], np.dtype[np.int64]]
+    facts: int
+    query: Query
+    changes: int = 0
+    beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
+
+
+class _Sums:
+    """What kube-scheduler's count of each node has left, by row, computed again where the row has changed.
+
+    Args:
+        state: The cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._left: dict[bool, LongArray] = {}
+        self._made: LongArray = np.zeros(0, dtype=np.int64)
+
+    def left(self, rows: RowArray, *, percent: bool) -> LongArray:
+        """Units or percent that rows have left, int64[m]; `UNKNOWN` where a node does not say."""
+        nodes = self._state.nodes
+        if len(self._made) != nodes.row_count:
+            self._made = np.full(nodes.row_count, -1, dtype=np.int64)
+            self._left = {each: np.zeros(nodes.row_count, dtype=np.int64) for each in (False, True)}
+        for row in rows[self._made[rows] != nodes.version[rows]].tolist():
+            record = self._state.books[nodes.names[row]]
+            for each, left in self._left.items():
+                found = sum_left(record, percent=each)
+                left[row] = UNKNOWN if found is None else found
+            self._made[row] = nodes.version[row]
+        return self._left[percent][rows]
+
+
+class Room:
+    """The cluster's room, and what is kept free of it.
+
+    Args:
+        state: The cluster, with what was released and is not bound as takes.
+        policies: Of the cluster.
+
+    Attributes:
+        kept: What is kept free for pods that waited long, or for which others are evicted.
+        capacity: What there would be room for with nobody else there.
+        faults: What a pod's policy gave that is no scores, cards or costs, by the pod's needs: it waits.
+        held_back: Needs of pods that a policy held back from every node that they fit on.
+        facts_version: +1 whenever something else than cards is new of a node.
+    """
+
+    def __init__(self, state: ClusterState, policies: Policies) -> None:
+        self.state = state
+        self.policies = policies
+        self.facts: dict[str, NodeFacts] = {}
+        self.facts_version = 0
+        self._masks: dict[Wants, _Mask] = {}
+        self._rounds: dict[str, float] = {}
+        self._allowed: dict[NodeRules, BoolArray] = {}
+        self._allowed_key: object = None
+        self.faults: dict[Wants, str] = {}
+        self.held_back: set[Wants] = set()
+        self._sums = _Sums(state)
+        self.kept = KeptRooms()
+        self.capacity = Capacity(self)
+
+    @property
+    def resources(self) -> Resources:
+        """What all nodes with usable cards have."""
+        nodes = self.state.nodes
+        return Resources(
+            int(nodes.size[nodes.usable].sum()),
+            int(nodes.cpu_capacity[nodes.usable].sum()),
+            int(nodes.memory_capacity[nodes.usable].sum()),
+        )
+
+    def set_facts(self, node: str, facts: NodeFacts | None) -> bool:
+        """Take what is known of a node, None when it is gone; tell whether that changed anything."""
+        if self.facts.get(node) == facts:
+            return False
+        if facts is None:
+            del self.facts[node]
+        else:
+            self.facts[node] = facts
+        self.facts_version += 1
+        return True
+
+    def forget_unused(self, used: set[Wants]) -> None:
+        """Drop what was remembered of needs that no waiting pod has any more."""
+        for wants in [wants for wants in self._masks if wants not in used]:
+            del self._masks[wants]
+        for wants in [wants for wants in self.faults if wants not in used]:
+            del self.faults[wants]
+        self.held_back &= used
+        self.capacity.forget_unused(used)
+
+    def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
+        """Tell where a pod fits now.
+
+        Args:
+            wants: The pod's needs.
+            holder: UID of the task that asks: what is kept free for it is free to it.
+
+        Returns:
+            bool[R]. Read it before anything changes.
+
+        Raises:
+            RequestError: it names a node policy that does not exist.
+        """
+        mask = self._mask(wants)
+        if not self.kept:
+            return mask.fits
+        fits = mask.fits.copy()
+        rows = self.state.nodes.rows
+        for node in self.kept.nodes:
+            row = rows.get(node)
+            if row is not None and fits[row]:
+                fits[row] = self._fits_beside(mask, wants, node, row, holder)
+        return fits
+
+    def fits_but_for_kept(self, wants: Wants) -> bool:
+        """Whether a pod would fit somewhere if nothing were kept free."""
+        return bool(self._mask(wants).fits.any())
+
+    def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
+        """Order rows that fit by the node policy.
+
+        Args:
+            wants: The pod's needs.
+            rows: intp[m], all of them fit.
+            limit: How many at most.
+
+        Returns:
+            intp[k], best first; the policy may hold a pod back from every row.
+        """
+        ranks = self.state.nodes.name_rank[rows]
+        return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+
+    def winner(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> int | None:
+        """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
+
+        Args:
+            uid: Of the pod.
+            wants: Its needs.
+            fits: bool[R].
+            now: Seconds; a pod that was held back is tried again after `ROUND_S`.
+
+        Returns:
+            None where no row fits, or the policy holds the pod back.
+        """
+        if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
+            return None
+        nodes, query = self.state.nodes, self.query(wants)
+        query = replace(query, ask=replace(query.ask, pod=uid))
+        policy = self.policies.of(query.request)
+        row: int | None = None
+        if isinstance(policy, Picker) and policy.picks and not query.request.percent:
+            row = self.sound(wants, partial(policy.pick_row, nodes, query.ask, fits), None)
+        else:
+            rows = np.flatnonzero(fits)
+            held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+            scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
+            first = best(scores, nodes.name_rank[rows], 1)
+            row = int(rows[first[0]]) if len(first) else None
+        if row is not None:
+            self._rounds.pop(uid, None)
+            self.held_back.discard(wants)
+        else:
+            self._rounds[uid] = now
+            self.held_back.add(wants)
+            if len(self._rounds) > REMEMBERED_ROUNDS:
+                del self._rounds[next(iter(self._rounds))]
+        self.policies.attempted(nodes, query, row)
+        return row
+
+    def next_picks(self, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
+        """Name the nodes that a policy which picks would take next for a pod; of others none.
+
+        Args:
+            wants: The pod's needs.
+            row: Where its cards were taken.
+            fits: bool[R], where it did fit before.
+        """
+        nodes, query = self.state.nodes, self.query(wants)
+        policy = self.policies.of(query.request)
+        if not isinstance(policy, Picker) or not policy.picks or query.request.percent:
+            return
+        left, found = fits.copy(), row
+        while True:
+            left[found] = False
+            picked = self.sound(wants, partial(policy.pick_row, nodes, query.ask, left), None)
+            if picked is None:
+                return
+            yield nodes.names[picked]
+            found = picked
+
+    def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
+        """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
+        query = self.query(wants)
+        if not len(rows):
+            return np.zeros(0, dtype=np.float64)
+        policy = self.policies.of(query.request)
+        held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        return self.sound(wants, lambda: score(policy, self.state.nodes, query, rows), held)
+
+    def by_row(self, wants: Wants) -> bool:
+        """Whether the node policy for a pod scores each node by itself."""
+        return by_row(self.policies.of(wants.request))
+
+    def epoch(self, wants: Wants) -> int:
+        """Of the weights of that policy: scores of another one cannot be compared."""
+        return self.policies.of(wants.request).epoch
+
+    def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
+        """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
+        nodes = self.state.nodes
+        placement = self.sound(wants, lambda: self._placed(uid, wants, row), None)
+        if placement is None:
+            return False
+        self.faults.pop(wants, None)
+        uuids = nodes.uuids[row]
+        assigned: Assignment | None = None
+        if uuids:
+            assigned = {
+                container: tuple((uuids[card], units) for card, units in shares)
+                for container, shares in placement.containers
+            }
+        self.state.take(uid, nodes.names[row], assigned, now)
+        return True
+
+    def _placed(self, uid: str, wants: Wants, row: int) -> Placement | None:
+        """Choose a pod's cards on a node beside what is kept there."""
+        nodes, query = self.state.nodes, self.query(wants)
+        mine, uuids = self.kept.of(uid), nodes.uuids[row]
+        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row], uuids).cards
+        placement = None
+        if mine is not None and mine.node == nodes.names[row]:
+            others = set(range(int(nodes.cards[row]))).difference(mine.positions(uuids))
+            placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
+        if placement is None:
+            placement = place_with(self.policies.of(query.request), nodes, row, query)
+        if placement is not None and not set(kept).isdisjoint(placement.charge):
+            placement = place(self._without(row, kept), query.request, query.ask.card_policy)
+        return placement
+
+    def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
+        """Whether a pod that fits on a node also does beside what is kept there for others."""
+        who = holder if self.kept.is_part_of(holder, node) else ""
+        version = int(self.state.nodes.version[row])
+        known = mask.beside.get(node)
+        if known is not None and known[:3] == (version, self.kept.version, who):
+            return known[3]
+        others = self.kept.from_others(who, node, self.state.nodes.uuids[row])
+        found = self._leaves(mask.query, wants, row, others)
+        mask.beside[node] = (version, self.kept.version, who, found)
+        return found
+
+    def _leaves(self, query: Query, wants: Wants, row: int, others: OnNode) -> bool:
+        """Whether a pod that fits on a node leaves others what is kept for them there."""
+        nodes = self.state.nodes
+        if not others.pods:
+            return True
+        if nodes.cpu_used[row] + others.cpu_milli + wants.cpu_milli > nodes.cpu_capacity[row]:
+            return False
+        if nodes.memory_used[row] + others.memory_bytes + wants.memory_bytes > nodes.memory_capacity[row]:
+            return False
+        left = self._without(row, others.cards)
+        return self.sound(wants, lambda: place(left, query.request, query.ask.card_policy), None) is not None
+
+    def _without(self, row: int, cards: Collection[int]) -> list[Card]:
+        """The cards of a node, some of them counted as full."""
+        return [
+            replace(card, used_units=card.size_units) if card.index in cards else card
+            for card in cards_of(self.state.nodes, row)
+        ]
+
+    # Masks.
+
+    def _mask(self, wants: Wants) -> _Mask:
+        nodes = self.state.nodes
+        mask = self._masks.get(wants)
+        size = nodes.row_count
+        if mask is not None and wants.request.selector.admits_all:
+            query = mask.query
+        else:
+            query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
+        if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
+            made = np.full(size, -1, dtype=np.int64)
+            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
+            self._masks[wants] = mask
+        mask.query = query
+        rows = nodes.changed_since(mask.changes) if mask.changes else None
+        if rows is None:
+            rows = np.flatnonzero(mask.made != nodes.version)
+        if rows.size:
+            mask.fits[rows] = self.sound(
+                wants, partial(self._fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
+            )
+            mask.made[rows] = nodes.version[rows]
+        mask.changes = nodes.changes
+        return mask
+
+    def sound(self, wants: Wants, work: Callable[[], T], otherwise: T) -> T:
+        """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
+        try:
+            found = work()
+        except POLICY_FAULTS as error:
+            self.faults[wants] = str(error)
+            return otherwise
+        return found
+
+    def lacks_sum(self, wants: Wants, rows: RowArray) -> bool:
+        """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
+        rows = rows[self._able(wants, self.query(wants), rows)]
+        return bool(len(rows)) and not self._has_sum(wants, rows).any()
+
+    def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        fits = self._able(wants, query, rows)
+        fits[fits] = self._has_sum(wants, rows[fits])
+        return fits
+
+    def _has_sum(self, wants: Wants, rows: RowArray) -> BoolArray:
+        result: BoolArray = self._sums.left(rows, percent=wants.percent) >= wants.request.effective_units
+        return result
+
+    def _able(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+        """Where a pod fits but for kube-scheduler's count of the node's sum."""
+        nodes = self.state.nodes
+        fits = fitting(nodes, query, rows)
+        fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
+        fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
+        able = rows[fits]
+        # What a few rows allow costs less than what all do; of many rows it is remembered.
+        if len(able) > FEW_ROWS:
+            allowed = self.allowed_rows(wants)[able]
+        else:
+            allowed = np.array([self.allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
+        fits[fits] = allowed
+        return fits
+
+    def query(self, wants: Wants) -> Query:
+        """A pod's needs, ready to be asked of the arrays."""
+        return self._mask(wants).query
+
+    def allowed(self, wants: Wants, name: str) -> bool:
+        """Whether labels and taints of a node let a pod run there."""
+        facts = self.facts.get(name)
+        if facts is None:
+            return False
+        return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+
+    def allowed_rows(self, wants: Wants) -> BoolArray:
+        """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
+        nodes = self.state.nodes
+        key = (self.facts_version, nodes.epoch, nodes.row_count)
+        if key != self._allowed_key:
+            self._allowed_key = key
+            self._allowed.clear()
+        allowed = self._allowed.get(wants.rules)
+        if allowed is None:
+            if len(self._allowed) >= REMEMBERED_RULES:
+                del self._allowed[next(iter(self._allowed))]
+            allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
+            for name, row in nodes.rows.items():
+                allowed[row] = self.allowed(wants, name)
+        return allowed

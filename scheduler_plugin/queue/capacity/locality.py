@@ -1,0 +1,63 @@
+"""Which data is near which node: on the node itself, or on another one of its rack. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from scheduler_plugin.queue.config.queues import LocalityForm
+
+
+class Locality:
+    """What nodes say of data and racks by their labels.
+
+    Args:
+        form: The labels.
+
+    Attributes:
+        version: Grows when what is near may have changed.
+    """
+
+    def __init__(self, form: LocalityForm) -> None:
+        self.form = form
+        self.version = 0
+        self._data: dict[str, frozenset[str]] = {}
+        self._racks: dict[str, str] = {}
+        self._in_rack: dict[str, Counter[str]] = {}
+        self._near: dict[frozenset[str], frozenset[str]] = {}
+
+    def set_node(self, name: str, labels: Mapping[str, str] | None) -> None:
+        """Take a node's labels, None when it is gone."""
+        prefix = self.form.label_prefix
+        data = frozenset(key[len(prefix) :] for key in labels or () if key.startswith(prefix))
+        rack = (labels or {}).get(self.form.rack_label, "")
+        if labels is not None and (self._data.get(name), self._racks.get(name)) == (data, rack):
+            # Nodes change with every pod; their data seldom does.
+            return
+        self._near.clear()
+        self.version += 1
+        old_rack = self._racks.pop(name, "")
+        old = self._data.pop(name, frozenset())
+        if old and old_rack:
+            left = self._in_rack[old_rack] - Counter(old)
+            if left:
+                self._in_rack[old_rack] = left
+            else:
+                del self._in_rack[old_rack]
+        if labels is None:
+            return
+        self._data[name], self._racks[name] = data, rack
+        if data and rack:
+            self._in_rack.setdefault(rack, Counter()).update(data)
+
+    def near(self, node: str, data: frozenset[str]) -> bool:
+        """Whether every name of some data is on the node or in its rack; true for no data at all."""
+        if not data or data <= self._data.get(node, frozenset()):
+            return True
+        rack = self._in_rack.get(self._racks.get(node, ""))
+        return rack is not None and all(name in self._data[node] or name in rack for name in data)
+
+    def nodes_near(self, data: frozenset[str]) -> frozenset[str]:
+        """Names of the nodes that some data is near to."""
+        found = self._near.get(data)
+        if found is None:
+            found = self._near[data] = frozenset(name for name in self._data if self.near(name, data))
+        return found

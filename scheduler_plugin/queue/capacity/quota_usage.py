@@ -1,0 +1,108 @@
+"""How many units a pod counts for in its quota: for a share of a card by the size of the card. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allocator.records import Assignment
+from allocator.request import PodRequest
+from scheduler_plugin.cache.arrays import BoolArray, LongArray
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+
+
+class Amounts:
+    """What pods count for on the nodes of a cluster.
+
+    A pod that asks for percent of cards counts for as many units as it has of the cards that were chosen for
+    it. Before they are, for what it would have of the largest card of a node.
+
+    Args:
+        state: The cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def by_row(self, wants: Wants) -> LongArray:
+        """Units that a pod counts for on each row, int64[R], whether it fits there or not."""
+        nodes = self._state.nodes
+        if not wants.percent:
+            return np.full(nodes.row_count, wants.units, dtype=np.int64)
+        largest, at = np.unique(nodes.size.max(axis=1, initial=0), return_inverse=True)
+        units = np.array([wants.units_on(size) for size in largest.tolist()], dtype=np.int64)
+        return units[at]
+
+    def members(self, needs: Needs, uid: str) -> Sequence[tuple[str, Wants]]:
+        """UID and needs of every pod of a task, the hardest to place first.
+
+        Args:
+            needs: Of the task.
+            uid: Of the task.
+        """
+        if not isinstance(needs, GangWants):
+            return ((uid, needs),)
+        if not needs.percent:
+            return needs.members
+        largest = int(self._state.nodes.size.max(initial=0))
+        return sorted(needs.members, key=lambda member: -member[1].hardness(largest))
+
+    def least(self, needs: Needs, rows: BoolArray | None = None) -> int:
+        """The fewest units that a pod or a gang counts for, wherever it goes.
+
+        Args:
+            needs: Of the pod or gang.
+            rows: bool[R], where it may go; None: on any node whose cards could serve it.
+        """
+        if isinstance(needs, GangWants):
+            return sum(self.least(wants) for _, wants in needs.members)
+        if not needs.percent:
+            return needs.units
+        if rows is None:
+            rows = self._state.nodes.usable
+        units = self.by_row(needs)[rows]
+        return int(units.min()) if units.size else 0
+
+    def within(self, wants: Wants, fits: BoolArray, most: int | None) -> BoolArray:
+        """Where a pod fits and counts for no more than so many units, bool[R]; None: no limit."""
+        return fits if most is None or not wants.percent else fits & (self.by_row(wants) <= most)
+
+    def on_node(self, wants: Wants, node: str, assigned: Assignment | None = None) -> int | None:
+        """Units that a pod counts for on a node, with these cards where they are known.
+
+        Returns:
+            None where the node says nothing of its cards now and the pod asks for percent of them.
+        """
+        nodes = self._state.nodes
+        if not wants.percent:
+            return wants.units
+        row = nodes.rows.get(node)
+        if row is None or not nodes.usable[row]:
+            return None
+        sizes = dict(zip(nodes.uuids[row], nodes.size[row].tolist(), strict=False))
+        found = _of_cards(wants.request, assigned or {}, sizes)
+        return wants.units_on(int(nodes.size[row].max())) if found is None else found
+
+    def of(self, record: PodRecord, wants: Wants) -> int | None:
+        """Units that a released pod counts for; None while its cards are not known."""
+        if record.node:
+            return self.on_node(wants, record.node, record.allocated or record.assigned)
+        take = self._state.taken(record.uid)
+        if take is None:
+            return None if wants.percent else wants.units
+        return self.on_node(wants, take.node, take.assigned)
+
+
+def _of_cards(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:
+    """Units of some cards, None where it is not known which cards they are."""
+    units = 0
+    for demand in request.demands:
+        cards = [sizes.get(uuid) for uuid, _ in assigned.get(demand.containers[0], ())]
+        if len(cards) != demand.cards:
+            return None
+        for size in cards:
+            if size is None:
+                return None
+            units += demand.units_on(size)
+    return units

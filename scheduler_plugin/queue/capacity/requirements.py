@@ -1,0 +1,92 @@
+"""What a pod of the queue needs of a node, equal where pods are interchangeable. Pure."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from allocator.request import PodRequest
+from scheduler_plugin.errors import StateError
+from scheduler_plugin.queue.capacity.dominant_share import Resources
+from scheduler_plugin.queue.capacity.node_rules import NodeRules
+
+
+@dataclass(frozen=True)
+class Wants:
+    """The needs of one pod.
+
+    Attributes:
+        request: What it asks of cards.
+        cpu_milli: Thousandths of a core.
+        memory_bytes: Bytes of host memory.
+        rules: Nodes that it may run on.
+    """
+
+    request: PodRequest
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    rules: NodeRules = field(default_factory=NodeRules)
+
+    @cached_property
+    def units(self) -> int:
+        """Units of GPU memory over all its cards; of a pod that asks for percent see `amounts.Amounts`.
+
+        Raises:
+            StateError: it asks for percent.
+        """
+        if self.percent:
+            raise StateError("units of a pod that asks for percent: allowed is to ask for those on a node")
+        return self.units_on(0)
+
+    @cached_property
+    def percent(self) -> bool:
+        """It asks for percent of cards: what that is in units depends on the card."""
+        return self.request.percent
+
+    def units_on(self, size: int) -> int:
+        """Units of GPU memory over all its cards, where each has so many units."""
+        return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
+
+    def resources(self, units: int) -> Resources:
+        """What it counts for beside others, with so many units of GPU memory."""
+        return Resources(units, self.cpu_milli, self.memory_bytes)
+
+    def hardness(self, size: int) -> int:
+        """Units on one card of that size: a pod that needs more of one is harder to place."""
+        return max(demand.units_on(size) for demand in self.request.demands)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules))
+
+    def __hash__(self) -> int:
+        """Computed once: every question about room asks for it."""
+        return self._hash
+
+
+@dataclass(frozen=True)
+class GangWants:
+    """The needs of a gang: no two gangs are interchangeable.
+
+    Attributes:
+        uid: Of the gang.
+        members: UID and needs of each of its pods, the hardest to place first where all ask for units.
+    """
+
+    uid: str
+    members: tuple[tuple[str, Wants], ...]
+
+    @cached_property
+    def percent(self) -> bool:
+        """Some of its pods ask for percent of cards."""
+        return any(wants.percent for _, wants in self.members)
+
+    @cached_property
+    def shape(self) -> tuple[Wants, ...]:
+        """What its pods need; gangs of one shape find room alike."""
+        return tuple(wants for _, wants in self.members)
+
+    def __hash__(self) -> int:
+        """By the gang: its members are many."""
+        return hash(self.uid)
+
+
+Needs = Wants | GangWants

@@ -1,0 +1,228 @@
+"""Which cards are kept free for pods that start together: those that need the least to become free. Pure.
+
+Each pod gets the cards of one node on which the fewest units of others must go, beside the pods of its task
+that have theirs already. A single pod is a task of one.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.capacity.reservations import NOTHING, Kept, OnNode
+
+Pod = tuple[str, Wants]
+"""UID and needs of one pod."""
+
+_NEVER: Final = 1 << 40
+
+
+@dataclass(slots=True)
+class _Load:
+    """What the pods of the task will have of one node, and what is kept on it for other tasks."""
+
+    units: list[int]
+    others: OnNode
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Spot:
+    """Where a pod could go.
+
+    Attributes:
+        missing: Units that must become free first.
+        row: Of the node.
+        units: Of the pod, by card.
+    """
+
+    missing: int
+    row: int
+    units: dict[int, int] = field(default_factory=dict)
+
+
+class Clearing:
+    """Looks for the cards of one task; nothing is taken and nothing is kept.
+
+    Args:
+        room: The cluster.
+        task: UID of the task.
+        alone: As if nothing were kept for other tasks.
+    """
+
+    def __init__(self, room: Room, task: str, *, alone: bool = False) -> None:
+        self._room = room
+        self._task = task
+        self._alone = alone
+        self._loads: dict[int, _Load] = {}
+        self._queues: dict[Wants, list[tuple[int, int, int]]] = {}
+
+    def find(self, pods: Sequence[Pod], among: Callable[[Wants], BoolArray] | None = None) -> dict[str, Kept]:
+        """Find cards for all pods at once.
+
+        Args:
+            pods: Of the task.
+            among: bool[R], nodes that come into question for a pod; None: all.
+
+        Returns:
+            What to keep for each, by UID; empty where they will never all have room.
+        """
+        for order in self._orders(pods, among):
+            self._loads.clear()
+            self._queues.clear()
+            found: dict[str, Kept] = {}
+            for uid, wants in order:
+                spot = self._best(wants, among)
+                if spot is None:
+                    break
+                found[uid] = self._put(wants, spot)
+            else:
+                return found
+        return {}
+
+    def serves(self, pods: Iterable[Pod]) -> bool:
+        """Whether what is kept for these pods can become free still, for all of them at once."""
+        kept_rooms, nodes = self._room.kept, self._room.state.nodes
+        for uid, wants in pods:
+            kept = kept_rooms.of(uid)
+            row = None if kept is None else nodes.rows.get(kept.node)
+            if kept is None or row is None or not nodes.usable[row]:
+                return False
+            cards = kept.positions(nodes.uuids[row])
+            if len(cards) < len(kept.cards) or not self._room.allowed(wants, kept.node):
+                return False
+            spot = self._spot(wants, row, cards)
+            if spot is None:
+                return False
+            self._put(wants, spot)
+        return True
+
+    def _orders(
+        self, pods: Sequence[Pod], among: Callable[[Wants], BoolArray] | None
+    ) -> Iterator[Sequence[Pod]]:
+        """Ways to go: the hardest to place first, as they come; or those first that have the least choice."""
+        yield pods
+        if len({wants for _, wants in pods}) > 1:
+            choice = {wants: len(self._possible(wants, among)[0]) for _, wants in pods}
+            yield sorted(pods, key=lambda pod: choice[pod[1]])
+
+    def _best(self, wants: Wants, among: Callable[[Wants], BoolArray] | None) -> _Spot | None:
+        """The spot that needs the least; of equal ones the first node by name."""
+        queue = self._queues.get(wants)
+        if queue is None:
+            rows, least = self._possible(wants, among)
+            ranks = self._room.state.nodes.name_rank[rows]
+            queue = list(zip(least.tolist(), ranks.tolist(), rows.tolist(), strict=True))
+            heapify(queue)
+            self._queues[wants] = queue
+        while queue:
+            # What a row needs only grows with each pod that goes there: whoever is first with a figure that
+            # holds is the best.
+            known, rank, row = queue[0]
+            spot = self._spot(wants, row)
+            if spot is not None and spot.missing == known:
+                return spot
+            heappop(queue)
+            if spot is not None:
+                heappush(queue, (spot.missing, rank, row))
+        return None
+
+    def _possible(
+        self, wants: Wants, among: Callable[[Wants], BoolArray] | None
+    ) -> tuple[RowArray, LongArray]:
+        """Rows that could take a pod if they were empty, and units that must become free there at least."""
+        nodes = self._room.state.nodes
+        wanted = nodes.usable & self._room.allowed_rows(wants)
+        wanted &= (nodes.cpu_capacity >= wants.cpu_milli) & (nodes.memory_capacity >= wants.memory_bytes)
+        if wants.percent:
+            wanted &= nodes.percent
+        if among is not None:
+            wanted &= among(wants)
+        rows = np.flatnonzero(wanted)
+        least = self._least_missing(wants, rows)
+        can = least < _NEVER
+        return rows[can], least[can]
+
+    def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
+        """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
+        nodes = self._room.state.nodes
+        size = nodes.evictable[rows]
+        if not size.size:
+            return np.zeros(len(rows), dtype=np.int64)
+        largest = int(size.max())
+        demand = max(wants.request.demands, key=lambda each: each.units_on(largest) * each.cards)
+        sizes, at = np.unique(size, return_inverse=True)
+        units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
+        missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
+        missing[size < units] = _NEVER
+        if demand.cards > missing.shape[1]:
+            return np.full(len(rows), _NEVER, dtype=np.int64)
+        least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
+        return least
+
+    def _spot(self, wants: Wants, row: int, among: Collection[int] | None = None) -> _Spot | None:
+        """Find the cards of a node for one more pod; None: they will never be free for it.
+
+        Args:
+            wants: The pod's needs.
+            row: Of the node.
+            among: Cards that come into question; None: all.
+        """
+        nodes, load = self._room.state.nodes, self._load(row)
+        if nodes.cpu_capacity[row] < load.cpu_milli + load.others.cpu_milli + wants.cpu_milli:
+            return None
+        if nodes.memory_capacity[row] < load.memory_bytes + load.others.memory_bytes + wants.memory_bytes:
+            return None
+        open_units = nodes.evictable[row].tolist()
+        occupied = nodes.occupied[row].tolist()
+        admits = self._room.query(wants).ask.admits
+        units, spot = list(load.units), _Spot(0, row)
+        for demand in wants.request.demands:
+            needs = [demand.units_on(size) for size in open_units]
+            # Of cards that need equally much the one that the pod fills best: others stay whole.
+            able = sorted(
+                (short, max(0, size - occupied[card] - units[card] - needs[card]), card)
+                for card, size in enumerate(open_units)
+                if size >= units[card] + needs[card]
+                and card not in load.others.cards
+                and (admits is None or admits[row, card])
+                and (among is None or card in among)
+                for short in [
+                    max(0, occupied[card] + units[card] + needs[card] - size)
+                    - max(0, occupied[card] + units[card] - size)
+                ]
+            )[: demand.cards]
+            if len(able) < demand.cards:
+                return None
+            for short, _, card in able:
+                spot.missing += short
+                units[card] += needs[card]
+                spot.units[card] = spot.units.get(card, 0) + needs[card]
+        return spot
+
+    def _put(self, wants: Wants, spot: _Spot) -> Kept:
+        """Let a pod go there, beside those of its task that are there already."""
+        load = self._load(spot.row)
+        load.cpu_milli += wants.cpu_milli
+        load.memory_bytes += wants.memory_bytes
+        for card, units in spot.units.items():
+            load.units[card] += units
+        nodes = self._room.state.nodes
+        name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
+        cards = tuple(sorted(spot.units))
+        return Kept(self._task, name, cards, wants.cpu_milli, wants.memory_bytes, uuids)
+
+    def _load(self, row: int) -> _Load:
+        load = self._loads.get(row)
+        if load is None:
+            nodes = self._room.state.nodes
+            name, uuids = nodes.names[row], nodes.uuids[row]
+            others = NOTHING if self._alone else self._room.kept.from_others(self._task, name, uuids)
+            load = self._loads[row] = _Load([0] * nodes.size.shape[1], others)
+        return load

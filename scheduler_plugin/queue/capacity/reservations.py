@@ -1,0 +1,129 @@
+"""What is kept free, and for whom: cards, processor and host memory, until pods are released. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from scheduler_plugin.cache.cards import current_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept free for a pod.
+
+    Attributes:
+        task: UID of the task that waits: the pod's, or its gang's.
+        node: Its name: rows are given to other nodes when one is gone.
+        cards: Of the node, by position in `uuids`. Pods of one task may share them, others get none of them.
+        cpu_milli: Thousandths of a core.
+        memory_bytes: Bytes of host memory.
+        uuids: The node's cards by position when that was decided; empty where it published none.
+    """
+
+    task: str
+    node: str
+    cards: tuple[int, ...]
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    uuids: tuple[str, ...] = ()
+
+    def positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
+        """Where the cards are now, without those that are gone.
+
+        Args:
+            uuids: The node's cards by position now; empty where it publishes none.
+        """
+        return tuple(current_positions(self.cards, self.uuids, uuids).values())
+
+
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """What is kept on one node for some tasks; see `Kept`.
+
+    Attributes:
+        cards: By position now.
+        pods: For how many pods.
+    """
+
+    cards: frozenset[int] = frozenset()
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    pods: int = 0
+
+
+NOTHING = OnNode()
+
+
+class KeptRooms:
+    """All that is kept, by the pod that it is for.
+
+    Attributes:
+        version: +1 on every change.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, Kept] = {}
+        self._on: dict[str, dict[str, Kept]] = {}
+        self.version = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def of(self, uid: str) -> Kept | None:
+        """What is kept for a pod."""
+        return self._of.get(uid)
+
+    def put(self, uid: str, kept: Kept) -> None:
+        """Keep that for a pod, and nothing else."""
+        self._drop(uid)
+        self._of[uid] = kept
+        self._on.setdefault(kept.node, {})[uid] = kept
+        self.version += 1
+
+    def give_up(self, task: str) -> None:
+        """Keep nothing for a task any more."""
+        for uid in [uid for uid, kept in self._of.items() if kept.task == task]:
+            self._drop(uid)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """UIDs of the tasks for which something is kept, those that have had it longest first."""
+        return tuple(dict.fromkeys(kept.task for kept in self._of.values()))
+
+    def pods(self, task: str) -> dict[str, Kept]:
+        """What is kept for the pods of a task, by UID."""
+        return {uid: kept for uid, kept in self._of.items() if kept.task == task}
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """Names of the nodes on which something is kept."""
+        return self._on.keys()
+
+    def is_part_of(self, task: str, node: str) -> bool:
+        """Whether something is kept for a task on a node."""
+        return any(kept.task == task for kept in self._on.get(node, {}).values())
+
+    def from_others(self, task: str, node: str, uuids: Sequence[str]) -> OnNode:
+        """What is kept on a node for other tasks.
+
+        Args:
+            task: UID of the task.
+            node: Its name.
+            uuids: Its cards by position now; empty where it publishes none.
+        """
+        others = [kept for kept in self._on.get(node, {}).values() if kept.task != task]
+        if not others:
+            return NOTHING
+        return OnNode(
+            frozenset(card for kept in others for card in kept.positions(uuids)),
+            sum(kept.cpu_milli for kept in others),
+            sum(kept.memory_bytes for kept in others),
+            len(others),
+        )
+
+    def _drop(self, uid: str) -> None:
+        kept = self._of.pop(uid, None)
+        if kept is not None:
+            del self._on[kept.node][uid]
+            if not self._on[kept.node]:
+                del self._on[kept.node]
+            self.version += 1

@@ -1,0 +1,74 @@
+"""What the cluster could ever have room for, with nobody else there, as its nodes and cards are now. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.scheduling.fit_counts import most_pods
+
+if TYPE_CHECKING:
+    from scheduler_plugin.queue.capacity.free_capacity import Room
+
+
+@dataclass(slots=True)
+class _Slots:
+    """Pods that each row could have, and which version of each row says so."""
+
+    pods: LongArray
+    made: LongArray
+    facts: int
+
+
+class Capacity:
+    """Counts the pods that could run at once if every other pod ended.
+
+    Args:
+        room: The cluster.
+    """
+
+    def __init__(self, room: "Room") -> None:
+        self._room = room
+        self._known: dict[Wants, _Slots] = {}
+
+    def pods(self, wants: Wants) -> int:
+        """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
+        return int(self._slots(wants).sum())
+
+    def lacks(self, members: Iterable[Wants]) -> int:
+        """Count the pods of a gang for which there is no room beside the others, whoever else goes.
+
+        Pods that need the same are counted together, others each by themselves. So a gang that lacks nothing
+        may have no room all the same.
+        """
+        lacks = (count - self.pods(wants) for wants, count in Counter(members).items())
+        return max(0, *lacks, 0)
+
+    def forget_unused(self, used: set[Wants]) -> None:
+        """Drop what was remembered of needs that no waiting pod has any more."""
+        for wants in [wants for wants in self._known if wants not in used]:
+            del self._known[wants]
+
+    def _slots(self, wants: Wants) -> LongArray:
+        nodes, room = self._room.state.nodes, self._room
+        known = self._known.get(wants)
+        if known is None or len(known.made) != nodes.row_count or known.facts != room.facts_version:
+            rows = nodes.row_count
+            known = _Slots(np.zeros(rows, np.int64), np.full(rows, -1, np.int64), room.facts_version)
+            self._known[wants] = known
+        stale = np.flatnonzero(known.made != nodes.version)
+        if stale.size:
+            most = most_pods(nodes, room.query(wants), stale, emptied=True)
+            for needed, capacity in (
+                (wants.cpu_milli, nodes.cpu_capacity[stale]),
+                (wants.memory_bytes, nodes.memory_capacity[stale]),
+            ):
+                if needed:
+                    most = np.minimum(most, capacity // needed)
+            known.pods[stale] = np.where(room.allowed_rows(wants)[stale], most, 0)
+            known.made[stale] = nodes.version[stale]
+        return known.pods

@@ -1,0 +1,1 @@
+"""Configuration of the queue: read, checked whole, and the quotas that it gives."""

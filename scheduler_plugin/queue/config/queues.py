@@ -1,0 +1,345 @@
+"""The queue's configuration: one YAML document, checked whole, in the words that Kueue's users know. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from msgspec import Meta, Struct
+
+from scheduler_plugin.cache.labels import Expression, LabelSelector
+from scheduler_plugin.errors import QueueConfigError
+from scheduler_plugin.queue.config.quota import Quota
+from scheduler_plugin.queue.config.reading import load, read, shown, sound
+
+_DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+_MOST_UNITS: Final = 1 << 40
+
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_A_LABEL: Final = "lower-case letters, digits and '-', 1 to 63, with a letter or digit at both ends"
+_DURATIONS: Final = "1s to 720h, such as 90s, 10m or 1h30m"
+
+Name = Annotated[str, Meta(pattern=rf"\A{_LABEL}\Z", description=_A_LABEL)]
+Cohort = Annotated[str, Meta(pattern=rf"\A({_LABEL})?\Z", description=f"{_A_LABEL}; or nothing")]
+Duration = Annotated[str, Meta(description=_DURATIONS)]
+Units = Annotated[int, Meta(ge=0, le=_MOST_UNITS)]
+Strategy = Literal["BestEffortFIFO", "StrictFIFO"]
+Stop = Literal["None", "Hold", "HoldAndDrain"]
+
+
+class _Form(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A part of the document; unknown keys are faults, not ignored."""
+
+
+class ExpressionForm(Expression, frozen=True, forbid_unknown_fields=True):
+    """A condition of a `SelectorForm`: what Kubernetes does not have is a fault here."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+
+
+class SelectorForm(LabelSelector, frozen=True, forbid_unknown_fields=True):
+    """A label selector of the document."""
+
+    match_expressions: tuple[ExpressionForm, ...] | None = None
+
+
+class QueueForm(_Form, frozen=True):
+    """One queue, which is one tenant.
+
+    Attributes:
+        name: Its name, as pods write it.
+        cohort: Queues of one cohort lend to each other; empty: it is alone.
+        weight: Its share beside the others.
+        nominal_quota: Units of GPU memory that are its own; None: no limit.
+        borrowing_limit: Units beyond them at most; None: what others lend.
+        lending_limit: Units of its own that others may have; None: all.
+        namespace_selector: Namespaces whose pods may use it; None: all.
+        strategy: Whether a pod that does not fit holds up the younger ones of its queue.
+        stop: Whether pods are released; `HoldAndDrain` evicts the released ones too.
+    """
+
+    name: Name
+    cohort: Cohort = ""
+    weight: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
+    nominal_quota: Units | None = None
+    borrowing_limit: Units | None = None
+    lending_limit: Units | None = None
+    namespace_selector: SelectorForm | None = None
+    strategy: Strategy = "BestEffortFIFO"
+    stop: Stop = "None"
+
+    @property
+    def quota(self) -> Quota:
+        """What it may have."""
+        return Quota(self.nominal_quota, self.borrowing_limit, self.lending_limit)
+
+
+class CohortForm(_Form, frozen=True):
+    """A cohort inside another one."""
+
+    name: Name
+    parent: Cohort = ""
+
+
+class SlotForm(_Form, frozen=True):
+    """How many slots of a type there are.
+
+    Attributes:
+        count: On each node, or on each card, see `SlotsForm.per`.
+        node_selector: Nodes that have them; None: all.
+        share_of_cards: Part of a node's cards that has them, in percent; with `per: card` only.
+    """
+
+    count: Annotated[int, Meta(ge=0, le=1024)] = 1
+    node_selector: SelectorForm | None = None
+    share_of_cards: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
+class SlotsForm(_Form, frozen=True):
+    """Slots of two types."""
+
+    per: Literal["node", "card"] = "card"
+    local: SlotForm = SlotForm()
+    free: SlotForm = SlotForm()
+    local_name: Name = "local"
+    free_name: Name = "free"
+
+
+class LocalityForm(_Form, frozen=True):
+    """How data is found.
+
+    Attributes:
+        enabled: Ask first for pods whose data is near.
+        label_prefix: A node has the data named D when it has the label `<prefix>D`.
+        rack_label: Nodes with the same value of it are in one rack.
+    """
+
+    enabled: bool = True
+    label_prefix: Annotated[str, Meta(min_length=1, max_length=253)] = "data.gpupack.io/"
+    rack_label: Annotated[str, Meta(min_length=1, max_length=317)] = "topology.kubernetes.io/rack"
+
+
+class _Document(_Form, frozen=True):
+    queues: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
+    cohorts: list[Any] = []
+    slots: Any = None
+    locality: Any = None
+    mode: Literal["gate", "batch"] = "gate"
+    node_policy: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
+    node_policy_parameters: dict[str, dict[str, Any]] = {}
+    fair_sharing: Literal["units", "dominant"] = "units"
+    reclaim: Literal["wait", "evict"] = "wait"
+    launch: Literal["free-first", "fifo"] = "free-first"
+    keep_room_after: Duration = "10m"
+    keep_room_at_latest: Duration = "720h"
+    bind_within: Duration = "2m"
+    gang_within: Duration = "5m"
+
+
+class QueueConfig(Struct, frozen=True):
+    """A configuration without faults.
+
+    Attributes:
+        queues: By name.
+        parents: Parent cohort by cohort.
+        slots: None: a pod is released wherever a card can take it.
+        locality: How data is found.
+        mode: `gate` takes the gate away and names the node only where slots or data decide it, else
+            kube-scheduler chooses; `batch` always names the node.
+        node_policy: Chooses nodes for pods that name no policy of their own; None: the process's option does.
+        node_policy_parameters: By policy, also of those that pods name; in place of the process's options.
+        fair_sharing: Queues are ordered by units of GPU memory (pods, with slots) or by their dominant share.
+        reclaim: What happens to borrowed room whose lender has pods waiting.
+        plain_launch: Pods that start on one node start by age alone.
+        keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
+        keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
+        bind_within_s: A released pod that is not bound by then is taken back.
+        gang_within_s: A gang that is not bound whole by then is taken back.
+    """
+
+    queues: dict[str, QueueForm]
+    parents: dict[str, str]
+    slots: SlotsForm | None = None
+    locality: LocalityForm = LocalityForm()
+    mode: Literal["gate", "batch"] = "gate"
+    node_policy: str | None = None
+    node_policy_parameters: dict[str, dict[str, str]] = {}
+    fair_sharing: Literal["units", "dominant"] = "units"
+    reclaim: Literal["wait", "evict"] = "wait"
+    plain_launch: bool = False
+    keep_room_after_s: float = 600.0
+    keep_room_at_latest_s: float = 2_592_000.0
+    bind_within_s: float = 120.0
+    gang_within_s: float = 300.0
+
+
+Form = TypeVar("Form", bound=Struct)
+
+
+def parse_config(name: str, text: str) -> QueueConfig:
+    """Read a configuration.
+
+    Args:
+        name: What to call it in messages.
+        text: YAML.
+
+    Raises:
+        QueueConfigError: every fault, with its path.
+    """
+    try:
+        raw, faults = load(text)
+    except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
+        line = " ".join((str(error) or type(error).__name__).split())
+        raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
+    # With faults of its own the document is still looked into, so that all faults are told at once.
+    whole = read(raw, _Document, "", faults)
+    document = whole or _Document(**{"queues": [], **sound(raw, _Document)})
+    queues = _all(document.queues, QueueForm, "queues", faults)
+    cohorts = _all(document.cohorts, CohortForm, "cohorts", faults)
+    slots = read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
+    locality = read({} if document.locality is None else document.locality, LocalityForm, "locality", faults)
+    seconds = {
+        field: _seconds(getattr(document, field), path, faults)
+        for field, path in (
+            ("keep_room_after", "keepRoomAfter"),
+            ("keep_room_at_latest", "keepRoomAtLatest"),
+            ("bind_within", "bindWithin"),
+            ("gang_within", "gangWithin"),
+        )
+    }
+    parameters = {
+        policy: {
+            name: _text(value, f"nodePolicyParameters.{policy}.{name}", faults)
+            for name, value in each.items()
+        }
+        for policy, each in document.node_policy_parameters.items()
+    }
+    if whole is not None:
+        faults += _together(queues, cohorts, slots)
+    if faults or locality is None:
+        raise QueueConfigError(name, faults)
+    return QueueConfig(
+        queues={queue.name: queue for queue in queues.values()},
+        parents={cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent},
+        slots=slots,
+        locality=locality,
+        mode=document.mode,
+        node_policy=document.node_policy,
+        node_policy_parameters=parameters,
+        fair_sharing=document.fair_sharing,
+        reclaim=document.reclaim,
+        plain_launch=document.launch == "fifo",
+        keep_room_after_s=seconds["keep_room_after"],
+        keep_room_at_latest_s=seconds["keep_room_at_latest"],
+        bind_within_s=seconds["bind_within"],
+        gang_within_s=seconds["gang_within"],
+    )
+
+
+def over_the_cluster(config: QueueConfig, cluster_units: int) -> str:
+    """Say that the quotas promise more than there is, empty when they do not.
+
+    Args:
+        config: The configuration.
+        cluster_units: Units of all cards.
+    """
+    promised = sum(queue.nominal_quota or 0 for queue in config.queues.values())
+    if promised <= cluster_units:
+        return ""
+    return f"nominal quotas sum up to {promised} units and the cluster's cards have {cluster_units}"
+
+
+def _together(
+    queues: Mapping[int, QueueForm], cohorts: Mapping[int, CohortForm], slots: SlotsForm | None
+) -> Iterable[str]:
+    """Faults between parts."""
+    yield from _repeated("queues.name", [queue.name for queue in queues.values()])
+    yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts.values()])
+    for at, queue in queues.items():
+        yield from _quotas(at, queue)
+        yield from _conditions(f"queues[{at}].namespaceSelector", queue.namespace_selector)
+    names = {cohort.name for cohort in cohorts.values()} | {queue.cohort for queue in queues.values()} - {""}
+    for at, cohort in cohorts.items():
+        if cohort.parent and cohort.parent not in names:
+            yield f"cohorts[{at}].parent: {cohort.parent}; allowed are the cohorts {', '.join(sorted(names))}"
+    yield from _circles({cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent})
+    if slots is not None:
+        yield from _conditions("slots.local.nodeSelector", slots.local.node_selector)
+        yield from _conditions("slots.free.nodeSelector", slots.free.node_selector)
+        if slots.local.count == 0 and slots.free.count == 0:
+            yield "slots: both counts are 0; allowed is one type with slots at least"
+        if slots.local_name == slots.free_name:
+            yield f"slots.freeName: {slots.free_name}; allowed is another name than localName"
+        if slots.per == "node" and (slots.local.share_of_cards, slots.free.share_of_cards) != (100, 100):
+            yield "slots: shareOfCards; allowed with per: card only"
+
+
+def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
+    for field, value in (("borrowingLimit", queue.borrowing_limit), ("lendingLimit", queue.lending_limit)):
+        if value is not None and queue.nominal_quota is None:
+            yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
+        elif value is not None and not queue.cohort:
+            yield f"queues[{at}].{field}: {value}; allowed in a cohort only"
+    if queue.nominal_quota is None:
+        return
+    if queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
+        yield (
+            f"queues[{at}].lendingLimit: {queue.lending_limit}; "
+            f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
+        )
+
+
+def _conditions(path: str, selector: SelectorForm | None) -> Iterable[str]:
+    """`In` and `NotIn` have values, `Exists` and `DoesNotExist` have none."""
+    for at, each in enumerate((selector.match_expressions if selector is not None else None) or ()):
+        listed = each.operator in {"In", "NotIn"}
+        if listed != bool(each.values):
+            allowed = "one or more" if listed else "none"
+            values = f"{path}.matchExpressions[{at}].values: {list(each.values or ())}"
+            yield f"{values}; allowed are {allowed} with {each.operator}"
+
+
+def _circles(parents: Mapping[str, str]) -> Iterable[str]:
+    told: set[str] = set()
+    for name in parents:
+        path = [name]
+        while path[-1] in parents and parents[path[-1]] not in path:
+            path.append(parents[path[-1]])
+        closing = parents.get(path[-1])
+        if closing is not None and closing not in told:
+            circle = path[path.index(closing) :]
+            told.update(circle)
+            yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed is a tree"
+
+
+def _all(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
+    """Read the parts of a list; those without faults, by their place."""
+    found = ((at, read(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
+    return {at: part for at, part in found if part is not None}
+
+
+def _seconds(text: str, path: str, faults: list[str]) -> float:
+    """Read a duration such as 90s, 10m or 1h30m."""
+    match = _DURATION.fullmatch(text)
+    seconds = 0.0
+    if match is not None:
+        hours, minutes, rest = (int(part or 0) for part in match.groups())
+        seconds = float(hours * 3600 + minutes * 60 + rest)
+    if not 1 <= seconds <= 30 * 86400:
+        faults.append(f"{path}: {text[:64]}; allowed is {_DURATIONS}")
+    return seconds
+
+
+def _text(value: Any, path: str, faults: list[str]) -> str:
+    """Read a parameter as the command line has it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        faults.append(f"{path}: {shown(value)}; allowed is a text or a number")
+    return str(value)
+
+
+def _repeated(what: str, values: list[str]) -> Iterable[str]:
+    return (
+        f"{what}: {value} stands twice; allowed is once"
+        for value in sorted(set(values))
+        if values.count(value) > 1
+    )

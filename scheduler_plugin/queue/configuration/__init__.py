@@ -1,1 +1,0 @@
-"""The configuration: read, checked whole, and the quotas that it gives."""

@@ -1,0 +1,188 @@
+"""The queue as a process: puts the parts together and runs them until told to stop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import structlog
+from aiohttp import web
+
+from kubeapi.client import KubeClient
+from kubeapi.events import EventRecorder
+from kubeapi.lease import LeaseElector
+from kubeapi.posting import make_posts
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.memory import collect_rarely, release, settle
+from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.controller.config_file import ConfigFile
+from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.http import make_app
+from scheduler_plugin.queue.controller.metrics import QueueMetrics
+from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.queue.controller.watching import JobSink, NamespaceSink, QueueFeed, jobs, namespaces
+from scheduler_plugin.queue.controller.writer import Writer
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+
+SHUTDOWN_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+async def run(
+    settings: QueueSettings,
+    *,
+    stop: asyncio.Event,
+    started: Callable[[str, Queue], None] | None = None,
+) -> None:
+    """Release pods until `stop` is set.
+
+    Args:
+        settings: How to run.
+        stop: Ends it.
+        started: Called once with the URL and the queue.
+
+    Raises:
+        SettingsError: the settings cannot work, or the address cannot be used.
+        QueueConfigError: the configuration has faults.
+        KubeApiError: no usable way to the API server.
+    """
+    settings.check()
+    file = ConfigFile(settings.config, settings.policy_faults)
+    config = file.load()
+    clock = time.monotonic
+    async with AsyncExitStack() as stack:
+        stack.callback(collect_rarely())
+        client = await stack.enter_async_context(
+            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
+        )
+        state = ClusterState(settings.unit_mib, rules=QueueRules())
+        policies = settings.policies()
+        policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
+        queue = Queue(config, state, policies, wall=time.time() - clock())
+        watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
+        watcher.filled.connect(settle)
+        watcher.after_each_list(release)
+        QueueFeed(queue, watcher, clock)
+        elector = elector_of(settings, client)
+        label = leader_label_of(settings, client, elector)
+        term = Term(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
+        writer = Writer(client, term.may_write, settings.write_timeout_s)
+        recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
+        metrics = QueueMetrics()
+        controller = Controller(queue, writer, recorder, clock, term.is_open, metrics.decisions.observe)
+        sink = NamespaceSink(queue, controller.note)
+        watcher.changed.connect(controller.note)
+
+        def configure(new: QueueConfig) -> None:
+            queue.configure(new)
+            controller.note()
+
+        unready = (lambda: term.blindness) if label is not None else (lambda: term.trouble)
+        app = make_app(controller, metrics, unready, lambda: term.trouble, lambda: file.fault, clock)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, settings.host or None, settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
+        host, port = runner.addresses[0][:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info("serving", url=url, queues=len(config.queues), mode=config.mode)
+        if started is not None:
+            started(url, queue)
+        async with asyncio.TaskGroup() as group:
+            work = [
+                watcher.run(),
+                namespaces(client, sink, clock).run(),
+                jobs(client, JobSink(queue, controller.note), clock).run(),
+                term.run(controller.note),
+                recorder.run(),
+                file.follow(configure),
+                controller.run(),
+            ]
+            work += [each.run() for each in (elector, label) if each is not None]
+            tasks = [group.create_task(each) for each in work]
+            await stop.wait()
+            await recorder.drain(SHUTDOWN_S)
+            for task in tasks:
+                task.cancel()
+
+
+class Term:
+    """When this process may decide: it leads, its view is fresh, and the leader before it is silent.
+
+    What a leader, or the process before this one, had sent may take effect for a write's time more; a list
+    of pods made after that shows all that did.
+
+    Args:
+        elector: None when nobody else can be releasing.
+        watcher: The view.
+        clock: Monotonic seconds.
+        write_s: How long a write may take effect.
+        namespaces: Whether the namespaces are known.
+    """
+
+    def __init__(
+        self,
+        elector: LeaseElector | None,
+        watcher: Watcher,
+        clock: Callable[[], float],
+        write_s: float,
+        namespaces: Callable[[], bool],
+    ) -> None:
+        self._namespaces = namespaces
+        self._write_s = write_s
+        self._elector = elector
+        self._watcher = watcher
+        self._clock = clock
+        self._since = clock()
+        self._opened: float | None = None
+
+    @property
+    def _begun(self) -> float | None:
+        """When this process began to lead, seconds; None while it does not."""
+        if self._elector is None:
+            return self._since
+        return self._elector.since if self._elector.is_leader else None
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is released, empty for nothing."""
+        if self._begun is None:
+            return "another process is the leader"
+        if blindness := self.blindness:
+            return blindness
+        return "" if self._opened == self._begun else "waiting for what the process before may have sent"
+
+    @property
+    def blindness(self) -> str:
+        """Why not even a leader could release pods: its view is not whole or not fresh; empty if it is."""
+        return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
+
+    def is_open(self) -> bool:
+        """Whether this process may decide."""
+        return not self.trouble
+
+    def may_write(self) -> bool:
+        """Whether this process may send what it decided."""
+        return self._begun is not None
+
+    async def run(self, opened: Callable[[], None]) -> None:
+        """Open each term, until cancelled."""
+        while True:
+            begun = self._begun
+            if begun is None or begun == self._opened or not self._watcher.synced:
+                await asyncio.sleep(0.05)
+                continue
+            await asyncio.sleep(max(0.0, begun + self._write_s - self._clock()))
+            await self._watcher.refresh()
+            if self._begun == begun:
+                self._opened = begun
+                opened()

@@ -1,0 +1,94 @@
+"""The configuration's file: read at the start, and again whenever it changes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from scheduler_plugin.errors import QueueConfigError
+from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
+
+LOOK_S: Final = 1.0
+"""A mounted ConfigMap changes by a symbolic link being replaced; looking costs less than watching that."""
+
+MAX_BYTES: Final = 1 << 20
+
+log = structlog.get_logger(__name__)
+
+
+class ConfigFile:
+    """A file with a configuration.
+
+    Args:
+        path: Of the file.
+        check: Finds faults that the text alone does not show.
+
+    Attributes:
+        fault: What is wrong with the newest text, empty for nothing: the one before is in force then.
+    """
+
+    def __init__(self, path: str, check: Callable[[QueueConfig], Sequence[str]] = lambda _config: ()) -> None:
+        self._path = Path(path)
+        self._check = check
+        self._text: str | None = None
+        self.fault = ""
+
+    def load(self) -> QueueConfig:
+        """Read it for the first time.
+
+        Raises:
+            QueueConfigError: it cannot be read, or has faults.
+        """
+        self._text = self._read()
+        return self._parse(self._text)
+
+    async def follow(self, changed: Callable[[QueueConfig], None]) -> None:
+        """Read it again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look(changed)
+
+    def look(self, changed: Callable[[QueueConfig], None]) -> None:
+        """Read it once more; a text with faults changes nothing."""
+        try:
+            text = self._read()
+            if text == self._text:
+                return
+            self._text = text
+            config = self._parse(text)
+        except QueueConfigError as error:
+            self._refuse(error)
+            return
+        except Exception as error:
+            # The queues go on, whatever is in the file.
+            log.exception("configuration cannot be read", path=str(self._path))
+            fault = f"cannot be read: {type(error).__name__}: {error}"
+            self._refuse(QueueConfigError(str(self._path), [fault[:256]]))
+            return
+        self.fault = ""
+        log.info("configuration read", path=str(self._path), queues=len(config.queues))
+        changed(config)
+
+    def _parse(self, text: str) -> QueueConfig:
+        config = parse_config(str(self._path), text)
+        if faults := list(self._check(config)):
+            raise QueueConfigError(str(self._path), faults)
+        return config
+
+    def _refuse(self, error: QueueConfigError) -> None:
+        if str(error) != self.fault:
+            self.fault = str(error)
+            log.warning("configuration refused, the one before stays in force", faults=error.faults)
+
+    def _read(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+            if len(raw) > MAX_BYTES:
+                raise QueueConfigError(str(self._path), [f"more than {MAX_BYTES} bytes"])
+            return raw.decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise QueueConfigError(str(self._path), [f"cannot be read: {reason}"]) from error

@@ -1,0 +1,303 @@
+"""The queue at work: decides when something has changed, writes what it decided, says why."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import structlog
+
+from kubeapi.correlation import EventType, pod_ref
+from kubeapi.events import BUSY_S
+from scheduler_plugin.queue.cache.lending import launch_order
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
+from scheduler_plugin.queue.config.queues import over_the_cluster
+from scheduler_plugin.queue.controller.explainer import Explainer, Recorder
+from scheduler_plugin.queue.controller.writer import Writer, Written
+from scheduler_plugin.queue.scheduler.admission import Member, Release
+from scheduler_plugin.queue.scheduler.queue import Queue
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
+
+UNDER_WAY: Final = 16
+"""Writes at once: more do not make the API server faster."""
+
+BATCH: Final = 64
+"""Releases that are decided before their writes begin; then other work of the process has its turn."""
+
+TICK_S: Final = 1.0
+
+IDLE_S: Final = 5.0
+"""So often it is looked at what follows from time alone, while nothing changes and nothing is under way."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start, by tenant.
+
+    Attributes:
+        released: Pods released.
+        borrowed: Of them, with quota or a turn that others lent.
+        taken_back: Pods whose room was given to others again.
+        reclaimed: Pods that were evicted for a lender.
+    """
+
+    released: dict[str, int] = field(default_factory=dict)
+    borrowed: dict[str, int] = field(default_factory=dict)
+    taken_back: dict[str, int] = field(default_factory=dict)
+    reclaimed: dict[str, int] = field(default_factory=dict)
+
+
+class Controller:
+    """Runs a queue.
+
+    Args:
+        queue: What is decided.
+        writer: Writes it.
+        recorder: Takes Events about pods.
+        clock: Monotonic seconds.
+        ready: Whether the view can be trusted and this process is the one that decides.
+        decided: Told the seconds that each decision took.
+
+    Attributes:
+        counts: What happened.
+        warning: What about the configuration cannot be kept by this cluster, empty for nothing.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        writer: Writer,
+        recorder: Recorder,
+        clock: Callable[[], float],
+        ready: Callable[[], bool],
+        decided: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self.queue = queue
+        self.counts = Counts()
+        self.warning = ""
+        self._writer = writer
+        self._recorder = recorder
+        self._clock = clock
+        self._ready = ready
+        self._decided = decided
+        self._news = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._wrote = float("-inf")
+        self._turns = asyncio.Semaphore(UNDER_WAY)
+        self._explainer = Explainer(queue, recorder, clock)
+        self._changed = False
+        self._reclaimer = Reclaimer(queue)
+
+    def note(self) -> None:
+        """Something changed: decide again."""
+        self._changed = True
+        self._news.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether releases are on their way to the API server, or pods that were released are being bound."""
+        return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing has changed since the last tick, and nothing is under way that time ends soon."""
+        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_s
+
+    async def run(self) -> None:
+        """Decide until cancelled."""
+        next_tick = next_look = self._clock()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    pass
+                self._news.clear()
+                if not self._ready():
+                    # Who stands by sees all pods too.
+                    self.queue.forget_unused()
+                    continue
+                if not self._is_idle or self._clock() >= next_look:
+                    next_look = self._clock() + IDLE_S
+                    await self._release()
+                    if self._clock() >= next_tick:
+                        next_tick = self._clock() + TICK_S
+                        self._tick()
+                if self._explainer.go_on():
+                    self._news.set()
+                # News may be there already; others of this process have their turn all the same.
+                await asyncio.sleep(0)
+        finally:
+            for task in self._writes:
+                task.cancel()
+
+    async def _release(self) -> None:
+        """Decide, in batches, until nobody can be released."""
+        decisions = self.queue.decide(self._clock())
+        while self._ready():
+            began = self._clock()
+            batch: list[Release] = []
+            for release in decisions:
+                batch.append(release)
+                self._decided(self._clock() - began)
+                began = self._clock()
+                if len(batch) == BATCH:
+                    break
+            if not batch:
+                return
+            by_uid = {release.task.uid: release for release in batch}
+            tasks = [release.task for release in batch]
+            for task in launch_order(tasks, plain=self.queue.config.plain_launch):
+                for member in by_uid[task.uid].members:
+                    self._begin(by_uid[task.uid], member)
+            while len(self._writes) >= UNDER_WAY:
+                await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+
+    def _begin(self, release: Release, member: Member) -> None:
+        self._do(self._write(release, member))
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        """Begin a write."""
+        task = asyncio.create_task(work)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _write(self, release: Release, member: Member) -> None:
+        entry = self.queue.entries.get(member.uid)
+        if entry is None:
+            return
+        node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
+        async with self._turns:
+            cards = planned(self.queue, member.uid)
+            answer = await self._writer.release(entry, node, cards, member.others)
+        self._wrote = self._clock()
+        if answer.written is not Written.DONE:
+            outcome = answer.written.name.lower()
+            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
+            self.queue.not_released(member.uid, self._clock(), answer.why)
+            if answer.why and entry.phase is Phase.GATED:
+                self._explainer.explain(entry)
+            self.note()
+            return
+        entry.ungated = True
+        message = told(release, member)
+        self._explainer.forget(member.uid)
+        counts = self.counts
+        counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
+        if release.borrowed or release.lender:
+            counts.borrowed[release.tenant] = counts.borrowed.get(release.tenant, 0) + 1
+        self._event(entry, "Normal", "Released", message)
+        log.info("released", pod=_name(entry), queue=release.tenant, node=member.node, why=message)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._check_quotas()
+        for back in self.queue.expire(now):
+            self._take_back(back)
+        for reclaim in self._reclaimer.find(now):
+            self._reclaim(reclaim)
+        for entry, node in self.queue.keep_room(now):
+            long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
+            message = f"{long}: cards of node {node} are kept free for it"
+            self._event(entry, "Normal", "RoomKept", message)
+            log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
+        self._explainer.begin(changed=self._changed)
+        self._changed = False
+        self.queue.forget_unused()
+
+    def _check_quotas(self) -> None:
+        """Warn when the quotas promise more than the cluster has; cards come and go."""
+        warning = over_the_cluster(self.queue.config, int(self.queue.state.nodes.size.sum()))
+        if warning and not self.warning:
+            log.warning("quotas are over the cluster", why=warning)
+        self.warning = warning
+
+    def _reclaim(self, reclaim: Reclaim) -> None:
+        """Evict those who borrowed what a lender needs, and keep the room for it."""
+        reclaim.keep(self.queue)
+        for victim in reclaim.victims:
+            why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
+            self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            borrower = victim.ticket.queue
+            self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
+            log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
+            self._begin_removing(victim, reclaim.tenant)
+
+    def _take_back(self, back: TakenBack) -> None:
+        entry = back.entry
+        if back.again:
+            self._begin_ending(back)
+            return
+        queue = entry.ticket.queue
+        if back.first:
+            self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
+        end = "its room is given to others"
+        if back.remove or back.requeue:
+            end = "it is removed and waits again" if back.remove else "it waits in its queue again"
+        self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
+        log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
+        self._begin_ending(back)
+
+    def _begin_ending(self, back: TakenBack) -> None:
+        """Begin to write the end of a release that is taken back."""
+        if back.remove:
+            self._begin_removing(back.entry)
+        elif back.requeue:
+            self._do(self._requeue(back.entry))
+
+    def _begin_removing(self, entry: Entry, lender: str = "") -> None:
+        self._do(self._remove(entry, lender))
+
+    async def _requeue(self, entry: Entry) -> None:
+        async with self._turns:
+            answer = await self._writer.requeue(entry)
+        if answer.why:
+            log.warning("not requeued", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            if answer.written is Written.REFUSED:
+                message = f"the API server refuses to requeue it: {answer.why}"
+                self._event(entry, "Warning", "NotRequeued", message)
+
+    async def _remove(self, entry: Entry, lender: str) -> None:
+        async with self._turns:
+            answer = await self._writer.remove(entry)
+        if answer.written in {Written.REFUSED, Written.UNKNOWN}:
+            stays = answer.written is Written.REFUSED
+            self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
+            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            if stays and answer.why:
+                message = f"the API server refuses to remove it: {answer.why}"
+                self._event(entry, "Warning", "NotRemoved", message)
+
+    def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
+        record = entry.record
+        self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
+
+
+def planned(queue: Queue, uid: str) -> list[str]:
+    """UUIDs of the cards that are taken for a released pod, in order."""
+    take = queue.state.taken(uid)
+    shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
+    return sorted({uuid for uuid, _ in shares})
+
+
+def told(release: Release, member: Member) -> str:
+    """Say what decided a release."""
+    parts = [f"released from queue {release.tenant} for node {member.node}"]
+    if release.case is not None:
+        parts.append(f"case {release.case.value} ({release.case.name.lower().replace('_', ' ')})")
+    if release.relaxed:
+        parts.append("its data is elsewhere")
+    if release.lender:
+        parts.append(f"queue {release.lender} had nothing for this room and lends its turn")
+    if release.borrowed:
+        parts.append(f"{release.borrowed} units are borrowed")
+    return "; ".join(parts)
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.record.namespace}/{entry.record.name}"

@@ -1,0 +1,118 @@
+"""Says on pods why they wait, when that has changed, and takes little of the processor for it."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.controller.status import Reason, why
+from scheduler_plugin.queue.scheduler.queue import Queue
+
+SLICE_S: Final = 0.02
+"""Why many pods wait takes seconds to find out; so long at a time, and decisions come in between."""
+
+SHARE: Final = 0.01
+"""Of the processor's time, for pods that were told before: with more of them each is looked at less often."""
+
+UNCHANGED_S: Final = 30.0
+"""Where nothing has changed, a reason may have because time has passed; so often that is looked at."""
+
+AGAIN_S: Final = 600.0
+"""A pod that waits for others is told that often at most for which, where the reason stays the same."""
+
+_WAITS_FOR_PODS: Final = frozenset({Reason.STAGE, Reason.GANG})
+
+
+class Told(NamedTuple):
+    """The newest Event that says why a pod waits; the message where another one is worth an Event."""
+
+    reason: Reason
+    message: str
+    at_s: float
+
+
+class Recorder(Protocol):
+    """Takes Events; `kubeapi.events.EventRecorder` does."""
+
+    def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
+        """Note something about an object."""
+
+
+class Explainer:
+    """Tells pods why they wait: those that do not know yet at once, all others in rounds.
+
+    Args:
+        queue: Where they wait.
+        recorder: Takes Events about pods.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, queue: Queue, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._recorder = recorder
+        self._clock = clock
+        self._told: dict[str, Told] = {}
+        self._left: list[str] = []
+        self._changed = False
+        self._took_s = 0.0
+        self._next_s = float("-inf")
+        self._began_s = float("-inf")
+
+    def begin(self, *, changed: bool) -> None:
+        """Begin a round where it is time for one, else look for pods that wait and were not told.
+
+        Args:
+            changed: Something that reasons follow from has changed since this was asked last.
+        """
+        self._changed |= changed
+        if self._left:
+            return
+        entries = self._queue.entries
+        for uid in [uid for uid in self._told if uid not in entries]:
+            del self._told[uid]
+        now = self._clock()
+        every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)
+        if every:
+            self._began_s, self._took_s, self._changed = now, 0.0, False
+        self._left = [
+            uid
+            for uid, entry in entries.items()
+            if entry.phase is Phase.GATED and (every or uid not in self._told)
+        ]
+        self._left.reverse()
+
+    def go_on(self) -> bool:
+        """Explain for a moment; whether some are left."""
+        if not self._left:
+            return False
+        began = self._clock()
+        now = began
+        while self._left and now < began + SLICE_S:
+            entry = self._queue.entries.get(self._left.pop())
+            if entry is not None and entry.phase is Phase.GATED:
+                self.explain(entry)
+            now = self._clock()
+        self._took_s += now - began
+        self._next_s = self._began_s + self._took_s / SHARE
+        return bool(self._left)
+
+    def forget(self, uid: str) -> None:
+        """Tell a pod anew if it waits again."""
+        self._told.pop(uid, None)
+
+    def explain(self, entry: Entry) -> None:
+        """Say why a pod waits, when that has changed."""
+        now = self._clock()
+        found = why(self._queue, entry, now, position=0)
+        lasts = found.reason in _WAITS_FOR_PODS or found.reason is Reason.REFUSED
+        told = self._told.get(entry.uid)
+        new = Told(found.reason, found.message if lasts else "", now)
+        if told is not None and told.reason is new.reason:
+            soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
+            if soon or told.message == new.message:
+                return
+        self._told[entry.uid] = new
+        type_: EventType = "Warning" if found.reason in {Reason.REFUSED, Reason.GANG} else "Normal"
+        record = entry.record
+        ref = pod_ref(record.namespace, record.name, record.uid)
+        self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")

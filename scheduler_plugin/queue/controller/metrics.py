@@ -1,0 +1,86 @@
+"""What the queue tells Prometheus."""
+
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
+
+from kubeapi.metrics import process_registry
+from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.status import tenants
+
+_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
+
+
+class QueueMetrics:
+    """The queue's metrics in a registry of their own; `queue` is the tenant.
+
+    Attributes:
+        decisions: Takes the seconds of each decision.
+    """
+
+    def __init__(self) -> None:
+        registry = self.registry = process_registry("gpupack", "gpupack")
+        self._units = Gauge(
+            "gpupack_queue_units", "GPU memory in units.", ("queue", "kind"), registry=registry
+        )
+        self._pods = Gauge("gpupack_queue_pods", "Pods.", ("queue", "state"), registry=registry)
+        self._weight = Gauge(
+            "gpupack_queue_weight", "Share beside the others.", ("queue",), registry=registry
+        )
+        self._shares = Gauge(
+            "gpupack_queue_weighted_share",
+            "Dominant share by weight, with fairSharing: dominant.",
+            ("queue",),
+            registry=registry,
+        )
+        self._oldest = Gauge(
+            "gpupack_queue_oldest_wait_seconds",
+            "How long the pod waits that waits longest.",
+            ("queue",),
+            registry=registry,
+        )
+        self.decisions = Histogram(
+            "gpupack_queue_decision_duration_seconds",
+            "Time to find the next pod to release, or that there is none.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._counters = {
+            name: Counter(f"gpupack_queue_{name}_total", text, ("queue",), registry=registry)
+            for name, text in (
+                ("released", "Pods released."),
+                ("borrowed", "Pods released on what others lent."),
+                ("taken_back", "Released pods whose room was given to others."),
+                ("reclaimed", "Pods evicted because a lender needed what their queue had borrowed."),
+            )
+        }
+
+    def render(self, controller: Controller, now: float) -> bytes:
+        """Write everything in Prometheus' text format."""
+        for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
+            gauge.clear()
+        for tenant in tenants(controller.queue, now):
+            for kind, units in (
+                ("nominal", tenant.nominal),
+                ("used", tenant.used),
+                ("borrowed", tenant.borrowed),
+                ("lent", tenant.lent),
+            ):
+                if units is not None:
+                    self._units.labels(tenant.name, kind).set(units)
+            self._pods.labels(tenant.name, "waiting").set(tenant.waiting)
+            self._pods.labels(tenant.name, "first_stage").set(tenant.first_stage)
+            self._pods.labels(tenant.name, "released").set(tenant.running)
+            self._weight.labels(tenant.name).set(tenant.weight)
+            if controller.queue.config.fair_sharing == "dominant":
+                self._shares.labels(tenant.name).set(tenant.weighted_share)
+            self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)
+        counts = controller.counts
+        for name, by_tenant in (
+            ("released", counts.released),
+            ("borrowed", counts.borrowed),
+            ("taken_back", counts.taken_back),
+            ("reclaimed", counts.reclaimed),
+        ):
+            for queue, count in by_tenant.items():
+                self._counters[name].labels(queue).inc(count)
+            by_tenant.clear()
+        return generate_latest(self.registry)

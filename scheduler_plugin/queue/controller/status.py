@@ -1,0 +1,399 @@
+"""Why a pod waits, and what every tenant has: for Events, metrics and `gpupack queue status`. Pure."""
+
+from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
+from itertools import islice
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.cache.job_stages import TO_COME
+from scheduler_plugin.queue.cache.queued_pods import Entry, Gang, Phase
+from scheduler_plugin.queue.cache.queues import TenantState
+from scheduler_plugin.queue.cache.waiting import Kind, Task
+from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.config.quota import Cohort
+from scheduler_plugin.queue.scheduler.queue import Queue
+from scheduler_plugin.scheduling.available import say_widened, widened
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, demanded, reason
+
+STAGE_NAMED: Final = 3
+"""Pods of a first stage that a message names."""
+
+STAGE_LOOKED_AT: Final = 64
+"""Of a first stage with more pods only the oldest are looked at."""
+
+
+KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
+KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
+EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
+BY_SUM: Final = (
+    "by kube-scheduler's count of a node's sum too little is left, which counts pods on unhealthy cards, too"
+)
+NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
+HELD_BACK: Final = f"{reason(Misfit.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
+
+
+class Reason(StrEnum):
+    """Why a pod is not released, in one word."""
+
+    REFUSED = "Refused"
+    GANG = "GangIncomplete"
+    STAGE = "FirstStage"
+    STOPPED = "QueueStopped"
+    HELD = "HeldBack"
+    QUOTA = "Quota"
+    NEVER = "NeverFits"
+    ROOM = "NoRoom"
+    TURN = "Turn"
+
+
+class Why(msgspec.Struct, frozen=True, rename="camel"):
+    """Why one pod waits.
+
+    Attributes:
+        namespace: Of the pod.
+        name: Of the pod.
+        queue: Its queue.
+        position: Its place among the tasks of its queue, from 1; 0: it is in no queue.
+        reason: In one word.
+        message: In words, with numbers.
+        waits_s: Seconds since it began to wait.
+        gang_size: Pods of its gang, which has one position for all of them; 0: it waits alone.
+    """
+
+    namespace: str
+    name: str
+    queue: str
+    position: int
+    reason: Reason
+    message: str
+    waits_s: float
+    gang_size: int = 0
+
+
+class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """One tenant; amounts are units of GPU memory.
+
+    Attributes:
+        name: Its name.
+        cohort: Its cohort, empty for none.
+        weight: Its weight.
+        nominal: Its own quota, None for no limit.
+        used: Of its released pods.
+        borrowed: Beyond its own quota.
+        lent: Of its own quota, to others.
+        running: Released pods.
+        waiting: Pods.
+        oldest_wait_s: Seconds that the pod waits that waits longest.
+        stop: Whether it releases.
+        first_stage: Pods that wait for the first stage of their job.
+        weighted_share: Its dominant share by its weight, where queues are ordered by that; else 0.
+        dominant_resource: `gpu-memory`, `cpu` or `memory`, of which that share is; empty for none.
+    """
+
+    name: str
+    cohort: str
+    weight: float
+    nominal: int | None
+    used: int
+    borrowed: int
+    lent: int
+    running: int
+    waiting: int
+    oldest_wait_s: float
+    stop: str
+    first_stage: int = 0
+    weighted_share: float = 0.0
+    dominant_resource: str = ""
+
+
+def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> Why:
+    """Say why a gated pod waits.
+
+    Args:
+        queue: The queue.
+        entry: The pod.
+        now: Seconds.
+        position: Its position where that is known already.
+    """
+    word, message = _why(queue, entry)
+    if word is Reason.REFUSED:
+        position = 0
+    elif position is None:
+        uid = entry.gang or entry.uid
+        position = next((at for at, each in positions(queue.tenants[entry.ticket.queue]) if each == uid), 0)
+    return Why(
+        namespace=entry.record.namespace,
+        name=entry.record.name,
+        queue=entry.ticket.queue,
+        position=position,
+        reason=word,
+        message=message,
+        waits_s=max(0.0, now - entry.began),
+        gang_size=entry.ticket.gang_size if entry.gang else 0,
+    )
+
+
+def waiting(queue: Queue, now: float) -> list[Why]:
+    """Say why every gated pod waits, by queue and position; those in no queue first."""
+    places = {uid: at for tenant in queue.tenants for at, uid in positions(tenant)}
+    gated = [entry for entry in queue.entries.values() if entry.phase is Phase.GATED]
+    found = [why(queue, entry, now, places.get(entry.gang or entry.uid, 0)) for entry in gated]
+    return sorted(found, key=lambda each: (each.queue, each.position, each.namespace, each.name))
+
+
+def positions(tenant: TenantState) -> Iterator[tuple[int, str]]:
+    """Number the tasks of a tenant in the order in which it would release them, from 1."""
+    order = sorted(tenant.waiting, key=lambda task: task.age_key)
+    return ((at, task.uid) for at, task in enumerate(order, start=1))
+
+
+def tenants(queue: Queue, now: float) -> list[TenantStatus]:
+    """What every tenant has and waits for, by name."""
+    waits: dict[str, list[float]] = {}
+    for entry in queue.entries.values():
+        if entry.phase is Phase.GATED:
+            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.began))
+    return [
+        _tenant(queue, tenant, waits.get(tenant.name, []))
+        for tenant in sorted(queue.tenants, key=lambda tenant: tenant.name)
+    ]
+
+
+def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStatus:
+    cohort = queue.tenants.cohort(tenant.name)
+    return TenantStatus(
+        name=tenant.name,
+        cohort=tenant.form.cohort if tenant.form is not None else "",
+        weight=tenant.weight,
+        nominal=tenant.form.nominal_quota if tenant.form is not None else None,
+        used=tenant.units,
+        borrowed=0 if cohort is None else cohort.accounts[tenant.name].borrowed,
+        lent=0 if cohort is None else cohort.lent(tenant.name),
+        running=len(tenant.released),
+        waiting=len(waits),
+        oldest_wait_s=max(waits, default=0.0),
+        stop="not configured" if tenant.form is None else tenant.form.stop,
+        weighted_share=tenant.dominant[1] / tenant.weight,
+        dominant_resource=tenant.dominant[0],
+        first_stage=sum(_pods(task.wants) for task in tenant.waiting.held()),
+    )
+
+
+def _pods(needs: Needs) -> int:
+    """Count the pods of a task."""
+    return len(needs.members) if isinstance(needs, GangWants) else 1
+
+
+def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
+    refusal = queue.refusal(entry)
+    if refusal or entry.wants is None:
+        return Reason.REFUSED, refusal
+    if entry.wants in queue.room.faults:
+        return Reason.REFUSED, queue.room.faults[entry.wants]
+    gang = queue.gangs.get(entry.gang)
+    held = queue.alike.why(entry) if gang is None else queue.gangs.alike.why(gang)
+    if held:
+        return Reason.HELD, held
+    if gang is not None and not gang.waits_in:
+        return Reason.GANG, gang.fault or _incomplete(entry, gang)
+    tenant = queue.tenants[entry.ticket.queue]
+    never = _never(queue, tenant, entry, entry.wants)
+    if never:
+        return Reason.NEVER, never
+    return _why_not_now(queue, tenant, entry, entry.wants)
+
+
+def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> tuple[Reason, str]:
+    """Say why a pod that waits in a queue is not the one released."""
+    task = tenant.waiting.get(entry.gang or entry.uid)
+    if task is not None and tenant.waiting.is_held(task.uid):
+        return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job), task.job)
+    if not tenant.is_open:
+        return Reason.STOPPED, f"queue {tenant.name} is stopped"
+    fits = queue.room.fits(wants, holder=entry.gang or entry.uid)
+    if task is None or not isinstance(task.wants, GangWants):
+        least = [queue.amounts.least(wants), queue.amounts.least(wants, fits)]
+    else:
+        least = [queue.amounts.least(task.wants)]
+    cohort = queue.tenants.cohort(tenant.name)
+    for needs in least:
+        if cohort is not None and not cohort.allows(tenant.name, needs):
+            return Reason.QUOTA, _quota(cohort, tenant, needs)
+        if not queue.tenants.allows(tenant.name, needs, entry.gang or entry.uid):
+            return Reason.QUOTA, KEPT_QUOTA
+    lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
+    if lack:
+        return Reason.ROOM, lack
+    return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
+
+
+def _never(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> str:
+    """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
+    task = tenant.waiting.get(entry.gang or entry.uid)
+    needs = wants if task is None else task.wants
+    cohort = queue.tenants.cohort(tenant.name)
+    most = None if cohort is None else cohort.most(tenant.name)
+    units = queue.amounts.least(needs)
+    if most is not None and units > most:
+        return f"it needs {units} units; queue {tenant.name} can never have more than {most}"
+    if not queue.state.nodes.usable.any():
+        return ""
+    capacity = queue.room.capacity
+    if isinstance(needs, GangWants):
+        return _gang_never(queue, [member for _, member in needs.members])
+    if capacity.pods(wants) or queue.room.fits(wants, holder=entry.uid).any():
+        return ""
+    return _why_never(queue, wants)
+
+
+def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
+    """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
+    capacity = queue.room.capacity
+    pods = len(members)
+    for wants in members:
+        if not capacity.pods(wants):
+            return _why_never(queue, wants)
+    lacks = capacity.lacks(members)
+    if lacks:
+        room = f"the cluster has room for {pods - lacks} of them at once"
+        return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
+    slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
+    if queue.config.slots is not None and pods > slots:
+        return f"its gang has {pods} pods, and the cluster has {slots} slots in all"
+    return ""
+
+
+def _why_never(queue: Queue, wants: Wants) -> str:
+    """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
+    nodes, demands = queue.state.nodes, wants.request.demands
+    rows = np.flatnonzero(nodes.usable)
+    codes = misfits(nodes, queue.room.query(wants), rows)
+    closest = min(map(Misfit, codes.tolist()), key=CLOSEST_FIRST.index)
+    what = f"it needs {demanded(demands, queue.state.unit_mib)}"
+    if closest is Misfit.NOT_FREE:
+        why = f"{what}, and its rules, processor and memory allow no node with such cards,"
+    else:
+        why = f"{what}: {reason(closest, demands, queue.state.unit_mib)}"
+    return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
+
+
+def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
+    """Say which pods of the first stage a job waits for: first those that will not end by themselves.
+
+    Then what of its first stage is still to come.
+    """
+    lacks = queue.stages.lacks(job) if TO_COME in unfinished else ""
+    count = len(unfinished) - (TO_COME in unfinished)
+    if not count:
+        return f"its job waits for its first stage: {lacks}"
+    known = (uid for uid in unfinished if uid != TO_COME)
+    found = sorted(_holds_up(queue, uid) for uid in islice(known, STAGE_LOOKED_AT))
+    named = ", ".join(text for _, text in found[:STAGE_NAMED])
+    more = count - min(len(found), STAGE_NAMED)
+    pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"
+    said = f"its job waits for {pods} with data, its first stage: {named}"
+    return said + (f" and {more} more" if more else "") + (f"; {lacks}" if lacks else "")
+
+
+def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
+    """How bad it is that a pod of the first stage has not ended, and what is known of it."""
+    failed, entry = queue.stages.failed.get(uid), queue.entries.get(uid)
+    if failed is not None:
+        return 0, f"{failed.name} (failed: it counts until it is deleted)"
+    if entry is None:
+        return 4, uid
+    name = f"{entry.record.namespace}/{entry.record.name}"
+    match entry.phase:
+        case Phase.BOUND:
+            return 4, f"{name} (on node {entry.record.node})"
+        case Phase.RELEASED:
+            return 3, f"{name} (released, without a node yet)"
+    return (1, f"{name} (refused)") if queue.refusal(entry) else (2, f"{name} (waits)")
+
+
+def _incomplete(entry: Entry, gang: Gang) -> str:
+    return f"{len(gang.ready)} of {entry.ticket.gang_size} pods of its gang are ready"
+
+
+def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
+    """Say which cards or slots a pod lacks, empty for none."""
+    if not fits.any():
+        if queue.room.fits_but_for_kept(wants) and queue.room.kept.of(entry.uid) is None:
+            return KEPT
+        return _room(queue, wants) + _kept(queue, entry)
+    return _seats(queue, fits) if queue.config.slots is not None else ""
+
+
+def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
+    """Say why what a pod would fit on was not taken, empty for no such reason."""
+    unplaced = task.wants in queue.admission.unplaced
+    if not isinstance(task.wants, GangWants):
+        held_back = task.wants in queue.room.held_back
+        return (HELD_BACK if held_back else NOT_TAKEN) if unplaced else ""
+    _, first = queue.amounts.members(task.wants, task.uid)[0]
+    if not unplaced and queue.room.fits(first, holder=task.uid).any():
+        return ""
+    at_once = f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+    return at_once + _kept(queue, entry)
+
+
+def _seats(queue: Queue, fits: BoolArray) -> str:
+    """Say which slots a pod lacks, empty for none."""
+    slots, names = queue.slots, queue.state.nodes.names
+    if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in Kind):
+        return ""
+    return "no node that it fits on has an idle slot"
+
+
+def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
+    account = cohort.accounts[tenant.name]
+    nominal = account.quota.nominal
+    text = f"it needs {needs} units; queue {tenant.name} uses {account.used} of its {nominal}"
+    if tenant.form is not None and tenant.form.cohort:
+        text += f", and its cohort has {max(0, cohort.free(tenant.name))} more"
+    limit = account.quota.borrowing_limit
+    return text if limit is None else f"{text}, of which it may borrow {limit}"
+
+
+def _room(queue: Queue, wants: Wants) -> str:
+    """Say what no node has for a pod now."""
+    nodes, demands, query = queue.state.nodes, wants.request.demands, queue.room.query(wants)
+    cards = max(demand.cards for demand in demands)
+    units = max(demand.per_card for demand in demands)
+    kind = "percent" if wants.percent else "units"
+    if len(demands) > 1:
+        need = demanded(demands, queue.state.unit_mib)
+    elif cards > 1:
+        need = f"{cards} cards of a node with {units} {kind} free each"
+    else:
+        need = f"{units} percent of one card" if wants.percent else f"{units} units on one card"
+    usable = np.flatnonzero(nodes.usable)
+    able = usable[fitting(nodes, query, usable)]
+    if able.size:
+        if queue.room.lacks_sum(wants, able):
+            return f"it needs {need}; {BY_SUM}"
+        return f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
+    free = nodes.free[usable]
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[usable], free, 0)
+    if wants.percent:
+        free = free * 100 // np.maximum(nodes.size[usable], 1)
+    largest = int(free.max(initial=0))
+    if largest >= units and len(demands) > 1:
+        return f"it needs {need}: no node has all of that free together"
+    if largest >= units and cards > 1:
+        most = int(np.count_nonzero(free >= units, axis=1).max(initial=0))
+        return f"it needs {need}; the node with the most has {most}"
+    admitted = "" if wants.request.selector.admits_all else " that it admits"
+    return f"it needs {need}; the largest free card{admitted} has {largest}"
+
+
+def _kept(queue: Queue, entry: Entry) -> str:
+    """Say which room is kept for a pod, empty for none."""
+    kept = queue.room.kept.of(entry.uid)
+    return f"; room is kept for it on node {kept.node}" if kept is not None else ""

@@ -1,0 +1,298 @@
+"""What the queue writes: a gate taken away, and a node named in the same patch; a pod requeued or removed.
+
+Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
+without an answer is done again a few times, and then it is looked what became of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from allocator.names import POD_PLANNED, POD_REQUEUED, QUEUE_GATE
+from kubeapi.backoff import Backoff
+from kubeapi.errors import (
+    UNREADABLE,
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeApiError,
+    NotFound,
+    TooManyRequests,
+)
+from kubeapi.paths import pod_path
+from scheduler_plugin.cache.pods import PodRecord, is_requeued
+from scheduler_plugin.queue.cache.pods import Affinities, QueuePod
+from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.capacity.node_rules import NodeTerm
+
+JSON_PATCH: Final = "application/json-patch+json"
+
+TRIES: Final = 4
+"""Patches of one pod before others have its turn: what fails for one pod may be done for others."""
+
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_decode_pod = msgspec.json.Decoder(QueuePod).decode
+
+
+class QueueApi(Protocol):
+    """What the queue needs of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
+        """Change an object."""
+        ...
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
+        """Create an object."""
+        ...
+
+
+class Written(Enum):
+    """What became of a write."""
+
+    DONE = auto()
+    REFUSED = auto()
+    """The pod is not as the queue saw it, and its newest version is on its way here; or it must not be so."""
+    UNKNOWN = auto()
+    """There was no answer, or one that says nothing of the pod: it may have been done."""
+    GONE = auto()
+
+
+class Answer(NamedTuple):
+    """What became of a write.
+
+    Attributes:
+        written: In one word.
+        why: The API server's words, where it refuses a pod that is as the queue saw it.
+    """
+
+    written: Written
+    why: str = ""
+
+
+class Writer:
+    """Writes until the API server has said what became of it.
+
+    Args:
+        api: The API server.
+        may: Whether this process may still write; asked before each request.
+        timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
+        sleep: Waits, as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        api: QueueApi,
+        may: Callable[[], bool],
+        timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api = api
+        self._may = may
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+
+    async def release(
+        self, entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+    ) -> Answer:
+        """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
+
+        Args:
+            entry: The pod, as the queue saw it.
+            node: The one node that it may run on from now on, empty: as it says itself.
+            cards: UUIDs of the cards there that are meant for it.
+            others: Nodes that it may run on, too, where it cannot be bound to that one.
+        """
+        record = entry.record
+        path = pod_path(record.namespace, record.name)
+        patch = release_patch(entry, node, cards, others)
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
+            except NotFound:
+                return Answer(Written.GONE)
+            except (Invalid, Conflict, Forbidden) as error:
+                return await self._look(path, record, error.message, requeued=False)
+            except KubeApiError as error:
+                asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
+                pause_s = backoff.failed(asked_s)
+                if backoff.failures == TRIES:
+                    return await self._look(path, record, error.message, requeued=False)
+                await self._sleep(pause_s)
+            else:
+                return Answer(Written.DONE)
+        return Answer(Written.REFUSED)
+
+    async def requeue(self, entry: Entry) -> Answer:
+        """Mark a pod that has no node: it is placed nowhere until it is released again.
+
+        Once that is written no Binding that was decided before can succeed, for each names the version of the
+        pod that it was decided for.
+        """
+        path = pod_path(entry.record.namespace, entry.record.name)
+        if not self._may():
+            return Answer(Written.REFUSED)
+        try:
+            await self._api.patch(path, requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
+        except NotFound:
+            return Answer(Written.GONE)
+        except (Conflict, Invalid, Forbidden) as error:
+            # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
+            return await self._look(path, entry.record, error.message, requeued=True)
+        except KubeApiError as error:
+            return Answer(Written.UNKNOWN, error.message)
+        return Answer(Written.DONE)
+
+    async def remove(self, entry: Entry) -> Answer:
+        """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
+        pod = entry.record
+        path = pod_path(pod.namespace, pod.name)
+        if not self._may():
+            return Answer(Written.REFUSED)
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
+        except NotFound:
+            return Answer(Written.GONE)
+        except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
+            return Answer(Written.REFUSED, error.message)
+        except KubeApiError as error:
+            return Answer(Written.UNKNOWN, error.message)
+        return Answer(Written.DONE)
+
+    async def _look(self, path: str, record: PodRecord, why: str, *, requeued: bool) -> Answer:
+        """See whether a patch that was refused had been done by an earlier one without an answer.
+
+        Without an answer to this either it is asked again: whoever takes a pod that was released for one that
+        was not gives its room away.
+
+        Args:
+            path: Of the pod.
+            record: The pod that the patch was made for.
+            why: The API server's words; they say nothing where the pod has changed since.
+            requeued: It was to be marked, not released.
+        """
+        backoff = Backoff(cap_s=5.0)
+        while self._may():
+            try:
+                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+            except NotFound:
+                return Answer(Written.GONE)
+            except UNREADABLE:
+                return Answer(Written.REFUSED, why)
+            except KubeApiError:
+                await self._sleep(backoff.failed(None))
+                continue
+            if now.metadata.uid != record.uid:
+                return Answer(Written.GONE)
+            if is_requeued(now) if requeued else not (now.spec.scheduling_gates or is_requeued(now)):
+                return Answer(Written.DONE)
+            changed = now.metadata.resource_version != record.resource_version
+            return Answer(Written.REFUSED, "" if changed else why)
+        return Answer(Written.REFUSED)
+
+
+def release_patch(
+    entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
+
+    The next nodes of its list are named beside the one, to be tried when a Binding fails.
+
+    The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
+    node as one more condition. A term without conditions selects no node, and must stay so.
+
+    A gate never comes back, but a mark does: a patch without an answer, done again after the release was
+    taken back, would release the pod once more. So the mark goes from the version that was seen only.
+    """
+    patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
+    if entry.ticket.requeued:
+        patch.append(_same_version(entry))
+        patch.append({"op": "remove", "path": _annotation(POD_REQUEUED)})
+    if entry.ticket.has_gate:
+        patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
+        patch.append({"op": "remove", "path": "/spec/schedulingGates"})
+        # The affinity of a pod that has no gate any more cannot be changed.
+        patch += _only_node(entry, node, others) if node else []
+    return patch + _planned(entry, cards)
+
+
+def requeue_patch(entry: Entry) -> list[dict[str, Any]]:
+    """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
+    add: dict[str, Any] = {"op": "add", "path": _annotation(POD_REQUEUED), "value": "true"}
+    if not entry.ticket.annotated:
+        add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": entry.uid},
+        _same_version(entry),
+        add,
+    ]
+
+
+def _same_version(entry: Entry) -> dict[str, Any]:
+    return {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version}
+
+
+def _annotation(name: str) -> str:
+    """Write the JSON pointer to an annotation."""
+    return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
+    """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
+    text = ",".join(cards)
+    if not text:
+        return []
+    if entry.ticket.annotated:
+        return [{"op": "add", "path": _annotation(POD_PLANNED), "value": text}]
+    return [
+        _same_version(entry),
+        {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
+    ]
+
+
+def only_node(node: str, *others: str) -> dict[str, Any]:
+    """Write the node affinity of a pod that may run on one node, or some: a field takes one name each."""
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(name)]} for name in (node, *others)]}}
+
+
+def _only_node(entry: Entry, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    affinity = only_node(node, *others)
+    match entry.ticket.affinity:
+        case Affinities.NONE:
+            return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
+        case Affinities.SOME:
+            return [{"op": "add", "path": "/spec/affinity/nodeAffinity", "value": affinity}]
+        case Affinities.NODES:
+            path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
+            return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
+    own = entry.wants.rules.terms if entry.wants is not None else None
+    path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
+    return [
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}
+        for at, term in enumerate(own or ())
+        if term.match_expressions or term.match_fields
+    ]
+
+
+def _field(node: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
+
+
+def _fields(term: NodeTerm) -> list[dict[str, Any]]:
+    return [
+        {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
+        for each in term.match_fields or ()
+    ]

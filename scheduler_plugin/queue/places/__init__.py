@@ -1,1 +1,0 @@
-"""Where the cluster has room for what a pod needs, and what of it is kept free."""

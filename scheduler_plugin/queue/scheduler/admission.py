@@ -1,0 +1,391 @@
+"""Which waiting pods are released, and for which node: order of the tenants, quotas, slots and room. Pure.
+
+One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
+is offered (algorithm 7). Without slots there is one pool: the first tenant with a pod that fits anywhere.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.cache.lending import Case, Choice, Tenant, by_share, pick
+from scheduler_plugin.queue.cache.queues import Tenants, TenantState
+from scheduler_plugin.queue.cache.slots import Slots
+from scheduler_plugin.queue.cache.waiting import Group, GroupKey, Kind, Task
+from scheduler_plugin.queue.capacity.candidate_lists import Ahead
+from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.capacity.locality import Locality
+from scheduler_plugin.queue.capacity.quota_usage import Amounts
+from scheduler_plugin.queue.capacity.requirements import Needs, Wants
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.scheduling.pending_pods import Backlog
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One pod of a release.
+
+    Attributes:
+        uid: Of the pod.
+        wants: Its needs.
+        node: Where its cards were taken.
+        others: Nodes that it may be bound to where that fails, in order: those next in its list.
+    """
+
+    uid: str
+    wants: Wants
+    node: str
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A task whose turn it is: a pod, or a gang with all its pods.
+
+    Attributes:
+        tenant: Its tenant.
+        task: The task.
+        members: Its pods.
+        case: Of algorithm 7, None where there are no slots, and for a task out of turn.
+        relaxed: Its data is elsewhere.
+        lender: Tenant whose turn it was, empty when it was its own.
+        borrowed: Units that its tenant has beyond its nominal quota because of it.
+        names_node: Its pods run where their room was taken: a slot was idle there, or data is near.
+    """
+
+    tenant: str
+    task: Task[Needs]
+    members: tuple[Member, ...]
+    case: Case | None
+    relaxed: bool
+    lender: str
+    borrowed: int
+    names_node: bool
+
+
+class Admission:
+    """Decides, and takes what it decides: room in the state, quota of the tenant, a slot.
+
+    Args:
+        config: The configuration.
+        tenants: Who waits and who has what.
+        room: The cluster.
+        slots: Its slots.
+        locality: Where data is.
+
+    Attributes:
+        backlog: The pods that wait, for policies that want to know.
+        unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
+    """
+
+    def __init__(
+        self, config: QueueConfig, tenants: Tenants, room: Room, slots: Slots, locality: Locality
+    ) -> None:
+        self.tenants = tenants
+        self.room = room
+        self.amounts = Amounts(room.state)
+        self.ahead = Ahead(room)
+        self.backlog = Backlog(room.state, room.policies)
+        self.slots = slots
+        self.locality = locality
+        self.unplaced: set[Needs] = set()
+        self._near: dict[frozenset[str], BoolArray] = {}
+        self._near_key: object = None
+        self.configure(config)
+
+    def configure(self, config: QueueConfig) -> None:
+        """Take another configuration.
+
+        Raises:
+            PolicyError: of its node policy; then nothing has changed.
+        """
+        if self.room.policies.configure(config.node_policy, config.node_policy_parameters):
+            self.ahead.forget()
+        self.config = config
+
+    def decide(self, now: float, first: Iterable[tuple[str, Task[Needs]]] = ()) -> Iterator[Release]:
+        """Release what can be released; each is taken before it is yielded.
+
+        Args:
+            now: Seconds, for the state.
+            first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
+        """
+        self.unplaced.clear()
+        self.tenants.measure(self.room.resources)
+        self.backlog.count(now)
+        for name, task in first:
+            release = self._out_of_turn(name, task, now)
+            if release is not None:
+                yield release
+        while True:
+            release = self._next(now)
+            if release is None:
+                return
+            yield release
+
+    def _out_of_turn(self, name: str, task: Task[Needs], now: float) -> Release | None:
+        """Release a task, where it may go and fits; else None."""
+        tenant = self.tenants[name]
+        if not tenant.is_open or tenant.waiting.is_held(task.uid):
+            return None
+        if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
+            return None
+        look = Look(self, [tenant])
+        for relaxed in (False, True) if task.data and self.config.locality.enabled else (False,):
+            release = self._take(Choice(name, task, None, relaxed, lender=""), look, None, now)
+            if release is not None:
+                return release
+        return None
+
+    def _next(self, now: float) -> Release | None:
+        """Offer idle slots until one is taken."""
+        while True:
+            order = by_share(tenant for tenant in self.tenants if tenant.is_open)
+            look = Look(self, order)
+            slot, row = None, None
+            if self.config.slots is not None:
+                offer = look.idle_slot()
+                if offer is None:
+                    return None
+                row, slot = offer
+            choice = look.pick(slot, row)
+            if choice is None:
+                return None
+            release = self._take(choice, look, row, now)
+            if release is not None:
+                return release
+            self.unplaced.add(choice.task.wants)
+
+    def _take(self, choice: Choice[Needs], look: "Look", row: int | None, now: float) -> Release | None:
+        """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
+        task, tenant = choice.task, self.tenants[choice.tenant]
+        pods = self.amounts.members(task.wants, task.uid)
+        taken: list[Member] = []
+        amounts: list[int] = []
+        headroom = self.tenants.headroom(choice.tenant, task.uid)
+        names_node = self.config.slots is not None or self._is_near(choice)
+        for uid, wants in pods:
+            others: tuple[str, ...] = ()
+            if row is not None and not taken:
+                node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
+            else:
+                most = None if headroom is None else headroom - sum(amounts)
+                fits = self.amounts.within(wants, self._rows(wants, choice, look), most)
+                node = self._where_kept(uid, wants, fits, now)
+                if not node:
+                    node = self.ahead.place(uid, wants, fits, now)
+                    # Pods of a gang fit together where they were placed, and need not elsewhere.
+                    alone = self.config.mode == "batch" and not names_node and len(pods) == 1
+                    others = self.ahead.others if alone else ()
+            if not node:
+                for member in taken:
+                    self._undo(member.uid, now)
+                return None
+            taken.append(Member(uid, wants, node, others))
+            amounts.append(self.amounts.of(self.room.state.pods[uid], wants) or 0)
+            self.slots.sit(uid, node, task.kind)
+        before = self._borrowed(choice.tenant)
+        for member, units in zip(taken, amounts, strict=True):
+            self.tenants.hold(choice.tenant, member.uid, member.wants.resources(units))
+        tenant.waiting.remove(task.uid)
+        self.room.kept.give_up(task.uid)
+        self.tenants.keep_no_more(choice.tenant, task.uid)
+        return Release(
+            tenant=choice.tenant,
+            task=task,
+            members=tuple(taken),
+            case=choice.case,
+            relaxed=choice.relaxed,
+            lender=choice.lender,
+            borrowed=self._borrowed(choice.tenant) - before,
+            names_node=names_node,
+        )
+
+    def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+        """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
+        kept = self.room.kept.of(uid)
+        node = kept.node if kept is not None else ""
+        row = self.room.state.nodes.rows.get(node)
+        return node if row is not None and fits[row] and self.room.take(uid, wants, row, now) else ""
+
+    def _rows(self, wants: Wants, choice: Choice[Needs], look: "Look") -> BoolArray:
+        """Where a pod of a choice may be placed, bool[R]."""
+        fits = self.room.fits(wants, holder=choice.task.uid)
+        if self.config.slots is not None:
+            fits = fits & look.with_idle_slots()
+        if self._is_near(choice):
+            fits = fits & look.near_rows(choice.task.data)
+        return fits
+
+    def _is_near(self, choice: Choice[Needs]) -> bool:
+        """Whether a task was chosen for a place that its data is near to."""
+        return bool(choice.task.data) and not choice.relaxed and self.config.locality.enabled
+
+    def place(self, uid: str, wants: Wants, now: float) -> str:
+        """Take a pod's cards on the best node that has them; the node's name, empty for none."""
+        fits = self.room.fits(wants)
+        return self.ahead.place(uid, wants, fits, now) if fits.any() else ""
+
+    def near_rows(self, data: frozenset[str]) -> BoolArray:
+        """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
+        nodes = self.room.state.nodes
+        key = (self.locality, self.locality.version, nodes.row_count)
+        if key != self._near_key:
+            self._near.clear()
+            self._near_key = key
+        near = self._near.get(data)
+        if near is None:
+            near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
+            names = self.locality.nodes_near(data)
+            near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
+        return near
+
+    def _undo(self, uid: str, now: float) -> None:
+        take = self.room.state.taken(uid)
+        if take is not None:
+            self.room.state.roll_back(take, now)
+        self.slots.leave(uid)
+
+    def _borrowed(self, tenant: str) -> int:
+        cohort = self.tenants.cohort(tenant)
+        return 0 if cohort is None else cohort.accounts[tenant].borrowed
+
+
+class Look:
+    """What is asked of the cluster during one decision, each question once.
+
+    Args:
+        admission: Whose decision.
+        order: The tenants, in order.
+
+    Attributes:
+        able: Needs of eligible tasks that fit somewhere.
+    """
+
+    def __init__(self, admission: Admission, order: Sequence[TenantState]) -> None:
+        self._admission = admission
+        self._order = order
+        self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
+        self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
+        self._strict: dict[str, Group[Needs] | None] = {}
+        self._keeping = frozenset(admission.room.kept.tasks)
+        self.able = self._able()
+
+    def _able(self) -> set[Needs]:
+        """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
+        admission = self._admission
+        needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
+        able: set[Needs] = {each for each in needs if self._fit(self._first(each), "", None)[1]}
+        for tenant in self._order if self._keeping else ():
+            kept = tenant.waiting.known_of(self._keeping)
+            able.update(task.wants for task in kept if task.wants not in admission.unplaced)
+        return able
+
+    def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:
+        """Offer a slot of a type on a row, or where both are None the whole cluster."""
+        name = "" if row is None else self._admission.room.state.nodes.names[row]
+
+        def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+            fits, somewhere = self._where(tenant.name, group)
+            return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
+
+        def near(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+            data = group.key.data
+            if row is not None:
+                return self._admission.locality.near(name, data)
+            wants = self._first(group.key.wants)
+            key = (wants, data, self._most(tenant.name, group))
+            found = self._near_somewhere.get(key)
+            if found is None:
+                found = bool((self._where(tenant.name, group)[0] & self.near_rows(data)).any())
+                self._near_somewhere[key] = found
+            return found
+
+        locality = self._admission.config.locality.enabled
+        return pick(slot, self._order, near=near, may=may, among=self.able, locality=locality)
+
+    def near_rows(self, data: frozenset[str]) -> BoolArray:
+        """Rows that some data is near to: bool[R]."""
+        return self._admission.near_rows(data)
+
+    def with_idle_slots(self) -> BoolArray:
+        """Rows with an idle slot of any type: bool[R]."""
+        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        idle = np.zeros(nodes.row_count, dtype=np.bool_)
+        for name, row in nodes.rows.items():
+            idle[row] = any(slots.idle(name, kind) for kind in Kind)
+        return idle
+
+    def idle_slot(self) -> tuple[int, Kind] | None:
+        """An idle slot where an admissible task fits, of the task's own type if there is one.
+
+        Slots near to some task's data come first: those of other nodes are offered when nobody has any.
+        """
+        near = self._idle_slot(relaxed=False) if self._admission.config.locality.enabled else None
+        return near or self._idle_slot(relaxed=True)
+
+    def _idle_slot(self, *, relaxed: bool) -> tuple[int, Kind] | None:
+        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
+        seen: set[tuple[GroupKey[Needs], int | None]] = set()
+        for tenant in self._order:
+            for kind in Kind:
+                for group in tenant.waiting.groups(kind, self.able):
+                    alike = (group.key, self._most(tenant.name, group))
+                    known = alike in seen and not self._admission.room.kept
+                    if not known and self._is_admissible(tenant.name, group):
+                        seen.add(alike)
+                        where = self._where(tenant.name, group)[0]
+                        data = frozenset() if relaxed else group.key.data
+                        rows[kind] |= where & self.near_rows(data) if data else where
+        for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
+            idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
+            own = [kind for kind in idle if rows[kind][row]]
+            if idle:
+                return row, (own or idle)[0]
+        return None
+
+    def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
+        """Whether order and quota allow the group, wherever there may be room."""
+        if not self._is_next(tenant, group):
+            return False
+        least = self._admission.amounts.least(group.key.wants)
+        return self._admission.tenants.allows(tenant, least, group.oldest().uid)
+
+    def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
+        """Of a strict queue only the oldest task may go; of others any."""
+        state = self._admission.tenants[tenant]
+        if state.form is None or state.form.strategy != "StrictFIFO":
+            return True
+        if tenant not in self._strict:
+            groups = chain.from_iterable(state.waiting.groups(kind) for kind in Kind)
+            self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
+        return self._strict[tenant] is group
+
+    def _where(self, tenant: str, group: Group[Needs]) -> tuple[BoolArray, bool]:
+        """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
+        room = self._admission.room
+        wants = self._first(group.key.wants)
+        uid = group.oldest().uid if room.kept else ""
+        return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, group))
+
+    def _first(self, needs: Needs) -> Wants:
+        """What a task needs; of a gang its first pod."""
+        return needs if isinstance(needs, Wants) else self._admission.amounts.members(needs, "")[0][1]
+
+    def _most(self, tenant: str, group: Group[Needs]) -> int | None:
+        """The most units that quotas allow, for pods that count for different ones on different rows."""
+        if not self._first(group.key.wants).percent:
+            return None
+        return self._admission.tenants.headroom(tenant, group.oldest().uid)
+
+    def _fit(self, wants: Wants, holder: str, most: int | None) -> tuple[BoolArray, bool]:
+        found = self._fits.get((wants, holder, most))
+        if found is None:
+            fits = self._admission.room.fits(wants, holder=holder)
+            fits = self._admission.amounts.within(wants, fits, most)
+            found = self._fits[wants, holder, most] = (fits, bool(fits.any()))
+        return found

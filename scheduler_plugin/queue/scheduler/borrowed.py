@@ -1,0 +1,149 @@
+"""Which pods run on what others lent, and may be evicted; and which are leaving already. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.config.quota import Cohort
+from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.scheduler.queue import Queue
+
+PROTECTED_S: Final = (15.0, 300.0)
+"""The shortest and the longest time for which a pod that could not be evicted is passed over for others."""
+
+LATE_S: Final = 60.0
+"""A pod that has not ended so long after its grace period is counted on no longer: its node may be dead."""
+
+
+@dataclass(slots=True)
+class Going:
+    """What was evicted, or is awaited, for a tenant.
+
+    Attributes:
+        waiting: UID of the pod, or gang, that waits.
+        units: Units of quota that it will use.
+        uids: Pods that are to go and are still there.
+        since: When that began, seconds.
+        gone: When the last one went, seconds.
+        left: Pods that did not refuse to go.
+    """
+
+    waiting: str
+    units: int
+    uids: set[str]
+    since: float
+    gone: float
+    left: int
+
+
+class BorrowedPods:
+    """Knows who may go. Pods that refused to are passed over for a while; those that leave are counted on.
+
+    Args:
+        queue: The queue.
+
+    Attributes:
+        going: What is under way, by lender.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._protected: Backoffs[str] = Backoffs(*PROTECTED_S)
+        self._ending: dict[str, float] = {}
+        self.going: dict[str, Going] = {}
+
+    def update(self, now: float) -> None:
+        """Note who is being deleted, and who is gone."""
+        entries = self._queue.entries
+        self._protected.due(now)
+        self._protected.keep(entries)
+        ending = {uid for uid, entry in entries.items() if entry.ticket.ending}
+        self._ending = {uid: self._ending.get(uid, now) for uid in ending}
+        for going in self.going.values():
+            going.uids = {uid for uid in going.uids if uid in entries and not self._is_late(going, uid, now)}
+
+    def protect(self, uid: str, now: float) -> None:
+        """A pod does not go: pass it over for a while."""
+        self._protected.refused(uid, now)
+
+    def are_ending(self, uids: Collection[str]) -> bool:
+        """Whether all of these pods are known to be being deleted."""
+        return self._ending.keys() >= set(uids)
+
+    def leaving(self, now: float) -> list[Entry]:
+        """Pods whose cards are about to become free whatever is done."""
+        evicted = set().union(*(going.uids for going in self.going.values()))
+        entries = self._queue.entries
+        ending = {uid for uid, since in self._ending.items() if not _is_over(entries[uid], since, now)}
+        return [entries[uid] for uid in sorted(evicted | ending) if entries[uid].phase is Phase.BOUND]
+
+    def freed(self, leaving: Collection[Entry], cohort: Cohort) -> dict[str, int]:
+        """Units that become free by tenant, less those that the pods of other lenders are about to use."""
+        freed = self.units_by_tenant(leaving)
+        for lender, going in self.going.items():
+            if lender in cohort.accounts and going.waiting in self._queue.tenants[lender].waiting:
+                freed[lender] = freed.get(lender, 0) - going.units
+        return freed
+
+    def find(self, cohort: Cohort, tenant: str, leaving: Collection[Entry]) -> list[Entry]:
+        """The pods with which others exceed their own quota: smallest priority first, then youngest.
+
+        Args:
+            cohort: Of the lender.
+            tenant: The lender.
+            leaving: Pods that are about to be gone; they count as what is given back already.
+        """
+        queue, found = self._queue, []
+        uids = {entry.uid for entry in leaving}
+        gone = self.units_by_tenant(leaving)
+        for name in cohort.borrowers(tenant):
+            left = cohort.accounts[name].borrowed - gone.get(name, 0)
+            released = (queue.entries.get(uid) for uid in queue.tenants[name].released)
+            pods = [entry for entry in released if entry is not None and entry.uid not in uids]
+            pods.sort(key=lambda entry: (entry.record.priority, -entry.since, entry.uid))
+            for entry in pods:
+                if left <= 0:
+                    break
+                if self._may_go(entry):
+                    left -= self.units([entry])
+                    found.append(entry)
+        return found
+
+    def units(self, entries: Collection[Entry]) -> int:
+        """Units that pods count for."""
+        return sum(self.units_by_tenant(entries).values())
+
+    def units_by_tenant(self, entries: Collection[Entry]) -> dict[str, int]:
+        """Units that pods count for, by the tenant whose quota has them."""
+        found: dict[str, int] = {}
+        for entry in entries:
+            if entry.holder:
+                units = self._queue.tenants[entry.holder].released.get(entry.uid, 0)
+                found[entry.holder] = found.get(entry.holder, 0) + units
+        return found
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
+        bound = entry.wants is not None and entry.phase is Phase.BOUND and not entry.record.mirrored
+        return bound and not entry.ticket.ending and not self._protected.pauses(entry.uid)
+
+    def _is_late(self, going: Going, uid: str, now: float) -> bool:
+        """Whether a pod that should be gone is not, and is waited for no longer."""
+        since = max(self._ending.get(uid, going.since), going.since)
+        return _is_over(self._queue.entries[uid], since, now)
+
+
+def by_node(borrowed: Sequence[Entry], most: int) -> Mapping[str, list[Entry]]:
+    """Who may go, by node, so many of one at most."""
+    found: dict[str, list[Entry]] = {}
+    for entry in borrowed:
+        on_node = found.setdefault(entry.record.node, [])
+        if len(on_node) < most:
+            on_node.append(entry)
+    return found
+
+
+def _is_over(entry: Entry, since: float, now: float) -> bool:
+    """Whether a pod should have ended that was asked to at a time."""
+    return now - since >= entry.ticket.grace_s + LATE_S

@@ -1,0 +1,230 @@
+"""Room for all pods of a task at once: which of them fit now, and who must go for the others. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from allocator.place import place
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.preemption.node_victims import Room as NodeRoom
+from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.capacity.reservations import Kept
+
+Pod = tuple[str, Wants]
+"""UID and needs of one pod of the gang."""
+
+BEST: Final = 32
+"""Nodes that come first by the node policy; others come by name."""
+
+Pods = Mapping[str, Sequence[Pod]]
+"""Pods of the gang by the node where they are to go."""
+
+
+class GangRoom:
+    """Looks for the room of one task, a gang or a single pod; nothing is taken.
+
+    Args:
+        room: The cluster.
+        task: UID of the gang, or of the pod.
+        pods: Its pods, the hardest to place first.
+        leaving: Pods that are about to be gone in any case.
+        among: bool[R], nodes that come into question for a pod; None: all.
+        places_left: Pods that a node may take before anybody goes; None: no limit.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        task: str,
+        pods: Iterable[Pod],
+        *,
+        leaving: Iterable[Entry] = (),
+        among: Callable[[Wants], BoolArray] | None = None,
+        places_left: Callable[[str], int] | None = None,
+    ) -> None:
+        self._room = room
+        self._task = task
+        self._among = among
+        self._places_left = places_left
+        self._leaving: dict[str, list[Entry]] = {}
+        for entry in leaving:
+            self._leaving.setdefault(entry.record.node, []).append(entry)
+        self._allowed: dict[Wants, BoolArray] = {}
+        self._views: dict[str, NodeRoom | None] = {}
+        self._placed: dict[str, list[Pod]] = {}
+        self._cleared: dict[str, str] = {}
+        self.rest = self._place_now(pods)
+        """Pods that find no room beside the others unless somebody goes."""
+
+    def _place_now(self, pods: Iterable[Pod]) -> list[Pod]:
+        """Place what fits without anybody going; the rest."""
+        nodes = self._room.state.nodes
+        names, rank = nodes.names, nodes.name_rank
+        able: dict[Wants, list[str]] = {}
+        rest = []
+        for pod in pods:
+            if pod[1] not in able:
+                rows = np.flatnonzero(self._room.fits(pod[1], holder=self._task))
+                best = self._room.best(pod[1], rows, BEST).tolist()
+                by_name = [row for row in rows[np.argsort(rank[rows])].tolist() if row not in set(best)]
+                fits = [names[row] for row in (*best, *by_name)]
+                able[pod[1]] = [*fits, *sorted(self._leaving.keys() - set(fits))][::-1]
+            left = able[pod[1]]
+            # Who finds no room beside those placed so far never will.
+            while left and self._cards(left[-1], (), [*self._placed.get(left[-1], ()), pod]) is None:
+                left.pop()
+            if left:
+                self._placed.setdefault(left[-1], []).append(pod)
+            else:
+                rest.append(pod)
+        return rest
+
+    def victims(self, borrowed: Mapping[str, Sequence[Entry]]) -> list[Entry] | None:
+        """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
+
+        Args:
+            borrowed: Who may go, by node, those that must go first first.
+
+        Returns:
+            None where that would be in vain.
+        """
+        gone: dict[str, list[Entry]] = {}
+        placed = {node: list(pods) for node, pods in self._placed.items()}
+        known: dict[tuple[str, Wants], list[Entry] | None] = {}
+        order = sorted(borrowed)
+        for pod in self.rest:
+            best: tuple[int, str, list[Entry]] | None = None
+            for node in order:
+                key = (node, pod[1])
+                if key not in known:
+                    pods = [*placed.get(node, ()), pod]
+                    known[key] = self._more(node, pods, gone.get(node, []), borrowed[node])
+                more = known[key]
+                if more is not None and (best is None or (len(more), node) < best[:2]):
+                    best = (len(more), node, more)
+                    if not more or (len(more) == 1 and not gone):
+                        # Nobody else can need fewer.
+                        break
+            if best is None:
+                return None
+            _, node, more = best
+            gone.setdefault(node, []).extend(more)
+            placed.setdefault(node, []).append(pod)
+            self._cleared[pod[0]] = node
+            known = {key: found for key, found in known.items() if key[0] != node}
+        return [entry for entries in gone.values() for entry in entries]
+
+    def spots(self, victims: Collection[Entry]) -> dict[str, Kept]:
+        """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
+        placed, nodes = self._again(victims), self._room.state.nodes
+        found: dict[str, Kept] = {}
+        for node, pods in (placed or {}).items():
+            cards = self._cards(node, _on(node, victims), pods) or {}
+            uuids = nodes.uuids[nodes.rows[node]]
+            for uid, wants in pods:
+                if uid in cards:
+                    host = (wants.cpu_milli, wants.memory_bytes)
+                    found[uid] = Kept(self._task, node, cards[uid], *host, uuids)
+        return found
+
+    def _again(self, victims: Collection[Entry]) -> Pods | None:
+        """Place the rest once these victims are gone; None where not all of it fits.
+
+        A pod goes where `victims` found room for it, or else to any other node of a victim.
+        """
+        placed = {node: list(pods) for node, pods in self._placed.items()}
+        nodes = dict.fromkeys([*self._placed, *(victim.record.node for victim in victims)])
+        for pod in self.rest:
+            cleared = self._cleared.get(pod[0])
+            for node in dict.fromkeys([cleared, *nodes]) if cleared in nodes else nodes:
+                pods = [*placed.get(node, ()), pod]
+                if self._cards(node, _on(node, victims), pods) is not None:
+                    placed[node] = pods
+                    break
+            else:
+                return None
+        return placed
+
+    def _more(
+        self, node: str, pods: Sequence[Pod], gone: Sequence[Entry], candidates: Iterable[Entry]
+    ) -> list[Entry] | None:
+        """The fewest more that must go from a node for these pods to fit there; None: in vain."""
+        left = [entry for entry in candidates if entry not in gone]
+
+        def is_enough(more: Sequence[Entry]) -> bool:
+            return self._cards(node, [*gone, *more], pods) is not None
+
+        if not is_enough(left):
+            return None
+        count = bisect_left(range(len(left)), True, key=lambda count: is_enough(left[:count]))
+        more = left[:count]
+        for entry in reversed(left[:count]):
+            fewer = [other for other in more if other is not entry]
+            if is_enough(fewer):
+                more = fewer
+        return more
+
+    def _is_allowed(self, node: str, row: int, wants: Wants) -> bool:
+        """Whether a pod may go to a node at all."""
+        if wants.percent and not self._room.state.nodes.percent[row]:
+            return False
+        if self._among is not None:
+            allowed = self._allowed.get(wants)
+            if allowed is None:
+                allowed = self._allowed[wants] = self._among(wants)
+            if not allowed[row]:
+                return False
+        return self._room.allowed(wants, node)
+
+    def _cards(
+        self, node: str, gone: Iterable[Entry], pods: Sequence[Pod]
+    ) -> dict[str, tuple[int, ...]] | None:
+        """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
+        room, nodes = self._room, self._room.state.nodes
+        row = nodes.rows.get(node)
+        if row is None or not self._is_allowed(node, row, pods[-1][1]):
+            # Those before it were let on to the node when they were the last.
+            return None
+        if node not in self._views:
+            self._views[node] = room_on(room.state, node, room.query(pods[0][1]))
+        view = self._views[node]
+        if view is None:
+            return None
+        uids = [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
+        if self._places_left is not None and self._places_left(node) + len(uids) < len(pods):
+            return None
+        left = [view.pods[uid] for uid in uids if uid in view.pods]
+        cpu = int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + sum(pod.cpu_milli for pod in left)
+        memory = int(nodes.memory_capacity[row] - nodes.memory_used[row])
+        memory += sum(pod.memory_bytes for pod in left)
+        kept = room.kept.from_others(self._task, node, nodes.uuids[row])
+        cpu, memory = cpu - kept.cpu_milli, memory - kept.memory_bytes
+        cards = [
+            replace(card, used_units=card.size_units) if at in kept.cards else card
+            for at, card in enumerate(view.after(uids))
+        ]
+        found: dict[str, tuple[int, ...]] = {}
+        for uid, wants in pods:
+            cpu, memory = cpu - wants.cpu_milli, memory - wants.memory_bytes
+            if cpu < 0 or memory < 0:
+                return None
+            query = room.query(wants)
+            find = partial(place, cards, query.request, query.ask.card_policy)
+            placement = room.sound(wants, find, None)
+            if placement is None:
+                return None
+            for at, units in placement.charge.items():
+                cards[at] = replace(cards[at], used_units=cards[at].used_units + units)
+            found[uid] = tuple(sorted(placement.charge))
+        return found
+
+
+def _on(node: str, victims: Iterable[Entry]) -> list[Entry]:
+    return [victim for victim in victims if victim.record.node == node]

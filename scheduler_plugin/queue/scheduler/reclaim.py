@@ -1,0 +1,385 @@
+"""Who must go so that a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from math import comb
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.cache.queues import TenantState
+from scheduler_plugin.queue.cache.waiting import Kind, Task
+from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.capacity.reservations import Kept
+from scheduler_plugin.queue.config.quota import Cohort
+from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods, Going, by_node
+from scheduler_plugin.queue.scheduler.gang_capacity import GangRoom
+from scheduler_plugin.queue.scheduler.queue import Queue
+
+SETTLE_S: Final = 15.0
+
+IN_VAIN_S: Final = (60.0, 3600.0)
+"""The shortest and the longest pause of a task that was not released though twice all victims had gone."""
+
+REFUSED_S: Final = (600.0, 86_400.0)
+"""The shortest and the longest pause for tasks like one that kube-scheduler refused, until one is bound."""
+
+MOST_CANDIDATES: Final = 64
+"""Borrowed pods of a node that are considered, the youngest ones."""
+
+MOST_SETS: Final = 400
+"""Smaller sets of victims that are tried, one after the other, before others are evicted."""
+
+MOST_SIZES: Final = 8
+"""Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
+
+LOOKED_AT: Final = 4
+"""Tasks for which nobody can be evicted that are looked at in one call; the next call goes on with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What is to be done for one tenant.
+
+    Attributes:
+        tenant: The lender.
+        uid: Its pod, or gang, that waits.
+        node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
+        victims: Pods to evict; none where those are enough that are leaving already.
+        kept: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
+    """
+
+    tenant: str
+    uid: str
+    node: str
+    victims: tuple[Entry, ...]
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    def keep(self, queue: Queue) -> None:
+        """Keep what becomes free from others, and nothing else for those who wait."""
+        queue.room.kept.give_up(self.uid)
+        for uid, kept in self.kept.items():
+            queue.room.kept.put(uid, kept)
+
+
+class Reclaimer:
+    """Finds victims, for one pod or gang of a tenant at a time.
+
+    Not before that pod was released: a victim's node needs a moment to say that its cards are free. Or some
+    seconds after the last victim went, when something else took the room.
+
+    Args:
+        queue: The queue.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._borrowed = BorrowedPods(queue)
+        self._passed: set[tuple[str, Hashable]] = set()
+        self._rounds: dict[str, int] = {}
+        self._in_vain: Backoffs[str] = Backoffs(*IN_VAIN_S)
+        self._refused: Backoffs[Hashable] = Backoffs(*REFUSED_S)
+
+    def find(self, now: float) -> list[Reclaim]:
+        """Find what is to be done now; nobody is named twice.
+
+        Args:
+            now: Seconds.
+        """
+        if self._queue.config.reclaim != "evict":
+            return []
+        self._queue.state.expire(now)
+        self._borrowed.update(now)
+        self._settle(now)
+        found: list[Reclaim] = []
+        looked_at = 0
+        for tenant in self._queue.tenants:
+            for search in self._searches(tenant, now):
+                self._passed.add((tenant.name, search.shape))
+                reclaim = search.find()
+                if reclaim is not None:
+                    self._begin(reclaim, search, now)
+                    found.append(reclaim)
+                    break
+                looked_at += 1
+                if looked_at == LOOKED_AT:
+                    return found
+        self._passed.clear()
+        return found
+
+    def refused(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
+        """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
+
+        Others are looked for: at once where nobody goes, else when it is known what those that went free.
+
+        Args:
+            tenant: The lender.
+            uid: Of the victim.
+            now: Seconds.
+            stays: That is certain; it is not where the API server did not answer.
+        """
+        going = self._borrowed.going.get(tenant)
+        if going is not None and uid in going.uids:
+            going.uids.discard(uid)
+            if stays:
+                going.left -= 1
+                self._borrowed.protect(uid, now)
+            if not going.left:
+                self._rounds.pop(going.waiting, None)
+                self._queue.room.kept.give_up(going.waiting)
+                del self._borrowed.going[tenant]
+
+    def _begin(self, reclaim: Reclaim, search: "_Search", now: float) -> None:
+        """Note what is under way."""
+        uids = {entry.uid for entry in reclaim.victims or search.leaving}
+        self._borrowed.going[reclaim.tenant] = Going(
+            reclaim.uid, search.units(reclaim.kept), uids, now, now, len(uids)
+        )
+        if reclaim.victims:
+            self._rounds[reclaim.uid] = self._rounds.get(reclaim.uid, 0) + 1
+            template = self._refused_template(reclaim.uid)
+            if template is not None:
+                self._refused.refused(template, now)
+
+    def _settle(self, now: float) -> None:
+        """End what has led to a release, and what has not though everybody went."""
+        tenants, going = self._queue.tenants, self._borrowed.going
+        self._in_vain.due(now)
+        self._refused.due(now)
+        self._refused.keep({*self._queue.alike.templates, *self._queue.gangs.alike.templates})
+        for lender, each in list(going.items()):
+            waits = each.waiting in tenants[lender].waiting
+            if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
+                each.gone = now
+            elif not waits or now - each.gone >= SETTLE_S:
+                del going[lender]
+                if waits and self._rounds.get(each.waiting, 0) > 1:
+                    # Whatever keeps it from its release, it is not what it was evicted for.
+                    self._in_vain.refused(each.waiting, now)
+        waiting = {uid for uid in self._rounds if any(uid in tenant.waiting for tenant in tenants)}
+        self._rounds = {uid: self._rounds[uid] for uid in waiting}
+        self._in_vain.keep(waiting)
+
+    def _searches(self, tenant: TenantState, now: float) -> Iterator["_Search"]:
+        """Tasks of a tenant that lack what others borrowed of its own quota, the oldest first."""
+        cohort = self._queue.tenants.cohort(tenant.name)
+        if cohort is None or not tenant.is_open or tenant.name in self._borrowed.going:
+            return
+        if not cohort.borrowers(tenant.name) or not len(tenant.waiting):
+            return
+        leaving = self._borrowed.leaving(now)
+        borrowed = self._borrowed.find(cohort, tenant.name, leaving)
+        for task in _in_order(tenant):
+            if (tenant.name, _shape(task)) in self._passed or self._in_vain.pauses(task.uid):
+                continue
+            if self._was_refused(task.uid, now):
+                continue
+            search = _Search(self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving)
+            if search.is_worth_it():
+                yield search
+
+    def _was_refused(self, uid: str, now: float) -> bool:
+        """Tell whether nobody goes yet for a task: kube-scheduler refused it, or one like it."""
+        template = self._refused_template(uid)
+        if template is not None and not self._refused.refusals(template):
+            self._refused.refused(template, now)
+        return template is not None and self._refused.pauses(template)
+
+    def _refused_template(self, uid: str) -> Hashable:
+        """What a task has in common with those of which one was refused; None where none was."""
+        queue = self._queue
+        gang, entry = queue.gangs.get(uid), queue.entries.get(uid)
+        if gang is not None:
+            return gang.template if gang.template in queue.gangs.alike.templates else None
+        return entry.template if entry is not None and entry.template in queue.alike.templates else None
+
+
+class _Search:
+    """Looks for the victims of one task.
+
+    Args:
+        queue: The queue.
+        borrowed: Who may go.
+        tenant: The lender.
+        cohort: Of the lender.
+        task: Its task.
+        candidates: Who may go for a task of any priority, those that must go first first.
+        leaving: Who is about to be gone in any case.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        borrowed: BorrowedPods,
+        tenant: str,
+        cohort: Cohort,
+        task: Task[Needs],
+        candidates: Sequence[Entry],
+        leaving: Sequence[Entry],
+    ) -> None:
+        self._queue = queue
+        self._borrowed = borrowed
+        self._tenant = tenant
+        self._cohort = cohort
+        self._task = task
+        self._pods = queue.amounts.members(task.wants, task.uid)
+        priority = self._priority()
+        self._candidates = [entry for entry in candidates if entry.record.priority <= priority]
+        self._least = queue.amounts.least(task.wants)
+        uid, units = queue.tenants.kept.get(tenant, (task.uid, 0))
+        self._reserved = 0 if uid == task.uid else units
+        self.leaving = leaving
+        self.shape = _shape(task)
+
+    def is_worth_it(self) -> bool:
+        """Whether the lender's own quota would cover the task, and the task lacks something."""
+        if not self._cohort.is_own(self._tenant, self._least + self._reserved):
+            return False
+        if not self._candidates and not self.leaving:
+            return False
+        if isinstance(self._task.wants, GangWants):
+            return True
+        fits = self._queue.room.fits(self._task.wants, holder=self._task.uid)
+        if self._queue.slots.form is not None:
+            names, left = self._queue.state.nodes.names, self._queue.slots.places_left
+            fits = fits & np.array([left(name) > 0 for name in names], dtype=np.bool_)
+        units = self._queue.amounts.least(self._task.wants, fits) if fits.any() else 0
+        return not fits.any() or self._lacks(units, {}) > 0 or not self._cohort.is_own(self._tenant, units)
+
+    def find(self) -> Reclaim | None:
+        """Find the fewest victims without which the task can be released; None where there are none."""
+        found = [each for among in self._restrictions() if (each := self._find(among)) is not None]
+        return min(found, key=lambda each: len(each.victims), default=None)
+
+    def _find(self, among: Callable[[Wants], BoolArray] | None) -> Reclaim | None:
+        """Find the fewest victims for some nodes."""
+        room = self._room(among, self.leaving)
+        victims = room.victims(by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
+        if victims is not None:
+            victims = self._with_quota(room, victims)
+        if victims is None or (not victims and not self._waits_for_leaving(among)):
+            return None
+        victims = self._fewest(room, victims)
+        spots = room.spots(victims)
+        single = isinstance(self._task.wants, Wants) and bool(room.rest)
+        node = spots[self._task.uid].node if single else ""
+        return Reclaim(self._tenant, self._task.uid, node, tuple(victims), spots)
+
+    def units(self, spots: Mapping[str, Kept]) -> int:
+        """Units that the task counts for where its pods are to go."""
+        amounts = self._queue.amounts
+        return sum(amounts.on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
+
+    def _priority(self) -> int:
+        """The priority of the pod that waits, of a gang the smallest of its pods."""
+        entries = (self._queue.entries.get(uid) for uid, _ in self._pods)
+        return min((entry.record.priority for entry in entries if entry is not None), default=0)
+
+    def _room(self, among: Callable[[Wants], BoolArray] | None, leaving: Sequence[Entry]) -> GangRoom:
+        slots = self._queue.slots
+        return GangRoom(
+            self._queue.room,
+            self._task.uid,
+            self._pods,
+            leaving=leaving,
+            among=among,
+            places_left=None if slots.form is None else slots.places_left,
+        )
+
+    def _restrictions(self) -> Iterator[Callable[[Wants], BoolArray] | None]:
+        """Nodes that come into question by quota: where shares of cards count for too much they do not.
+
+        A share counts for more on a larger card: what that costs in quota it may save in room. So each size
+        is tried, where the quota lets a pod have so much more than at the least.
+        """
+        if not self._task.wants.percent:
+            yield None
+            return
+        account = self._cohort.accounts[self._tenant]
+        own = (account.quota.nominal or 0) - account.used - self._reserved
+        amounts = self._queue.amounts
+        everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
+
+        def within(more: int) -> Callable[[Wants], BoolArray]:
+            return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
+
+        usable = self._queue.state.nodes.usable
+        shapes = {wants for _, wants in self._pods}
+        extra = {more for w in shapes for more in (amounts.by_row(w)[usable] - amounts.least(w)).tolist()}
+        for more in sorted(extra & set(range(own - self._least + 1)))[:MOST_SIZES]:
+            yield within(more)
+
+    def _lacks(self, units: int, freed: Mapping[str, int]) -> int:
+        return self._cohort.lacks(self._tenant, units + self._reserved, freed)
+
+    def _is_enough(self, room: GangRoom, victims: Collection[Entry]) -> bool:
+        """Whether the task has its quota and its room once these and those that are leaving are gone."""
+        freed = self._borrowed.freed([*self.leaving, *victims], self._cohort)
+        if not self._task.wants.percent and self._lacks(self._least, freed):
+            return False
+        spots = room.spots(victims)
+        if len(spots) < len(self._pods):
+            return False
+        units = self.units(spots)
+        return self._cohort.is_own(self._tenant, units + self._reserved) and not self._lacks(units, freed)
+
+    def _with_quota(self, room: GangRoom, victims: list[Entry]) -> list[Entry] | None:
+        """Add victims until the quota is free too, as few as possible; None where that is in vain."""
+        spots = room.spots(victims)
+        if len(spots) < len(self._pods):
+            return None
+        units, chosen = self.units(spots), list(victims)
+        rest = [entry for entry in self._candidates if entry not in victims]
+
+        def lacks(*more: Entry) -> int:
+            return self._lacks(units, self._borrowed.freed([*self.leaving, *chosen, *more], self._cohort))
+
+        while missing := lacks():
+            left = {entry.uid: lacks(entry) for entry in rest}
+            # Whoever is enough alone, the first of them; else whoever brings most.
+            best = min(rest, key=lambda entry: left[entry.uid], default=None)
+            if best is None or left[best.uid] == missing:
+                return None
+            chosen.append(best)
+            rest.remove(best)
+        return chosen if self._is_enough(room, chosen) else None
+
+    def _fewest(self, room: GangRoom, victims: list[Entry]) -> list[Entry]:
+        """Leave out whoever need not go, those that should go last first; try smaller sets that are few."""
+        kept = list(victims)
+        for victim in reversed(victims):
+            fewer = [other for other in kept if other is not victim]
+            if self._is_enough(room, fewer):
+                kept = fewer
+        tried = 0
+        for count in range(1, len(kept)):
+            tried += comb(len(self._candidates), count)
+            if tried > MOST_SETS:
+                break
+            for some in combinations(self._candidates, count):
+                if self._is_enough(room, some):
+                    return list(some)
+        return kept
+
+    def _waits_for_leaving(self, among: Callable[[Wants], BoolArray] | None) -> bool:
+        """Whether the task could not be released if those that are leaving stayed."""
+        room = self._room(among, ())
+        spots = {} if room.rest else room.spots(())
+        return not spots or self._lacks(self.units(spots), {}) > 0
+
+
+def _in_order(tenant: TenantState) -> list[Task[Needs]]:
+    """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
+    strict = tenant.form is not None and tenant.form.strategy == "StrictFIFO"
+    return tasks[:1] if strict else tasks
+
+
+def _shape(task: Task[Needs]) -> Hashable:
+    """What tasks have in common that are served alike."""
+    return task.wants if isinstance(task.wants, Wants) else task.wants.shape

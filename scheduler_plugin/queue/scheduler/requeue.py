@@ -1,0 +1,147 @@
+"""What is taken back: releases that do not end in a Binding, and the pods of drained queues. Pure.
+
+A release that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps it
+from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
+could not be placed anew as it is: its release has pinned it to a node, or others of its gang run already.
+A pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
+from scheduler_plugin.queue.cache.queues import Tenants
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.scheduler.gangs import Gangs
+
+REMOVED_S: Final = (5.0, 60.0)
+"""The shortest and the longest pause before it is asked again that a pod be removed, or requeued."""
+
+
+class TakeBacks:
+    """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
+
+    Args:
+        entries: All pods by UID, kept up to date by the queue.
+        tenants: Who has which of them.
+        gangs: Gangs of them.
+        give_back: Gives a released pod's room to others.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        tenants: Tenants,
+        gangs: Gangs,
+        give_back: Callable[[Entry, float], None],
+    ) -> None:
+        self._entries = entries
+        self._tenants = tenants
+        self._gangs = gangs
+        self._give_back = give_back
+        self._removals: Backoffs[str] = Backoffs(*REMOVED_S)
+        self._requeues: Backoffs[str] = Backoffs(*REMOVED_S)
+        self._refused: dict[str, TakenBack] = {}
+
+    def unschedulable(self, entry: Entry, now: float) -> None:
+        """kube-scheduler found no node for a released pod."""
+        self._give_back(entry, now)
+        why = "kube-scheduler found no node for it"
+        self._refused[entry.uid] = TakenBack(entry, why, remove=False)
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
+        self._refused.pop(uid, None)
+
+    def find(self, config: QueueConfig, now: float) -> list[TakenBack]:
+        """Find what is taken back now.
+
+        Args:
+            config: The configuration.
+            now: Seconds.
+        """
+        self._removals.due(now)
+        self._requeues.due(now)
+        released = [entry for entry in self._entries.values() if _has_no_node(entry)]
+        refused = self._refused.values()
+        whys = {back.entry.uid: back.why for back in refused}
+        back = [each for each in refused if _has_no_node(each.entry) and _is_removed(each.entry, config)]
+        self._refused.clear()
+        must_go: dict[str, tuple[Entry, str]] = {}
+        for entry in released:
+            if entry.gang or now - entry.released < config.bind_within_s:
+                continue
+            why = f"not bound within {config.bind_within_s:g} s of its release"
+            if not entry.given_back:
+                self._give_back(entry, now)
+                whys[entry.uid] = why
+            if _is_removed(entry, config):
+                must_go[entry.uid] = (entry, why)
+        for name in [name for name, form in config.queues.items() if form.stop == "HoldAndDrain"]:
+            for uid in self._tenants[name].released:
+                must_go[uid] = (self._entries[uid], f"queue {name} is drained")
+        back += self._remove(must_go, now)
+        for entries, why in self._gangs.half_bound(now, config.gang_within_s):
+            for entry in entries:
+                if entry.phase is Phase.RELEASED and not entry.given_back:
+                    self._give_back(entry, now)
+            whys |= {entry.uid: why for entry in entries}
+            back += [TakenBack(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
+        back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
+        return [_once(each) for each in back]
+
+    def _requeue(
+        self, released: Iterable[Entry], whys: Mapping[str, str], config: QueueConfig, now: float
+    ) -> list[TakenBack]:
+        """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
+        waits = [
+            entry
+            for entry in released
+            if entry.holder
+            and entry.given_back
+            and not entry.ticket.ending
+            and not _is_removed(entry, config)
+        ]
+        self._requeues.keep({entry.uid for entry in waits})
+        back = []
+        for entry in waits:
+            if not self._requeues.pauses(entry.uid):
+                again = self._requeues.refusals(entry.uid) > 0
+                self._requeues.refused(entry.uid, now)
+                why = whys.get(entry.uid, "it could not be bound")
+                back.append(TakenBack(entry, why, remove=False, requeue=True, again=again))
+        return back
+
+    def _remove(self, must_go: Mapping[str, tuple[Entry, str]], now: float) -> list[TakenBack]:
+        """Name the pods that must go and have not been asked to a moment ago."""
+        self._removals.keep(must_go)
+        back = []
+        for uid, (entry, why) in must_go.items():
+            if not entry.ticket.ending and not self._removals.pauses(uid):
+                again = self._removals.refusals(uid) > 0
+                self._removals.refused(uid, now)
+                back.append(TakenBack(entry, why, remove=True, again=again))
+        return back
+
+
+def _has_no_node(entry: Entry) -> bool:
+    """Tell whether a pod was released and is not bound, as far as is known."""
+    return entry.phase is Phase.RELEASED and not entry.ticket.gated
+
+
+def _is_removed(entry: Entry, config: QueueConfig) -> bool:
+    """Tell whether a pod without a node is removed where others are requeued."""
+    return _may_be_removed(entry) and bool(entry.gang or entry.ticket.pinned or config.mode == "batch")
+
+
+def _may_be_removed(entry: Entry) -> bool:
+    """Tell whether a pod is one of a queue's, and a controller makes it again."""
+    return bool(entry.holder) and entry.ticket.owned
+
+
+def _once(back: TakenBack) -> TakenBack:
+    """Say whether it is the first of its release: what has lost its room is removed later, perhaps."""
+    first, back.entry.taken_back = not back.entry.taken_back, True
+    return replace(back, first=first)

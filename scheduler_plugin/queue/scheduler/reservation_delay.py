@@ -1,0 +1,85 @@
+"""How long a pod or a gang that finds no room waits before cards are kept free for it. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.cache.queues import Tenants
+from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.scheduler.gangs import Gangs
+
+AGAIN_S: Final = 10.0
+"""The age of all pods that run changes slowly: it is looked at so often."""
+
+
+def patience_s(age_s: float, least_s: float, most_s: float) -> float:
+    """Find for how long a pod waits before cards are kept for it.
+
+    Pods that run will go on, on average, for about as long as they have run. So long cards that are kept
+    stand idle, while one after the other becomes free; keeping them for a pod that has not waited as long
+    takes more from others than it gives. Where pods run for minutes that is soon, where for days it is days.
+
+    Args:
+        age_s: For how many seconds the pods that run have run, on average.
+        least_s: In any case so long, seconds.
+        most_s: Never longer, but for `least_s`.
+    """
+    return max(least_s, min(age_s, most_s))
+
+
+class Patience:
+    """Finds the pods and gangs that have waited so long.
+
+    Args:
+        entries: All pods by UID, kept up to date by the queue.
+        gangs: Gangs of them.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs) -> None:
+        self._entries = entries
+        self._gangs = gangs
+        self._at = float("-inf")
+        self._age_s = 0.0
+
+    def lost(self, config: QueueConfig, tenants: Tenants, now: float) -> list[tuple[str, str]]:
+        """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
+
+        A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
+
+        Args:
+            config: How long they wait at least and at most.
+            tenants: Whose pods run.
+            now: Seconds.
+        """
+        limit = now - config.keep_room_after_s
+        long = [
+            (entry.began, entry.since, entry.uid, entry.waits_in)
+            for entry in self._entries.values()
+            if entry.waits_in and entry.began <= limit
+        ]
+        long += [
+            (gang.began, gang.since, gang.uid, gang.waits_in)
+            for gang in self._gangs.waiting()
+            if gang.began <= limit
+        ]
+        if long:
+            if now - self._at >= AGAIN_S:
+                self._at, self._age_s = now, self._mean_age_s(tenants, now, config.keep_room_at_latest_s)
+            limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
+        found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
+        return [(uid, tenant) for _, uid, tenant in found]
+
+    def _mean_age_s(self, tenants: Tenants, now: float, most_s: float) -> float:
+        """For how long the bound pods have run on average, by units.
+
+        No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not
+        decide for all.
+        """
+        units = total = 0.0
+        for tenant in tenants:
+            for uid, weight in tenant.released.items():
+                entry = self._entries.get(uid)
+                if entry is not None and entry.phase is Phase.BOUND:
+                    units += weight
+                    total += weight * min(most_s, max(0.0, now - entry.bound))
+        return total / units if units else 0.0

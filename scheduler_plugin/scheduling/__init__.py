@@ -1,0 +1,1 @@
+"""Decisions on the cache: filter, reasons, scores and node policies."""

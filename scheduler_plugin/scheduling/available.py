@@ -1,0 +1,68 @@
+"""What a cluster has, for somebody whose selector matches none of it. Pure."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from allocator.errors import shown
+from allocator.selector import Selector
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.nodes import NodeArrays
+
+
+def offered(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:
+    """Name what a selector is best compared with: models, or UUIDs where the models are admitted.
+
+    Args:
+        nodes: The nodes.
+        selector: Admits none of the cards.
+        rows: Of the nodes to look at.
+        most: Names to give; of the others only the number is told.
+
+    Returns:
+        A list for people, empty where neither is known.
+    """
+    cards = nodes.size[rows] > 0
+    present = {nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0}
+    names, what = sorted(present), "models"
+    admitted = {model for model in present if model and selector.admits_model(model)}
+    if admitted and (selector.uuids or selector.excluded_uuids):
+        what = "cards"
+        names = sorted(
+            uuid
+            for row in rows.tolist()
+            for uuid, at in zip(nodes.uuids[row], nodes.model[row].tolist(), strict=False)
+            if at >= 0 and nodes.model_names[at] in admitted
+        )
+    shown = ", ".join(name or "no name" for name in names[:most])
+    more = len(names) - most
+    return shown + (f" and {more} more {what}" if more > 0 else "")
+
+
+def widened(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
+    """Put stars around those model patterns of a selector that then match a model which is there.
+
+    Args:
+        nodes: The nodes.
+        selector: Admits no model of theirs.
+        rows: Of the nodes to look at.
+
+    Returns:
+        None where stars would not help: a model is admitted already, or none is like a pattern.
+    """
+    cards = nodes.size[rows] > 0
+    models = [nodes.model_names[at] for at in np.unique(nodes.model[rows][cards]).tolist() if at >= 0]
+    if any(map(selector.admits_model, models)):
+        return None
+    wider = [f"*{pattern}*" for pattern in selector.models if "*" not in pattern]
+    found = tuple(
+        pattern for pattern in wider if any(map(replace(selector, models=(pattern,)).admits_model, models))
+    )
+    return replace(selector, models=found) if found else None
+
+
+def say_widened(wider: Selector | None) -> str:
+    """Say which patterns with stars would match, to go on with after a semicolon; empty for none."""
+    if wider is None:
+        return ""
+    return f"; {shown(', '.join(wider.models))} would match: a pattern without stars is the whole name"

@@ -1,0 +1,365 @@
+"""Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
+
+A pod with one demand fits where enough cards are free. One with several is placed by the card policy, on
+all nodes at once where the policy can tell for arrays and each demand is for one card. Where that fails, or
+cannot be done, sums rule most nodes out, and the others are searched exactly, once for nodes that are alike.
+"""
+
+from dataclasses import replace
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from allocator.exact import fit_together
+from allocator.place import Placement, place
+from allocator.selector import Selector
+from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
+from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
+
+CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
+
+_NUMA_BITS: Final = 62
+
+_SIZE: Final = 1 << 32
+"""Factor of a card's size where size and free units are one number."""
+
+
+class Misfit(IntEnum):
+    """Why a node cannot take a pod; the fixed texts are in `reasons`."""
+
+    NONE = 0
+    UNKNOWN_NODE = 1
+    NO_WORDS = 2
+    CORRUPT = 3
+    OTHER_UNIT = 4
+    NO_PLUGIN = 5
+    NOT_ADMITTED = 6
+    TOO_SMALL = 7
+    NOT_FREE = 8
+    HELD_BACK = 9
+    NO_SUCH_CARD = 10
+
+
+_BY_EXCLUSION: Final = {
+    Exclusion.VACANT: Misfit.UNKNOWN_NODE,
+    Exclusion.NO_WORDS: Misfit.NO_WORDS,
+    Exclusion.CORRUPT: Misfit.CORRUPT,
+    Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
+    Exclusion.NO_PLUGIN: Misfit.NO_PLUGIN,
+}
+
+
+class Selectors:
+    """Card masks by selector, brought up to date by row when an inventory changes.
+
+    Args:
+        limit: Selectors that are remembered.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._known: dict[Selector, tuple[BoolArray, LongArray]] = {}
+
+    def mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
+        """Tell which cards a selector admits: bool[R, K], None for all."""
+        if selector.admits_all:
+            return None
+        mask, made = self._known.pop(selector, (np.zeros((0, 0), dtype=np.bool_), np.zeros(0, np.int64)))
+        if mask.shape != nodes.size.shape:
+            mask = np.zeros(nodes.size.shape, dtype=np.bool_)
+            made = np.full(nodes.row_count, -1, dtype=np.int64)
+        stale = np.flatnonzero(made != nodes.inventory_version)
+        if stale.size:
+            mask[stale] = _admitted(nodes, selector, stale)
+            made[stale] = nodes.inventory_version[stale]
+        self._known[selector] = (mask, made)
+        if len(self._known) > self._limit:
+            del self._known[next(iter(self._known))]
+        return mask
+
+
+def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
+    """Ask the selector: once a model, once a UUID."""
+    # The last entry is for cards of unknown model, index -1.
+    models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
+    admitted: BoolArray = models[nodes.model[rows]]
+    if selector.uuids or selector.excluded_uuids:
+        for at, row in enumerate(rows.tolist()):
+            uuids = nodes.uuids[row]
+            for card in range(admitted.shape[1]):
+                admitted[at, card] &= selector.admits_uuid(uuids[card] if card < len(uuids) else "")
+    return admitted
+
+
+def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Tell which nodes have the cards for a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], rows in use or not.
+
+    Returns:
+        bool[m].
+    """
+    if not query.request.percent:
+        return _fitting(nodes, query, rows)
+    fits: BoolArray = nodes.percent[rows]
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        fits[at] &= _fitting(nodes, in_units(query, size), rows[at])
+    fits[sizes.mixed] &= _mixed(nodes, query, rows[sizes.mixed])
+    return fits
+
+
+def _fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    ask = query.ask
+    fits: BoolArray = nodes.usable[rows]
+    for demand in ask.demands:
+        fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(fits & ~_surely_together(nodes, ask, rows))
+        if left.size:
+            fits[left] = _together(nodes, query, rows[left])
+    return fits
+
+
+def _mixed(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
+    fits: BoolArray = nodes.usable[rows]
+    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+        there = (nodes.evictable if emptied else nodes.free)[rows] >= units
+        if query.ask.admits is not None:
+            there &= query.ask.admits[rows]
+        fits &= np.count_nonzero(there, axis=1) >= demand.cards
+    left = np.flatnonzero(fits)
+    if len(query.request.demands) > 1 and left.size:
+        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
+    return fits
+
+
+def _has_cards(nodes: NodeArrays, ask: Ask, rows: RowArray, units: int, cards: int) -> BoolArray:
+    """Tell which nodes have so many cards with so many free units."""
+    if cards > nodes.free_order.shape[0]:
+        return np.zeros(len(rows), dtype=np.bool_)
+    if ask.admits is None:
+        result: BoolArray = nodes.free_order[cards - 1][rows] >= units
+        return result
+    counts = np.count_nonzero((nodes.free[rows] >= units) & ask.admits[rows], axis=1)
+    admitted: BoolArray = counts >= cards
+    return admitted
+
+
+def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell which nodes fit whatever cards are chosen: the choices before spoil one card each."""
+    sure: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    cards = 0
+    for demand in ask.demands:
+        cards += demand.cards
+        sure &= _has_cards(nodes, ask, rows, demand.units, cards)
+    return sure
+
+
+def _together(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell where all demands fit together; `query` is in units, and each of them fits by itself."""
+    ask = query.ask
+    costs = card_costs(ask.card_policy)
+    fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
+    if costs is not None and all(demand.cards == 1 for demand in ask.demands):
+        fits = place_many(nodes, ask, rows, costs, emptied=emptied)
+    left = np.flatnonzero(~fits)
+    if left.size:
+        left = left[_could_by_sums(nodes, ask, rows[left], emptied=emptied)]
+        fits[left] = _largest_first(nodes, ask, rows[left], emptied=emptied)
+        left = left[~fits[left]]
+    if left.size:
+        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
+    return fits
+
+
+def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+    """Rule out nodes by what is free in all, and by how many demands of each amount the cards can hold."""
+    free = _free(nodes, ask, rows, emptied=emptied)
+    could: BoolArray = free.sum(axis=1) >= ask.gpu_units
+    for units in {demand.units for demand in ask.demands}:
+        larger = [demand.cards for demand in ask.demands if demand.units >= units]
+        # No card is two of one demand's cards.
+        could &= np.minimum(free // units, len(larger)).sum(axis=1) >= sum(larger)
+    return could
+
+
+def _largest_first(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+    """Place the largest demand first, as `allocator.exact` begins: what fits so it finds, too.
+
+    One card: the fullest that has the units. Several cards: the emptiest.
+    """
+    free = _free(nodes, ask, rows, emptied=emptied)
+    ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for units, cards in sorted(ask.demands, reverse=True):
+        fits = free >= units
+        ok &= np.count_nonzero(fits, axis=1) >= cards
+        order = np.where(fits, free if cards == 1 else -free, np.iinfo(np.int64).max)
+        best = np.argsort(order, axis=1, kind="stable")[:, :cards]
+        np.put_along_axis(free, best, np.take_along_axis(free, best, axis=1) - units, axis=1)
+    return ok
+
+
+def _free(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> LongArray:
+    """Free units of the cards that the pod may have, int64[m, K]; 0 of the others."""
+    free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
+
+
+def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
+    free = _free(nodes, query.ask, rows, emptied=emptied)
+    # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
+    sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
+    kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
+    demands = [(demand.asked, demand.cards) for demand in query.request.demands]
+    known: dict[bytes, bool | None] = {}
+    fits = []
+    for row, kind in zip(rows.tolist(), kinds, strict=True):
+        key = kind.tobytes()
+        if key not in known:
+            found = fit_together([divmod(card, _SIZE) for card in kind[kind > 0].tolist()], demands)
+            known[key] = found.picks is not None if found.complete else None
+        fit = known[key]
+        # What a search that was cut off did not find the policy may find on this node's own cards.
+        fits.append(_placed(nodes, query, row, emptied=emptied) if fit is None else fit)
+    return np.array(fits, dtype=np.bool_)
+
+
+def _placed(nodes: NodeArrays, query: Query, row: int, *, emptied: bool) -> bool:
+    """Do what `place_many` does, on one node."""
+    left = (nodes.evictable if emptied else nodes.free)[row].tolist()
+    cards = [replace(card, used_units=card.size_units - left[card.index]) for card in cards_of(nodes, row)]
+    return place(cards, query.request, query.ask.card_policy) is not None
+
+
+def place_many(
+    nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
+) -> BoolArray:
+    """Take one card for each demand in turn, for many nodes at once.
+
+    So does `allocator.place` at first. Where this fails the demands may still fit together.
+
+    A card is chosen by the smallest (cost, not near, position); near means on a NUMA node that the pod's
+    earlier cards are on, kept as a bit set.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for, one card a demand.
+        rows: intp[m].
+        costs_of: The card policy.
+        emptied: Place on cards as if every pod had been evicted.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    return take_many(nodes, ask, rows, costs_of, free)
+
+
+def take_many(nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, free: LongArray) -> BoolArray:
+    """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
+
+    Args:
+        nodes: The arrays.
+        ask: What the pod asks for.
+        rows: intp[m].
+        costs_of: The card policy.
+        free: int64[m, K], changed in place; of rows where not every demand found its cards it is of no use.
+
+    Returns:
+        bool[m], every demand found its cards.
+    """
+    size = nodes.size[rows].astype(np.int64)
+    admits = None if ask.admits is None else ask.admits[rows]
+    numa = nodes.numa[rows].astype(np.int64)
+    bits = np.where((numa >= 0) & (numa < _NUMA_BITS), np.int64(1) << np.clip(numa, 0, _NUMA_BITS), 0)
+    near = np.zeros(len(rows), dtype=np.int64)
+    count = np.arange(len(rows))
+    width = free.shape[1]
+    position = np.arange(width, dtype=np.int64)
+    ok = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        fits = free >= demand.units
+        if admits is not None:
+            fits &= admits
+        costs = costs_of(size, free, demand.units)
+        costs[~fits] = np.inf
+        far = (bits & near[:, None]) == 0
+        order = np.where(costs == costs.min(axis=1)[:, None], far * width + position, 2 * width)
+        best = order.argmin(axis=1)
+        ok &= fits[count, best]
+        free[count, best] -= demand.units
+        near |= bits[count, best]
+    return ok
+
+
+def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
+    """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
+    if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
+        return None
+    return place(cards_of(nodes, row), query.request, query.ask.card_policy)
+
+
+def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
+    """Say why nodes that `fitting` refused cannot take a pod.
+
+    Args:
+        nodes: The arrays.
+        query: The pod.
+        rows: intp[m], none of which fits.
+
+    Returns:
+        int8[m], a `Misfit` each: the first in the order of its values that is true; NO_SUCH_CARD in place of
+        NOT_ADMITTED where no card of the whole cluster is admitted, most likely a slip of the pen.
+    """
+    ask = query.ask
+    codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
+    codes[~_could_fit(nodes, query, rows)] = Misfit.TOO_SMALL
+    if ask.admits is not None:
+        most = max(demand.cards for demand in ask.demands)
+        admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
+        somewhere = bool((ask.admits & (nodes.size > 0)).any())
+        codes[admitted < most] = Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
+    excluded = nodes.exclusion[rows]
+    for exclusion, misfit in _BY_EXCLUSION.items():
+        codes[excluded == exclusion] = misfit
+    if query.request.percent:
+        codes[nodes.usable[rows] & ~nodes.percent[rows]] = Misfit.NO_PLUGIN
+    return codes
+
+
+def _could_fit(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """Tell which nodes could take the pod if every other pod were evicted."""
+    if not query.request.percent:
+        return _large_enough(nodes, query, rows)
+    enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)
+    sizes = by_size(nodes, rows)
+    for size, at in sizes.even:
+        enough[at] = _large_enough(nodes, in_units(query, size), rows[at])
+    enough[sizes.mixed] = _mixed(nodes, query, rows[sizes.mixed], emptied=True)
+    return enough
+
+
+def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+    """The same for a pod that asks for units."""
+    ask = query.ask
+    sizes = nodes.evictable[rows]
+    if ask.admits is not None:
+        sizes = np.where(ask.admits[rows], sizes, 0)
+    enough: BoolArray = np.ones(len(rows), dtype=np.bool_)
+    for demand in ask.demands:
+        enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
+    if len(ask.demands) > 1:
+        left = np.flatnonzero(enough)
+        enough[left] = _together(nodes, query, rows[left], emptied=True)
+    return enough

@@ -1,0 +1,57 @@
+"""How many pods that ask alike fit on nodes at once: on what is free now, or with nobody else there. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import LongArray, RowArray
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.request import Query, units_by_card
+
+MOST_COUNTED: Final = 4096
+"""Pods of a node that are counted at most."""
+
+
+def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> LongArray:
+    """Count the pods of one request that nodes can have at once, by their cards.
+
+    Args:
+        nodes: The arrays.
+        query: What each of the pods asks for.
+        rows: intp[m].
+        emptied: Count as if every other pod had ended.
+
+    Returns:
+        int64[m], at most `MOST_COUNTED` each. No node takes more; one may take fewer where a pod has several
+        containers, each on cards of its own.
+    """
+    free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
+    if query.ask.admits is not None:
+        free = np.where(query.ask.admits[rows], free, 0)
+    has_cards = nodes.size[rows] > 0
+    most: LongArray = np.full(len(rows), MOST_COUNTED, dtype=np.int64)
+    total = np.zeros(free.shape, dtype=np.int64)
+    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+        slots = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
+        most = np.minimum(most, _on_different_cards(slots, demand.cards))
+        total += units * demand.cards
+    least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
+    most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
+    takes = misfits(nodes, query, rows) == Misfit.NOT_FREE if emptied else fitting(nodes, query, rows)
+    most[~takes] = 0
+    return most
+
+
+def _on_different_cards(slots: LongArray, cards: int) -> LongArray:
+    """Count the groups of so many different cards of a node, each card in as many groups as it has slots."""
+    if cards == 1:
+        result: LongArray = np.minimum(slots.sum(axis=1), MOST_COUNTED)
+        return result
+    low: LongArray = np.zeros(len(slots), dtype=np.int64)
+    high = np.full(len(slots), MOST_COUNTED, dtype=np.int64)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        enough = np.minimum(slots, middle[:, None]).sum(axis=1) >= middle * cards
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
+    return low

@@ -1,0 +1,72 @@
+"""The pods that wait in a cluster, for policies whose weights depend on them."""
+
+from typing import Final
+
+import numpy as np
+
+from allocator.errors import RequestError
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.placing import lesson
+from scheduler_plugin.scheduling.policies.registry import Ask
+
+COUNT_S: Final = 1.0
+"""So often the waiting pods are counted, when somebody asks."""
+
+MOST_SHAPES: Final = 256
+"""Kinds of pods that are counted, those of most pods first: each costs a look at every node."""
+
+
+class Backlog:
+    """Counts the pods that wait, for the policies that want to know.
+
+    Args:
+        state: The cluster, with all of its pods.
+        policies: Of the cluster.
+    """
+
+    def __init__(self, state: ClusterState, policies: Policies) -> None:
+        self._state = state
+        self._policies = policies
+        self._counted = float("-inf")
+
+    def count(self, now: float) -> None:
+        """Tell the policies who waits, unless that was a moment ago.
+
+        Args:
+            now: Seconds.
+        """
+        readers = self._policies.backlog_readers
+        if not readers or now < self._counted + COUNT_S:
+            return
+        self._counted = now
+        # Pods that ask alike were read alike: comparing requests by identity is enough, and fast.
+        shapes: dict[tuple[int, int, int], list[PodRecord]] = {}
+        for pod in self._state.pods.values():
+            if not pod.node and self._waits(pod):
+                shapes.setdefault((id(pod.request), pod.cpu_milli, pod.memory_bytes), []).append(pod)
+        most = sorted(shapes.values(), key=len, reverse=True)[:MOST_SHAPES]
+        asked = []
+        for pods in most:
+            ask = self._ask(pods[0])
+            if ask is not None:
+                asked.append((ask, [pod.uid for pod in pods]))
+        for reader in readers:
+            reader.waiting(self._state.nodes, asked)
+
+    def _waits(self, pod: PodRecord) -> bool:
+        """Whether a pod without a node waits for one."""
+        if pod.ended or pod.error or pod.leaves_at is not None:
+            return False
+        return self._state.taken(pod.uid) is None
+
+    def _ask(self, pod: PodRecord) -> Ask | None:
+        """What a pod asks for; None where it waits for its own name of a policy that does not exist."""
+        if pod.request is None:
+            return Ask(pod.cpu_milli, pod.memory_bytes, ())
+        try:
+            query = self._policies.query(self._state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+        except RequestError:
+            return None
+        return lesson(self._state.nodes, query, np.arange(self._state.nodes.row_count))

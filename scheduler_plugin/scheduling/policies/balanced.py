@@ -1,0 +1,38 @@
+"""balanced: keep cpu, memory and GPU memory of a node equally used, so that none strands the others."""
+
+import numpy as np
+
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean
+from scheduler_plugin.scheduling.policies.registry import Ask
+
+
+class Balanced:
+    """Score: population variance of f, `f_c = (used_c + request_c) / capacity_c`, capacity 0 dropped."""
+
+    epoch = 0
+    by_row = True
+    ranks_plain_pods = True
+
+    def __init__(self) -> None:
+        self._fractions = Fractions()
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
+        self._fractions.follow(view)
+        spread = self._fractions.after(ask, rows)
+        present = self._fractions.present(rows, ask)
+        spread -= mean(spread, present)
+        spread *= spread
+        if present is not None:
+            spread *= present
+        return np.round(mean(spread, present), DECIMALS)
+
+
+def make(_parameters: Parameters) -> Balanced:
+    """Build the policy."""
+    return Balanced()
+
+
+POLICY = Entry("balanced", make, "keep cpu, memory and GPU memory of a node equally used")

@@ -1,0 +1,396 @@
+"""best-fit: the node whose card (or cpu, or memory) is left with the least, found through gradient buckets.
+
+The request's dominant class is the one of which it takes the largest share of the cluster:
+argmax(request_c / total_c), ties in the order gpu-memory, cpu, memory. Its remaining amount on a node is
+compared: of gpu-memory what the cards have that would be used, the tightest set of admitted cards
+(`remaining.tightest`).
+
+Mode `pick` searches the buckets of the dominant class (`buckets.Buckets.find`) and names one node; mode
+`candidates` scores every feasible node by `remaining - request`, the order in which the buckets K..M would
+be read without a limit. Where a pod has selectors, or the first hundreds in the index lack
+something else, the same search is made over arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Final, Literal, cast
+
+import numpy as np
+
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.scheduling.policies.buckets import Buckets, Fallback, Found, find_in_arrays
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS
+from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.remaining import (
+    CLASSES,
+    CPU,
+    GPU,
+    MEMORY,
+    NO_SET,
+    Search,
+    card_sets,
+    feasible_rows,
+    host_left,
+    search_for,
+)
+
+NAME: Final = "best-fit"
+
+SCALES: Final = {GPU: 1, CPU: 1000, MEMORY: 1 << 30}
+"""What parameters count in: units of a card, cores, GiB of host memory."""
+
+MOST_ITEMS: Final = 512
+"""Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
+
+Mode = Literal["pick", "candidates"]
+Outermost = Literal["open", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Parameters of the policy.
+
+    Attributes:
+        mode: `candidates` ranks every node, `pick` names one.
+        buckets: M.
+        limit: N, buckets that are scanned upwards; None: all.
+        lower: l, in the class's unit; nodes with less left are not in its index. None: nodes that have
+            anything left are, so that a pod which fits is always found.
+        widths: n by class, in its unit; where not given, M buckets cover the largest remaining amount.
+        bounds: Lower bounds by class, in its unit, instead of l, n and M.
+        fallback: What to take beyond the limit.
+        outermost: Whether the last bucket is open above. A closed one keeps nodes with more left out of the
+            index; of `bounds` the last one is its end, and M buckets cover the largest capacity.
+        order: Which class dominates among equals.
+    """
+
+    mode: Mode = "candidates"
+    buckets: int = 32
+    limit: int | None = None
+    lower: int | None = None
+    widths: dict[str, int] = field(default_factory=dict)
+    bounds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fallback: Fallback = "closest"
+    outermost: Outermost = "open"
+    order: tuple[str, ...] = CLASSES
+
+    def __post_init__(self) -> None:
+        """Check everything.
+
+        Raises:
+            PolicyError: a value that is not allowed.
+        """
+        for name, value in (("buckets", self.buckets), ("limit", 1 if self.limit is None else self.limit)):
+            if value < 1:
+                raise PolicyError(f"{NAME}: {name} is {value}; allowed is 1 or more")
+        if self.lower is not None and self.lower < 0:
+            raise PolicyError(f"{NAME}: lower is {self.lower}; allowed is 0 or more")
+        for what in (self.widths, self.bounds, self.order):
+            for name in what:
+                _class(name)
+        if sorted(self.order) != sorted(CLASSES):
+            raise PolicyError(f"{NAME}: order is {','.join(self.order)}; allowed is each of {_listed()} once")
+        for name, width in self.widths.items():
+            Buckets.equal(self.lower or 0, width, self.buckets)
+            _class(name)
+        if self.outermost == "closed" and self.mode != "pick":
+            raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed is mode pick")
+        for bounds in self.bounds.values():
+            self.given(bounds, 1)
+
+    def given(self, bounds: Sequence[int], scale: int) -> Buckets:
+        """Make the buckets of given bounds, each multiplied.
+
+        Raises:
+            PolicyError: too few bounds, or they do not grow.
+        """
+        scaled = [bound * scale for bound in bounds]
+        return Buckets(scaled[:-1], scaled[-1]) if self.outermost == "closed" else Buckets(scaled)
+
+
+class _Index:
+    """The buckets of one class: nodes by cpu or memory left, sets of cards by what they have free.
+
+    Args:
+        view: The cluster as it is.
+        search: Whose class and number of cards the index is for.
+        buckets: Empty.
+    """
+
+    def __init__(self, view: ClusterView, search: Search, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self._name, self._cards = search.name, search.demand.cards
+        self._width = view.free_order.shape[0]
+        self._items: dict[int, list[int]] = {}
+        self.insert(view, np.flatnonzero(view.usable))
+
+    def insert(self, view: ClusterView, rows: RowArray) -> None:
+        """Move rows to where they belong by now."""
+        usable, ranks = view.usable[rows].tolist(), view.name_rank[rows].tolist()
+        left = host_left(view, self._name, rows).tolist() if self._name != GPU else None
+        orders = view.free_order[:, rows].T.tolist() if left is None else None
+        for at, row in enumerate(rows.tolist()):
+            items: dict[int, int] = {}
+            if usable[at] and left is not None:
+                items = {row * self._width: left[at]}
+            elif usable[at] and orders is not None:
+                items = {
+                    row * self._width + first: amount for first, amount in card_sets(orders[at], self._cards)
+                }
+            for item in self._items.pop(row, ()):
+                if item not in items:
+                    self.buckets.drop(item)
+            for item, amount in items.items():
+                self.buckets.put(item, amount, ranks[at])
+            if items:
+                self._items[row] = list(items)
+
+    def find(
+        self,
+        view: ClusterView,
+        search: Search,
+        fits: Callable[[int], bool],
+        limit: int,
+        fallback: Fallback,
+    ) -> Found:
+        """Search a row; given up after `MOST_ITEMS`."""
+        units = search.demand.units
+
+        def suits(item: int) -> bool:
+            row, first = divmod(item, self._width)
+            if self._name == GPU:
+                free = view.free_order[:, row]
+                # A node with smaller cards that fit would use those: it does not stand here.
+                if free[first] < units or (first + 1 < self._width and free[first + 1] >= units):
+                    return False
+            return fits(row)
+
+        found = self.buckets.find(max(1, search.amount), limit, suits, fallback, MOST_ITEMS)
+        return found if found.key is None else replace(found, key=found.key // self._width)
+
+
+class BestFit:
+    """The node policy; see the module's text."""
+
+    epoch = 0
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = Settings() if settings is None else settings
+        self._indexes: dict[tuple[str, int], _Index] = {}
+        self._versions: LongArray = np.zeros(0, dtype=np.int64)
+        self._ranks: LongArray = np.zeros(0, dtype=np.int64)
+        self._width = 0
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each node is scored by itself: where one is picked, the others' scores follow from it."""
+        return self.settings.mode == "candidates"
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by what the dominant class has left after it; `pick`: 0 for the node, else inf."""
+        if self.settings.mode == "candidates":
+            search = search_for(view, ask, self.settings.order)
+            left: FloatArray = (search.left(view, ask, rows) - search.amount).astype(np.float64)
+            left += _others(view, rows)
+            return left
+        member = np.zeros(len(view.names), dtype=np.bool_)
+        member[rows] = True
+        picked = self.pick(view, ask, member).key
+        scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        scores[rows == picked] = 0.0
+        return scores
+
+    @property
+    def picks(self) -> bool:
+        """Whether one node is named."""
+        return self.settings.mode == "pick"
+
+    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+        """Find the row that `pick` names."""
+        return self.pick(view, ask, fits).key
+
+    def pick(self, view: ClusterView, ask: Ask, fits: BoolArray | None = None) -> Found:
+        """Search the index of the dominant class.
+
+        Args:
+            view: The cluster now.
+            ask: What the pod asks for; a pod with several demands is searched by its largest.
+            fits: bool[R], rows that can take the pod; None: cpu, memory and cards decide.
+        """
+        search = search_for(view, ask, self.settings.order)
+        self._follow(view)
+        key = (search.name, search.demand.cards)
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._indexes[key] = _Index(view, search, self._empty(view, search))
+        limit = index.buckets.count if self.settings.limit is None else self.settings.limit
+        touched = 0
+        if ask.admits is None or search.name != GPU:
+            may = _feasible(view, ask) if fits is None else lambda row: bool(fits[row])
+            found = index.find(view, search, may, limit, self.settings.fallback)
+            if found.complete:
+                return found
+            touched = found.touched
+        rows = np.flatnonzero(view.usable if fits is None else fits)
+        left = search.left(view, ask, rows)
+        suits = left < NO_SET
+        if fits is None:
+            suits &= feasible_rows(view, ask, rows)
+        found = find_in_arrays(
+            index.buckets.bounds,
+            *(left, view.name_rank[rows], suits),
+            *(max(1, search.amount), limit),
+            fallback=self.settings.fallback,
+            end=index.buckets.end,
+        )
+        row = None if found.key is None else int(rows[found.key])
+        return replace(found, key=row, touched=touched + found.touched)
+
+    def _follow(self, view: ClusterView) -> None:
+        """Move the rows that changed, in every index."""
+        rows, width = len(view.names), view.free_order.shape[0]
+        if rows != len(self._versions) or width != self._width:
+            self._versions = np.full(rows, -1, dtype=np.int64)
+            self._ranks = np.zeros(rows, dtype=np.int64)
+            self._width = width
+            self._indexes.clear()
+        # A node that joins may move the ranks of others, whose versions stay.
+        changed = np.flatnonzero((view.version != self._versions) | (view.name_rank != self._ranks))
+        for index in self._indexes.values():
+            index.insert(view, changed)
+        self._versions[changed] = view.version[changed]
+        self._ranks[changed] = view.name_rank[changed]
+
+    def _empty(self, view: ClusterView, search: Search) -> Buckets:
+        """Make the buckets for a class; of sets of cards bounds are those of one card times the cards."""
+        settings, name, cards = self.settings, search.name, search.demand.cards
+        scale = SCALES[name] * cards
+        if name in settings.bounds:
+            return settings.given(settings.bounds[name], scale)
+        rows, closed = np.arange(len(view.names)), settings.outermost == "closed"
+        if closed:
+            capacity = view.cpu_capacity if name == CPU else view.memory_capacity
+            largest = int((view.size * cards if name == GPU else capacity).max(initial=0))
+        elif name != GPU:
+            largest = int(host_left(view, name, rows).max(initial=0))
+        else:
+            largest = cards * int(view.free_order[cards - 1].max(initial=0)) if cards <= self._width else 0
+        width = settings.widths.get(name, max(1, ceil(largest / scale / settings.buckets)))
+        lower = cards if settings.lower is None else settings.lower * scale
+        return Buckets.equal(lower, width * scale, settings.buckets, closed=closed)
+
+
+def _others(view: ClusterView, rows: RowArray) -> FloatArray:
+    """Ties of whole amounts: the mean share of everything that is free, below 1."""
+    share: FloatArray = np.zeros(len(rows), dtype=np.float64)
+    for capacity, used in (
+        (view.cpu_capacity, view.cpu_used),
+        (view.memory_capacity, view.memory_used),
+        (view.gpu_capacity, view.gpu_used),
+    ):
+        share += (capacity[rows] - used[rows]) / (3.1 * max(1, int(capacity.max())))
+    np.clip(share, 0.0, 0.999, out=share)
+    return np.round(share, DECIMALS, out=share)
+
+
+def _feasible(view: ClusterView, ask: Ask) -> Callable[[int], bool]:
+    """Tell of one row whether every class fits; exact for pods with one demand."""
+
+    def fits(row: int) -> bool:
+        if view.cpu_capacity[row] - view.cpu_used[row] < ask.cpu_milli:
+            return False
+        if view.memory_capacity[row] - view.memory_used[row] < ask.memory_bytes:
+            return False
+        for units, cards in ask.demands:
+            if ask.admits is None:
+                if cards > view.free_order.shape[0] or view.free_order[cards - 1, row] < units:
+                    return False
+            elif np.count_nonzero(ask.admits[row] & (view.free[row] >= units)) < cards:
+                return False
+        return True
+
+    return fits
+
+
+def make(parameters: Parameters) -> BestFit:
+    """Build the policy.
+
+    Args:
+        parameters: `mode`, `buckets`, `limit`, `lower`, `fallback`, `outermost`, `order` (comma list of
+            classes), and for a class `width-CLASS` or `bounds-CLASS` (comma list).
+
+    Raises:
+        PolicyError: a value that is not allowed.
+    """
+    mode, fallback, outermost, buckets = "candidates", "closest", "open", 32
+    numbers: dict[str, int] = {}
+    order: tuple[str, ...] = CLASSES
+    widths: dict[str, int] = {}
+    bounds: dict[str, tuple[int, ...]] = {}
+    for key, text in parameters.items():
+        kind, _, name = key.partition("-")
+        if key == "mode":
+            mode = _choice(key, text, ("candidates", "pick"))
+        elif key == "fallback":
+            fallback = _choice(key, text, ("closest", "largest"))
+        elif key == "outermost":
+            outermost = _choice(key, text, ("open", "closed"))
+        elif key == "buckets":
+            buckets = _whole(key, text)
+        elif key in {"limit", "lower"}:
+            numbers[key] = _whole(key, text)
+        elif key == "order":
+            order = tuple(part.strip() for part in text.split(","))
+        elif kind == "width":
+            widths[name] = _whole(key, text)
+        elif kind == "bounds":
+            bounds[name] = tuple(_whole(key, part) for part in text.split(","))
+    return BestFit(
+        Settings(
+            cast("Mode", mode),
+            buckets,
+            numbers.get("limit"),
+            numbers.get("lower"),
+            widths,
+            bounds,
+            cast("Fallback", fallback),
+            cast("Outermost", outermost),
+            order,
+        )
+    )
+
+
+def _choice(key: str, text: str, allowed: Sequence[str]) -> str:
+    if text not in allowed:
+        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed are {', '.join(allowed)}")
+    return text
+
+
+def _whole(key: str, text: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed is a whole number from 0")
+    return int(text)
+
+
+def _class(name: str) -> str:
+    if name not in CLASSES:
+        raise PolicyError(f"{NAME}: class {name!r} does not exist; allowed are {_listed()}")
+    return name
+
+
+def _listed() -> str:
+    return ", ".join(CLASSES)
+
+
+POLICY: Final = Entry(
+    NAME,
+    make,
+    "the node whose card, or cpu or memory, is left with the least",
+    (
+        *("mode", "buckets", "limit", "lower", "fallback", "outermost", "order"),
+        *(f"{kind}-{name}" for kind in ("width", "bounds") for name in CLASSES),
+    ),
+)

@@ -1,0 +1,123 @@
+"""fragmentation: put a pod where it strands the least GPU for the typical workload.
+
+Score: the increase of `fragmentation_terms`' (1 - u) (F + 0.5 C + 3 S + 20 W) + 24.5 u B by placing the pod
+on its best cards; ties by least free GPU, then least free cpu. With a card policy other than `fragmentation`
+the score is that of the cards which that policy takes. Scores are cached by node state, so a pod of a shape
+seen before costs only the nodes that changed since.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from allocator.registry import Entry, Parameters
+from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
+from scheduler_plugin.scheduling.policies.fragmentation_file import read_workload
+from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores, by_uuid, node_by_node
+from scheduler_plugin.scheduling.policies.fragmentation_workload import DemandShape, Workload, distance
+from scheduler_plugin.scheduling.policies.registry import Ask
+
+_PODS: Final = 1 << 16
+"""Pods that are remembered, so that each is learned from once."""
+
+_FIRST_LESSON: Final = 8
+_LESSON_GROWTH: Final = 1.5
+_LESSON_WORTH: Final = 0.05
+"""A lesson costs the scores kept so far: one that moves less of the popularity than this is skipped."""
+
+_UNSEEN_PODS: Final = 16
+_LEAST_UNSEEN: Final = 0.05
+"""u, the share of shapes not seen yet in the pods to come: `(16 / (16 + pods seen))^2`, never less than this.
+
+At one in twenty a learner that has only ever seen pods of one size still fills a card before it opens another
+(a test goes through all sizes), and on production traces it allocates less than 0.1 points less than at none.
+"""
+
+
+class Fragmentation:
+    """The node policy; see the module's text.
+
+    Args:
+        workload: The typical workload. None: it is learned from the pods seen, in lessons ever further
+            apart and only when there is something new. Cards are kept whole for what was not seen yet:
+            before the first lesson that is the whole score, later ever less of it.
+    """
+
+    by_row = True
+
+    def __init__(self, workload: Workload | None = None) -> None:
+        self.epoch = 0
+        self._learns = workload is None
+        self._seen: Workload = Workload() if workload is None else workload
+        self._next_lesson = _FIRST_LESSON
+        self._learned: dict[DemandShape, float] = {}
+        self._pods: OrderedDict[str, None] = OrderedDict()
+        self._unseen = 0.0 if workload is not None else 1.0
+        self._scores = Scores(self._seen, self._unseen)
+
+    def with_workload(self, workload: Workload) -> "Fragmentation":
+        """The same policy for a typical workload that is known."""
+        return Fragmentation(workload)
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
+        scores = self._follow(view)
+        if node_by_node(ask):
+            return scores.by_cards(view, ask, rows)
+        return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(view, ask, rows)
+
+    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+        """Choose the cards that the row's score was computed with; None when the pod does not fit."""
+        return self._follow(view).cards(view, ask, row)
+
+    def value(self, view: ClusterView, rows: RowArray) -> FloatArray:
+        """Fragmentation of each row now: float64[m], units."""
+        return self._follow(view).value(rows)
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:  # noqa: ARG002
+        """Learn from a pod that fits nowhere: it is part of what is asked for."""
+        self._learn(uid, ask)
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        """Learn from a pod that was bound."""
+        if ask is not None:
+            self._learn(uid, ask)
+
+    def _learn(self, uid: str, ask: Ask) -> None:
+        if not self._learns or uid in self._pods:
+            return
+        self._pods[uid] = None
+        if len(self._pods) > _PODS:
+            self._pods.popitem(last=False)
+        self._seen.add(ask)
+        if self._seen.total < self._next_lesson or not self._seen.gpu_pods:
+            return
+        self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
+        popularity = self._seen.popularity()
+        unseen = max(_LEAST_UNSEEN, (_UNSEEN_PODS / (_UNSEEN_PODS + self._seen.gpu_pods)) ** 2)
+        if distance(popularity, self._learned) + abs(unseen - self._unseen) > _LESSON_WORTH:
+            self._learned, self._unseen = popularity, unseen
+            self._scores = Scores(self._seen, unseen)
+            self.epoch += 1
+
+    def _follow(self, view: ClusterView) -> Scores:
+        self._scores.follow(view)
+        return self._scores
+
+
+def make(parameters: Parameters) -> Fragmentation:
+    """Build the policy.
+
+    Args:
+        parameters: `workload`: path of a CSV file of pods to learn the typical workload from, columns as in
+            `fragmentation_file`; without it the policy learns from the pods that it sees.
+
+    Raises:
+        PolicyError: a file that cannot be used.
+    """
+    path = parameters.get("workload")
+    return Fragmentation(None if path is None else read_workload(path))
+
+
+POLICY: Final = Entry(
+    "fragmentation", make, "strand the least GPU for the pods that are typical", ("workload",)
+)

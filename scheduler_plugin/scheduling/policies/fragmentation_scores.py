@@ -1,0 +1,211 @@
+"""Scores of node states against one typical workload, kept by the shape of the pod and the state."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.place import choose_each
+from allocator.policy import node_policy_chooses
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
+from scheduler_plugin.scheduling.policies.fragmentation_placing import RESOLUTION, Placing
+from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, States
+from scheduler_plugin.scheduling.policies.fragmentation_terms import Terms
+from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+
+PickArray = NDArray[np.int16]
+
+_ENTRIES: Final = 1 << 23
+"""Scores that are remembered, over all shapes."""
+
+
+class Scores:
+    """Scores pods on the nodes of a view.
+
+    Args:
+        workload: The typical workload.
+        unseen: The share of pods that it does not know of, 0 to 1.
+    """
+
+    def __init__(self, workload: Workload, unseen: float = 0.0) -> None:
+        self._terms = Terms(workload, unseen)
+        self._states = States(self._terms)
+        self._generation = 0
+        self._known: OrderedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = OrderedDict()
+
+    def follow(self, view: ClusterView) -> None:
+        """Bring the states of rows whose version changed up to date."""
+        self._states.follow(view)
+        if self._states.generation != self._generation:
+            self._generation = self._states.generation
+            self._known.clear()
+
+    def by_state(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows, computing only states that no pod of this shape was scored on before."""
+        of_row = self._states.of_row[rows]
+        scores, picks = self._table(ask)
+        found: FloatArray = scores[of_row]
+        missing = np.isnan(found)
+        if missing.any():
+            fresh, at = np.unique(of_row[missing], return_index=True)
+            found, chosen = self._scored(fresh, ask, None)
+            late = np.flatnonzero(np.isinf(found)) if len(ask.demands) > 1 else fresh[:0]
+            if late.size:
+                found[late] = self._scored(fresh[late], ask, None, largest_first=True)[0]
+            scores[fresh] = self._exactly(view, ask, rows[missing][at], found)
+            if _one_card(ask):
+                picks[fresh] = chosen[0][0]
+            found = scores[of_row]
+        return found
+
+    def by_row(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score one row after the other: which cards a UUID selector admits is no part of a state."""
+        result: FloatArray = np.zeros(len(rows), dtype=np.float64)
+        for at, row in enumerate(rows.tolist()):
+            allowed = _allowed(view, ask, row, self._states.order(row))
+            result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
+        return self._exactly(view, ask, rows, result)
+
+    def _exactly(self, view: ClusterView, ask: Ask, rows: RowArray, scores: FloatArray) -> FloatArray:
+        """Score rows again by the cards found exactly where each on the best card left a later one none."""
+        left = np.flatnonzero(np.isinf(scores))
+        if left.size and len(ask.demands) > 1:
+            scores[left] = self.by_cards(view, ask, rows[left])
+        return scores
+
+    def by_cards(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score rows by the cards of `choose_each`, as where a card policy tells for one node only."""
+        shape = (len(rows), view.size.shape[1])
+        allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
+        for at, row in enumerate(rows.tolist()):
+            order = self._states.order(row)
+            chosen = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            for mask, positions in zip(allowed, chosen or (), strict=False):
+                mask[at, [order.index(card) for card in positions]] = True
+        return self._scored(self._states.of_row[rows], ask, allowed)[0]
+
+    def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+        """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
+        if node_by_node(ask):
+            taken = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            return None if taken is None else tuple(taken)
+        order = self._states.order(row)
+        if _one_card(ask) and not by_uuid(ask):
+            scores, picks = self._table(ask)
+            state = self._states.of_row[row]
+            if scores[state] < np.inf:
+                return ((order[int(picks[state])],),)
+        allowed = _allowed(view, ask, row, order)
+        score, chosen = self._scored(self._states.of_row[row : row + 1], ask, allowed)
+        if not score[0] < np.inf:
+            return None
+        return tuple(tuple(order[int(position[0])] for position in demand) for demand in chosen)
+
+    def value(self, rows: RowArray) -> FloatArray:
+        """Fragmentation of rows as they are: float64[m], units."""
+        states = self._states
+        numbers = states.of_row[rows]
+        unknown = np.unique(numbers[np.isnan(states.value[numbers])])
+        limits = self._terms.limits(states.cpu_free[unknown], states.memory_free[unknown])
+        states.value[unknown] = self._terms.evaluate(states.sums[unknown], limits, np.arange(unknown.size))
+        result: FloatArray = states.value[numbers]
+        return result
+
+    def _table(self, ask: Ask) -> tuple[FloatArray, PickArray]:
+        """Scores by state for pods like this one, NaN where not known, and the card of those with one."""
+        capacity = self._states.capacity
+        key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy)
+        table = self._known.pop(key, None)
+        if table is None:
+            table = np.full(capacity, np.nan, dtype=np.float64), np.zeros(capacity, dtype=np.int16)
+        elif len(table[0]) < capacity:
+            more = capacity - len(table[0])
+            table = (
+                np.concatenate((table[0], np.full(more, np.nan))),
+                np.concatenate((table[1], np.zeros(more, dtype=np.int16))),
+            )
+        self._known[key] = table
+        while len(self._known) > max(1, _ENTRIES // capacity):
+            self._known.popitem(last=False)
+        return table
+
+    def _scored(
+        self,
+        numbers: RowArray,
+        ask: Ask,
+        allowed: BoolArray | Sequence[BoolArray] | None,
+        *,
+        largest_first: bool = False,
+    ) -> tuple[FloatArray, list[list[RowArray]]]:
+        """Place a pod on states, demand by demand and card by card, each on the best card left.
+
+        Args:
+            numbers: intp[n], states.
+            ask: The pod.
+            allowed: bool[n, K], cards it may use; one for each demand: exactly those it takes; None: by the
+                models that its selector admits.
+            largest_first: As the exact search begins, see `filtering`: where the pod's order leaves a demand
+                none this finds nearly always cards, not always those that the pod would get.
+
+        Returns:
+            float64[n], scores, inf where it does not fit; for each demand and card the positions, intp[n].
+        """
+        states, terms = self._states, self._terms
+        unknown = numbers[np.isnan(states.value[numbers])]
+        # In the same evaluation as what they become, because each has a price of its own.
+        asked = np.concatenate((numbers, unknown))
+        cpu_free, memory_free = states.cpu_free[asked], states.memory_free[asked]
+        cpu_free[: len(numbers)] -= ask.cpu_milli
+        memory_free[: len(numbers)] -= ask.memory_bytes
+        limits = terms.limits(np.maximum(cpu_free, 0.0), np.maximum(memory_free, 0.0))
+        place = Placing(terms, states.cards[numbers], states.sums[numbers], states.sums[unknown], limits)
+        if allowed is None and not ask.selector.admits_all:
+            models = np.array([ask.selector.admits_model(model) for model in terms.card_model])
+            allowed = models[place.cards]
+        each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
+        costs = None if node_policy_chooses(ask.card_policy) else card_costs(ask.card_policy)
+        demands = sorted(ask.demands, reverse=True) if largest_first else ask.demands
+        chosen = [
+            place.demand(d.units, d.cards, mask, _fullest(d) if largest_first else costs)
+            for d, mask in zip(demands, each, strict=True)
+        ]
+        if not place.evaluated:
+            place.nothing()
+        states.value[unknown] = place.answers
+        ranked = np.rint((place.value - states.value[numbers]) * RESOLUTION) * TIE_LEVELS**2
+        return np.where(place.fits, ranked + states.tie[numbers], np.inf), chosen
+
+
+def _fullest(demand: CardDemand) -> CardCosts:
+    """Prefer for one card the fullest that has the units, for several the emptiest."""
+    sign = 1 if demand.cards == 1 else -1
+    return lambda _size, free, _units: (sign * free).astype(np.float64)
+
+
+def _one_card(ask: Ask) -> bool:
+    return len(ask.demands) == 1 and ask.demands[0].cards == 1
+
+
+def node_by_node(ask: Ask) -> bool:
+    """Tell whether only the cards of each node say which of them the pod's card policy takes."""
+    name = ask.card_policy
+    return bool(ask.demands) and not node_policy_chooses(name) and card_costs(name) is None
+
+
+def by_uuid(ask: Ask) -> bool:
+    """Tell whether a pod names single cards."""
+    return ask.admits is not None and bool(ask.selector.uuids or ask.selector.excluded_uuids)
+
+
+def _allowed(view: ClusterView, ask: Ask, row: int, order: list[int]) -> BoolArray | None:
+    """Cards of a row that a pod may use, in the order of the row's state: bool[1, K], None: all."""
+    if ask.admits is None:
+        return None
+    allowed: BoolArray = np.zeros((1, view.size.shape[1]), dtype=np.bool_)
+    allowed[0, : len(order)] = ask.admits[row][order]
+    return allowed

@@ -1,0 +1,214 @@
+"""What a node policy is given, what it answers, and how it is found by name.
+
+A policy is called with a view of the cluster (numpy arrays over node rows, live and read-only to it), what
+the pod asks for, and the candidate rows, all of which can take the pod. It answers one float a candidate:
+**lower is better**, `inf` means that the policy holds the pod back from this node for now. Ties are broken
+by node name by the caller. A policy may keep state of its own as long as it is keyed by `view.version`,
+which grows by at least one whenever anything about a row changes, also when a row is given to another node.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+from allocator.installed import installed
+from allocator.names import DEFAULT_CARD_POLICY
+from allocator.registry import Parameters, Registry
+from allocator.selector import ANY_CARD, Selector
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.errors import PolicyError
+
+if TYPE_CHECKING:
+    from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+
+
+class CardDemand(NamedTuple):
+    """`cards` cards with `units` free units each, for one container (or one pod with shared cards)."""
+
+    units: int
+    cards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a pod asks for, as policies see it.
+
+    Attributes:
+        cpu_milli: Thousandths of a core, by Kubernetes' rule for init containers and sidecars.
+        memory_bytes: Bytes of host memory, by the same rule.
+        demands: Card demands in placement order; each is served on what the ones before left.
+        admits: bool[R, K], cards that the pod's selectors admit; None: every card.
+        card_policy: Name of the card policy that will choose the cards.
+        selector: What `admits` was made of, for policies that learn what is asked for.
+        pod: UID of the pod, for policies that count attempts; empty where there is none.
+    """
+
+    cpu_milli: int
+    memory_bytes: int
+    demands: tuple[CardDemand, ...]
+    admits: BoolArray | None = None
+    card_policy: str = DEFAULT_CARD_POLICY
+    selector: Selector = ANY_CARD
+    pod: str = ""
+
+    @property
+    def gpu_units(self) -> int:
+        """Units over all cards and demands."""
+        return sum(demand.units * demand.cards for demand in self.demands)
+
+
+class NodePolicy(Protocol):
+    """Ranks nodes for a pod; see the module's text for the rules.
+
+    `epoch` and `score` are all that a policy needs. More attributes:
+
+        by_row = True: while `epoch` stays, the score of a node changes with `view.version` of that node only.
+            The queue then scores again only the nodes that changed; of other policies it scores all nodes for
+            each pod.
+        ranks_plain_pods = True: it ranks nodes, also those without cards, for pods that ask for no card.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Grows when weights that every node's score depends on change; constant 0 where there are none."""
+        ...
+
+    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+        """Score candidate rows for one pod.
+
+        Whoever only asks calls this too, as often as he likes: it counts as no attempt to place the pod.
+
+        Args:
+            view: The cluster now.
+            ask: What the pod asks for.
+            rows: intp[m], the candidates.
+
+        Returns:
+            float64[m], lower is better, inf: not on this node for now.
+        """
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What a policy implements as well when it learns from pods seen, pending and settled."""
+
+    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+        """No candidate of `rows` could take the pod (called once for each failed attempt)."""
+        ...
+
+    def settled(self, uid: str, ask: Ask | None) -> None:
+        """The pod was bound (its ask), or is gone (None)."""
+        ...
+
+
+@runtime_checkable
+class AttemptCounter(Protocol):
+    """What a policy implements as well when it counts the attempts to place a pod."""
+
+    def attempted(self, view: ClusterView, pod: str, row: int | None) -> None:
+        """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
+
+        Args:
+            view: The cluster now.
+            pod: UID.
+            row: The best one; None: the policy held the pod back from every row that can take it.
+        """
+        ...
+
+
+@runtime_checkable
+class BacklogReader(Protocol):
+    """What a policy implements as well when its weights depend on all pods that wait."""
+
+    def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+        """Every pod that waits at this moment, whoever refused it and whatever gate it wears.
+
+        Args:
+            view: The cluster now.
+            pods: UIDs by what they ask for.
+        """
+        ...
+
+
+@runtime_checkable
+class CardChooser(Protocol):
+    """What a node policy implements as well when it knows better than a card policy which cards to take."""
+
+    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+        """Choose the cards that the row's score was computed with.
+
+        Returns:
+            For each demand, positions of its cards; None when the pod does not fit.
+        """
+        ...
+
+
+@runtime_checkable
+class Picker(Protocol):
+    """What a node policy implements as well when it can name its best node without scoring all of them."""
+
+    @property
+    def picks(self) -> bool:
+        """Whether it does, as it is configured."""
+        ...
+
+    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+        """Find the row that `score` ranks first.
+
+        Args:
+            view: The cluster now.
+            ask: What the pod asks for.
+            fits: bool[R], rows that can take the pod.
+        """
+        ...
+
+
+@runtime_checkable
+class WorkloadPolicy(Protocol):
+    """What a node policy implements as well when it ranks by a typical workload, known or learned."""
+
+    def with_workload(self, workload: "Workload") -> NodePolicy:
+        """The same policy, for a workload that is known."""
+        ...
+
+
+def ranks_plain_pods(policy: NodePolicy) -> bool:
+    """Tell whether a policy says that it ranks nodes for pods that ask for no card; see `NodePolicy`."""
+    return bool(getattr(policy, "ranks_plain_pods", False))
+
+
+def by_row(policy: NodePolicy) -> bool:
+    """Tell whether a policy says that it scores each node by itself; see `NodePolicy`."""
+    return bool(getattr(policy, "by_row", False))
+
+
+def _lacks(policy: object) -> str:
+    """Say what an object lacks to be a node policy; empty: nothing."""
+    if not callable(getattr(policy, "score", None)):
+        return "a method score(view, ask, rows)"
+    return "" if isinstance(getattr(policy, "epoch", None), int) else "a whole number epoch"
+
+
+NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
+    "node policy", "gpupack.node_policies", PolicyError, _lacks, installed
+)
+"""Filled by the list in `policies/__init__`."""
+
+
+def names() -> tuple[str, ...]:
+    """Every node policy's name, sorted."""
+    return NODE_POLICIES.names()
+
+
+def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
+    """Build a node policy.
+
+    Args:
+        name: A registered name.
+        parameters: Text values by parameter name, as given on the command line.
+
+    Raises:
+        PolicyError: unknown name (the message lists what exists), or parameters the policy refuses.
+    """
+    return NODE_POLICIES.make(name, parameters)

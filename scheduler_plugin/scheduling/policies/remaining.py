@@ -1,0 +1,138 @@
+"""What a pod asks most of, and what nodes have left of that: of GPU memory, what would be used.
+
+A pod that asks for c cards with u units each takes the c smallest of a node's cards that have u units free
+and are admitted: the tightest set. Its remaining amount is the sum of what those cards have free.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+
+GPU: Final = "gpu-memory"
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+CLASSES: Final = (GPU, CPU, MEMORY)
+
+NO_SET: Final = np.int64(1) << 62
+"""Remaining amount of a node without such a set."""
+
+_NO_CARD: Final = np.int32(2**31 - 1)
+
+
+def tightest(view: ClusterView, demand: CardDemand, admits: BoolArray | None, rows: RowArray) -> LongArray:
+    """Compute what the tightest set of cards of each row has free: int64[m], `NO_SET` without a set.
+
+    Args:
+        view: The cluster.
+        demand: Units on each card, and cards.
+        admits: bool[R, K], cards that may be used; None: all.
+        rows: intp[m].
+    """
+    units, cards = demand
+    if admits is None:
+        free = view.free_order.take(rows, axis=1)
+    else:
+        free = np.sort(np.where(admits[rows], view.free[rows], -1), axis=1)[:, ::-1].T
+    if cards == 1:
+        # In the arrays' own type: five times as fast.
+        least: LongArray = np.where(free >= units, free, _NO_CARD).min(axis=0).astype(np.int64)
+        least[least == _NO_CARD] = NO_SET
+        return least
+    fitting = (free >= units).sum(axis=0)
+    column = np.arange(len(rows))
+    total: LongArray = np.zeros(len(rows), dtype=np.int64)
+    for number in range(1, cards + 1):
+        total += free[np.maximum(fitting - number, 0), column]
+    total[fitting < cards] = NO_SET
+    return total
+
+
+def feasible_rows(view: ClusterView, ask: Ask, rows: RowArray) -> BoolArray:
+    """Tell of each row whether every class fits; exact for pods with one demand."""
+    fits: BoolArray = host_left(view, CPU, rows) >= ask.cpu_milli
+    fits &= host_left(view, MEMORY, rows) >= ask.memory_bytes
+    for demand in ask.demands:
+        fits &= tightest(view, demand, ask.admits, rows) < NO_SET
+    return fits
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is searched for.
+
+    Attributes:
+        name: The dominant class.
+        demand: The pod's largest demand; one card of 0 units where another class than gpu-memory dominates.
+        amount: What the pod asks of the class; of gpu-memory over all cards of the demand.
+    """
+
+    name: str
+    demand: CardDemand
+    amount: int
+
+    def left(self, view: ClusterView, ask: Ask, rows: RowArray) -> LongArray:
+        """What rows have left of the class: int64[m], of gpu-memory in the tightest set of cards."""
+        if self.name != GPU:
+            return host_left(view, self.name, rows)
+        return tightest(view, self.demand, ask.admits, rows)
+
+
+def search_for(view: ClusterView, ask: Ask, order: Sequence[str] = CLASSES) -> Search:
+    """Find the dominant class, and what to search for in it."""
+    asked = {GPU: ask.gpu_units, CPU: ask.cpu_milli, MEMORY: ask.memory_bytes}
+    totals = {
+        GPU: int(view.gpu_capacity.sum()),
+        CPU: int(view.cpu_capacity.sum()),
+        MEMORY: int(view.memory_capacity.sum()),
+    }
+    name = dominant(asked, totals, order)
+    if name != GPU:
+        return Search(name, CardDemand(0, 1), asked[name])
+    demand = max(ask.demands, key=lambda d: (d.units, d.cards), default=CardDemand(0, 1))
+    return Search(name, demand, demand.units * demand.cards)
+
+
+def dominant(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
+    """Find the class of which the request takes the largest share; classes that nobody has are left out.
+
+    Args:
+        asked: Request by class.
+        totals: The cluster's capacity by class.
+        order: Decides between equal shares.
+    """
+    best = order[0]
+    for name in order:
+        # asked / total as a comparison of products: exact.
+        if totals[name] > 0 and (
+            totals[best] <= 0 or asked[name] * totals[best] > asked[best] * totals[name]
+        ):
+            best = name
+    return best
+
+
+def card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
+    """List the sets of a node's cards that are the tightest for some number of units.
+
+    Args:
+        free: Free units of the node's cards from largest to smallest.
+        cards: Cards in a set.
+
+    Yields:
+        Position of the set's smallest card in `free`, and the sum of what the set's cards have free.
+    """
+    for at in range(len(free) - 1, cards - 2, -1):
+        # Of cards that have the same free the last one begins the smaller set.
+        if free[at] > 0 and (at + 1 == len(free) or free[at + 1] != free[at]):
+            yield at, sum(free[at + 1 - cards : at + 1])
+
+
+def host_left(view: ClusterView, name: str, rows: RowArray) -> LongArray:
+    """What rows have left of cpu or memory: int64[m]."""
+    if name == CPU:
+        return view.cpu_capacity[rows] - view.cpu_used[rows]
+    return view.memory_capacity[rows] - view.memory_used[rows]
