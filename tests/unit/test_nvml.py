@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
+from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.nvml_world import ABSENT, LOST, Driver, driver, gpus, xid
 

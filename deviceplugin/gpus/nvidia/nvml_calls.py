@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pynvml
 
+from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuProcess
-from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 
 _V2_MISSING: Final = (
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,

@@ -17,9 +17,9 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.card_listing import Found, renewed, shared, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, HealthEvent, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
-from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.nvidia import nvml_calls as calls
 from deviceplugin.gpus.nvidia.events import NvmlEvents
 from deviceplugin.gpus.nvidia.links import read_links

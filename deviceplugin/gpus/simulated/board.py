@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess
-from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.nvidia.mig import Instance, Wanted, partition
 from deviceplugin.gpus.simulated.profile import Failure
 from deviceplugin.gpus.simulated.script import Growth

@@ -14,9 +14,9 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.card_listing import Found, renewed, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.memoryinfo import MIB, MemoryInfo
 from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted
 from deviceplugin.gpus.simulated.board import Board, Use
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
