@@ -45,6 +45,14 @@ POD_REQUEUED = f"{DOMAIN}/requeued"
 # Label of the pod that leads, written by itself; the value is the Lease's name. Services select it.
 LEADER_LABEL = f"{DOMAIN}/leader"
 
+# Pods that ask a cluster autoscaler for a node, and never run. gpupack autoscale writes the annotation.
+PLACEHOLDER_LABEL = f"{DOMAIN}/placeholder"
+PLACEHOLDER_SCHEDULER = "gpupack-placeholder"
+PLACEHOLDER_FOR = f"autoscale.{DOMAIN}/stands-for"
+
+# Taint with which a new node is born; the node daemon takes it away.
+STARTUP_TAINT = f"startup-taint.cluster-autoscaler.kubernetes.io/{DOMAIN.partition('.')[0]}"
+
 # Node label written by users: the DaemonSet's nodes.
 NODE_LABEL = f"{DOMAIN}/node"
 
@@ -54,6 +62,7 @@ NODE_HOLDS = f"{DOMAIN}/holds"
 NODE_CORDON = f"{DOMAIN}/cordon"
 NODE_CORDON_REASONS = f"{DOMAIN}/cordon-reasons"
 NODE_DAEMON = f"{DOMAIN}/daemon"
+NODE_KEPT = f"{DOMAIN}/kept"
 
 # What chooses where nobody said: one for the node daemon, the extender, the demo and the simulator.
 DEFAULT_NODE_POLICY = "fragmentation"

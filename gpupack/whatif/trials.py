@@ -80,11 +80,14 @@ class Trial:
     def _at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
         return count_at_once(self.cluster, self.query, self.wish, rows, self.pods, leaving)
 
+    def fitting_rows(self, rows: RowArray) -> RowArray:
+        """Keep the rows of nodes whose cards take one such pod, in their order."""
+        return rows[fitting(self.cluster.state.nodes, self.query, rows)]
+
     def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
         """Rows of the nodes that take one such pod."""
         nodes = self.cluster.state.nodes
-        rows = self.cluster.rows if only is None else only
-        rows = rows[fitting(nodes, self.query, rows)]
+        rows = self.fitting_rows(self.cluster.rows if only is None else only)
         if not len(rows):
             return rows
         names = [nodes.names[row] for row in rows.tolist()]

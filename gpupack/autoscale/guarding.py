@@ -1,0 +1,201 @@
+"""Keeps nodes from scale-down whose pods would not all find cards elsewhere.
+
+An autoscaler thinks that a node can go where its pods fit elsewhere by sums. Pods that then fit on no card
+wait.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from allocator.names import NODE_KEPT
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import Wish
+from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.trials import Trial, query_for
+from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.pods import PodRecord
+
+SCALE_DOWN_DISABLED: Final = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+DO_NOT_DISRUPT: Final = "karpenter.sh/do-not-disrupt"
+KEEPING: Final = (SCALE_DOWN_DISABLED, DO_NOT_DISRUPT)
+"""Annotations of a Node by which Cluster Autoscaler and Karpenter leave it alone."""
+
+MOST_FREED: Final = 50
+"""Nodes that may be drained at one time; autoscalers drain ten at once by default."""
+
+_AT_ONCE: Final = 16
+"""Candidates whose rules are looked at in one step."""
+
+
+class Kept(StrEnum):
+    """Why a node is kept."""
+
+    NO_CARDS = "no_cards"
+    OTHERS_FIRST = "others_first"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """A node that is kept.
+
+    Attributes:
+        reason: Why.
+        pod: Namespace and name of the first pod that has no cards elsewhere, empty with another reason.
+    """
+
+    reason: Kept
+    pod: str = ""
+
+
+def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[str, KeptNode]:
+    """Find the nodes that must not be drained.
+
+    The others can be drained all together: the pods of each find cards on nodes that stay, beside those of
+    the ones before. Those with the fewest units in use come first, and among them those that could go before.
+
+    Args:
+        cluster: Nodes and pods.
+        freed_before: Names of the nodes that could go the last time, so that an answer lasts.
+    """
+    state = cluster.state
+    nodes = state.nodes
+    before = frozenset(freed_before)
+    holding = {
+        name: pods
+        for name, book in state.books.items()
+        if name in cluster.nodes and (pods := _evictable(cluster, book.pods))
+    }
+    order = sorted(
+        holding, key=lambda name: (name not in before, int(nodes.gpu_used[nodes.rows[name]]), name)
+    )
+    kept: dict[str, KeptNode] = {}
+    freed: set[str] = set()
+    with ExitStack() as charges:
+        for name in order:
+            if len(freed) >= MOST_FREED:
+                kept[name] = KeptNode(Kept.OTHERS_FIRST)
+                continue
+            rows = cluster.rows[[nodes.names[row] not in freed for row in cluster.rows.tolist()]]
+            rows = rows[rows != nodes.rows[name]]
+            pod = _move_all(cluster, holding[name], rows, charges)
+            if pod is None:
+                freed.add(name)
+            else:
+                kept[name] = KeptNode(Kept.NO_CARDS, f"{pod.namespace}/{pod.name}")
+    return kept
+
+
+def _evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
+    """Pods with cards that a drain would evict, the largest first."""
+    found = []
+    for uid, record in pods.items():
+        pod = cluster.pods.get(uid)
+        if pod is None or record.charged is None or record.mirrored or record.leaves_at is not None:
+            continue
+        if not _is_of_daemon_set(pod):
+            found.append(record)
+    return sorted(found, key=lambda each: (-_units(each), each.namespace, each.name))
+
+
+def _units(record: PodRecord) -> int:
+    return 0 if record.charged is None else record.charged.effective_units
+
+
+def _is_of_daemon_set(pod: AskPod) -> bool:
+    return any(
+        owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
+    )
+
+
+def _move_all(
+    cluster: Cluster, pods: Sequence[PodRecord], rows: RowArray, charges: ExitStack
+) -> PodRecord | None:
+    """Put pods of one node on others; returns the first that has no cards there, and then moves none."""
+    leaving = [record.uid for record in pods]
+    with ExitStack() as mine:
+        for record in pods:
+            moved = _move(cluster, record, rows, leaving)
+            if moved is None:
+                return record
+            row, charge = moved
+            mine.enter_context(cluster.state.nodes.charged({row: charge}))
+        charges.push(mine.pop_all())
+    return None
+
+
+def _move(
+    cluster: Cluster, record: PodRecord, rows: RowArray, leaving: Sequence[str]
+) -> tuple[int, Mapping[int, int]] | None:
+    """Find the fullest node with cards for a pod; its row, and the units by card."""
+    pod = cluster.pods[record.uid]
+    request = record.charged
+    if request is None:
+        return None
+    nodes = cluster.state.nodes
+    wish = Wish.of(pod)
+    trial = Trial(cluster, query_for(cluster, request, wish), wish)
+    free = (nodes.gpu_capacity - nodes.gpu_used)[rows]
+    candidates = trial.fitting_rows(rows[np.argsort(free, kind="stable")])
+    for start in range(0, len(candidates), _AT_ONCE):
+        allowed = trial.rows(leaving=leaving, only=candidates[start : start + _AT_ONCE])
+        for row in allowed.tolist():
+            placement = trial.place(nodes.names[row])
+            if placement is not None:
+                return row, placement.charge
+    return None
+
+
+# What is written.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """What to write on a Node.
+
+    Attributes:
+        name: Of the node.
+        annotations: To set, or to remove where None.
+        kept: Why it is kept from now on; None: it is not any more.
+    """
+
+    name: str
+    annotations: Mapping[str, str | None]
+    kept: KeptNode | None
+
+    def patch(self, resource_version: str) -> dict[str, Any]:
+        """Write the merge patch of the Node."""
+        return {"metadata": {"resourceVersion": resource_version, "annotations": dict(self.annotations)}}
+
+
+def find_node_changes(nodes: Iterable[AskNode], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
+    """Compare what Nodes have with what they should have; an annotation that a person set stays as it is.
+
+    Args:
+        nodes: All nodes.
+        kept: Those to keep, by name.
+    """
+    found = []
+    for node in nodes:
+        name, annotations = node.name, node.metadata.annotations or {}
+        ours = written_by_us(annotations)
+        wanted = kept.get(name)
+        changes: dict[str, str | None] = {}
+        if wanted is not None and NODE_KEPT not in annotations:
+            free = [key for key in KEEPING if key not in annotations]
+            changes = {NODE_KEPT: ",".join(free), **dict.fromkeys(free, "true")}
+        elif wanted is None and NODE_KEPT in annotations:
+            changes = {NODE_KEPT: None, **dict.fromkeys(ours)}
+        if changes:
+            found.append(NodeChange(name, changes, wanted))
+    return found
+
+
+def written_by_us(annotations: Mapping[str, str]) -> list[str]:
+    """Name the annotations that keep a Node and that we set, and nobody has changed since."""
+    named = annotations.get(NODE_KEPT, "").split(",")
+    return [key for key in KEEPING if key in named and annotations.get(key) == "true"]

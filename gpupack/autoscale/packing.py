@@ -1,0 +1,225 @@
+"""How many new nodes pods need by their cards: the largest first, each on the fullest card that takes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from allocator.cards import Card
+from allocator.errors import QuantityError
+from allocator.place import place
+from allocator.quantity import parse_bytes
+from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
+from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod
+from gpupack.whatif.affinity import apart
+from gpupack.whatif.trials import Trial, query_for
+from scheduler_plugin.queue.capacity.node_rules import NodeTerm
+
+CARD_POLICY: Final = "most-used"
+"""Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""
+
+_NAMED: Final = 5
+
+MOST_TERMS: Final = 32
+"""Terms of a placeholder's node affinity at most; pods whose rules together need more share no node."""
+
+
+@dataclass
+class NewNode:
+    """A node that does not exist yet, and the pods that fit on its cards together.
+
+    Attributes:
+        shape: What it is like.
+        cards: Its cards, with what the pods take.
+        cpu_milli: Thousandths of a core that are left.
+        memory_bytes: Bytes of host memory that are left.
+        pods_left: How many more pods it takes.
+        pods: The pods, with their kinds.
+        terms: The required node affinity of all of them together; None: there is none.
+    """
+
+    shape: Shape
+    cards: list[Card]
+    cpu_milli: int
+    memory_bytes: int
+    pods_left: int
+    others: dict[str, int] = field(default_factory=dict)
+    pods: list[tuple[WaitingPod, Kind]] = field(default_factory=list)
+    terms: tuple[NodeTerm, ...] | None = None
+
+    @property
+    def units(self) -> int:
+        """Units that the pods take of its cards."""
+        return sum(card.used_units for card in self.cards)
+
+    @property
+    def size(self) -> int:
+        """Units of its cards."""
+        return sum(card.size_units for card in self.cards)
+
+    def take(self, pod: WaitingPod, kind: Kind) -> bool:
+        """Put a pod on it where everything that it asks for is left; tell whether it was."""
+        wish = kind.wish
+        if self.pods_left < 1 or wish.cpu_milli > self.cpu_milli or wish.memory_bytes > self.memory_bytes:
+            return False
+        if any(amount > self.others.get(name, 0) for name, amount in wish.others.items()):
+            return False
+        if any(_apart(pod, kind, other, its) for other, its in self.pods):
+            return False
+        terms = join_terms(self.terms, wish.rules.terms)
+        if terms is not None and len(terms) > MOST_TERMS and self.pods:
+            return False
+        placement = place(self.cards, kind.request, CARD_POLICY)
+        if placement is None:
+            return False
+        for at, units in placement.charge.items():
+            self.cards[at] = replace(self.cards[at], used_units=self.cards[at].used_units + units)
+        self.cpu_milli -= wish.cpu_milli
+        self.memory_bytes -= wish.memory_bytes
+        self.pods_left -= 1
+        for name, amount in wish.others.items():
+            self.others[name] -= amount
+        self.pods.append((pod, kind))
+        self.terms = terms
+        return True
+
+
+def join_terms(
+    one: tuple[NodeTerm, ...] | None, other: tuple[NodeTerm, ...] | None
+) -> tuple[NodeTerm, ...] | None:
+    """Write two lists of terms, of each of which one must hold, as one list."""
+    if one is None or other is None or one == other:
+        return one if other is None else other
+    return tuple(
+        dict.fromkeys(
+            NodeTerm(
+                (*(first.match_expressions or ()), *(second.match_expressions or ())) or None,
+                (*(first.match_fields or ()), *(second.match_fields or ())) or None,
+            )
+            for first in one
+            for second in other
+        )
+    )
+
+
+def _apart(pod: WaitingPod, kind: Kind, other: WaitingPod, its: Kind) -> bool:
+    """Tell whether two pods cannot be on one node."""
+    if kind.wish.ports & its.wish.ports:
+        return True
+    if not (kind.has_terms or its.has_terms):
+        return False
+    return any(
+        term.readable and term.topology_key == HOSTNAME and term.matches(owner.pod, one.pod)
+        for owner, one in ((pod, other), (other, pod))
+        for term in apart(owner.pod)
+    )
+
+
+class Packer:
+    """Packs pods on empty nodes of the shapes that are known.
+
+    Args:
+        shapes: The shapes.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._taking: dict[int, frozenset[str]] = {}
+
+    def shapes_for(self, kind: Kind) -> frozenset[str]:
+        """Names of the shapes of which an empty node takes a pod of a kind."""
+        found = self._taking.get(id(kind))
+        if found is None:
+            cluster = self._shapes.cluster
+            trial = Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish)
+            names = cluster.state.nodes.names
+            found = frozenset(names[row] for row in trial.rows().tolist()) if cluster.nodes else frozenset()
+            self._taking[id(kind)] = found
+        return found
+
+    def is_alike(self, kind: Kind, other: Kind) -> None:
+        """Note that pods of a kind are some of those of another one."""
+        self._taking[id(kind)] = self.shapes_for(other)
+
+    def why_no_shape(self) -> str:
+        """Say that no node that could be added takes a pod, and which could be added."""
+        said = SENTENCES[Outcome.NO_SHAPE]
+        if not self._shapes.by_name:
+            return f"{said}: no node with cards exists to learn from, and none is declared (--shapes)"
+        unit_mib = self._shapes.cluster.unit_mib
+        there = sorted({describe(layout, unit_mib) for layout in self._shapes.layouts})
+        return f"{said}: known are nodes of {'; '.join(there[:_NAMED])}"
+
+    def pack(self, kinds: Sequence[Kind], most: int) -> list[NewNode]:
+        """Fill new nodes until all pods have one, at most so many.
+
+        Each node is of the shape that the pods left fill best, a smaller one before a larger one.
+
+        Args:
+            kinds: Pods; those that no shape takes are left out.
+            most: Where to stop.
+        """
+        order = sorted(kinds, key=_size_of, reverse=True)
+        left = {id(kind): list(kind.pods) for kind in order if self.shapes_for(kind)}
+        found: list[NewNode] = []
+        while len(found) < most and any(left.values()):
+            there = [kind for kind in order if left.get(id(kind))]
+            names = frozenset().union(*(self.shapes_for(kind) for kind in there))
+            nodes = [self._fill(name, there, left) for name in self._examples(names, there)]
+            best = max(
+                nodes, key=lambda node: (node.units / node.size, -node.size, len(node.pods), node.shape.name)
+            )
+            taken = {pod.uid for pod, _ in best.pods}
+            for kind in there:
+                left[id(kind)] = [pod for pod in left[id(kind)] if pod.uid not in taken]
+            found.append(best)
+        return found
+
+    def _examples(self, names: frozenset[str], kinds: Sequence[Kind]) -> list[str]:
+        """Leave out shapes that take the same pods and have the same of everything as another one."""
+        seen = set()
+        found = []
+        for name in sorted(names):
+            taking = tuple(name in self.shapes_for(kind) for kind in kinds)
+            key = (self._shapes.by_name[name].layout, self._shapes.amounts(name), taking)
+            if key not in seen:
+                seen.add(key)
+                found.append(name)
+        return found
+
+    def empty(self, name: str) -> NewNode:
+        """Make an empty node of a shape."""
+        cpu, memory, pods = self._shapes.amounts(name)
+        return NewNode(
+            self._shapes.by_name[name], list(self._shapes.cards(name)), cpu, memory, pods, self._others(name)
+        )
+
+    def _others(self, name: str) -> dict[str, int]:
+        found = {}
+        for resource, value in (self._shapes.by_name[name].node.status.allocatable or {}).items():
+            try:
+                found[resource] = parse_bytes(value)
+            except QuantityError:
+                continue
+        return found
+
+    def _fill(self, name: str, kinds: Sequence[Kind], left: dict[int, list[WaitingPod]]) -> NewNode:
+        node = self.empty(name)
+        for kind in kinds:
+            if name not in self.shapes_for(kind):
+                continue
+            for pod in left[id(kind)]:
+                if not node.take(pod, kind):
+                    break
+        return node
+
+    def takes_all(self, name: str, pods: Sequence[tuple[WaitingPod, Kind]]) -> bool:
+        """Tell whether an empty node of a shape takes pods together."""
+        node = self.empty(name)
+        return all(name in self.shapes_for(kind) and node.take(pod, kind) for pod, kind in pods)
+
+
+def _size_of(kind: Kind) -> tuple[int, int, int]:
+    """Sort kinds: what is hardest to place first."""
+    demands = kind.request.demands
+    per_card = max(demand.per_card for demand in demands)
+    return (per_card * max(d.cards for d in demands), kind.request.effective_units, kind.wish.cpu_milli)

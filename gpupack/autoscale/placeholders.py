@@ -1,0 +1,237 @@
+"""Placeholder pods: what they are, and which to create and delete so that those are there that should be."""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
+from gpupack.autoscale.packing import NewNode
+from gpupack.autoscale.shapes import HOSTNAME
+from gpupack.autoscale.sums import CPU, MEMORY, UNITS
+from gpupack.autoscale.waiting import is_placeholder
+from gpupack.whatif.objects import AskPod
+from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.queue.capacity.node_rules import NodeTerm
+
+IMAGE: Final = "gpupack.io/placeholder:never-pulled"
+MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
+_NAMED: Final = 50
+"""Pods that the annotation names at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """A pod that asks for one new node.
+
+    Attributes:
+        spec: Its `spec`, as the API server takes it.
+        stands_for: Namespace and name of the pods that fit on that node.
+        shape: Name of the shape of the node.
+        fingerprint: Of the spec; two with the same one are alike.
+    """
+
+    spec: Mapping[str, Any]
+    stands_for: tuple[str, ...]
+    shape: str
+    fingerprint: str
+
+    def manifest(self, namespace: str, number: int) -> dict[str, Any]:
+        """Write it as a pod; the name follows from what it asks for, so that nobody creates it twice."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.name(number),
+                "namespace": namespace,
+                "labels": {
+                    PLACEHOLDER_LABEL: "true",
+                    "app.kubernetes.io/name": "gpupack-placeholder",
+                    "app.kubernetes.io/part-of": "gpupack",
+                },
+                "annotations": {
+                    PLACEHOLDER_FOR: self.named,
+                    "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+                },
+            },
+            "spec": dict(self.spec),
+        }
+
+    def name(self, number: int) -> str:
+        """Name the placeholder: the `number`-th of those that are alike."""
+        return f"gpupack-placeholder-{self.fingerprint}-{number}"
+
+    @property
+    def named(self) -> str:
+        """The pods that it stands for, in one line."""
+        more = len(self.stands_for) - _NAMED
+        return ",".join(self.stands_for[:_NAMED]) + (f",and {more} more" if more > 0 else "")
+
+
+def make_placeholder(
+    node: NewNode,
+    amounts: LongArray,
+    labels: Mapping[str, Collection[str]],
+    full_hosts: Sequence[str],
+    resource: str,
+) -> Placeholder:
+    """Make the pod that asks for a node.
+
+    All units of the node are asked for, so that an autoscaler, which adds units up, puts no second one on it.
+
+    Args:
+        node: The node that pods need.
+        amounts: What to ask for, by the columns of `sums`.
+        labels: Values of labels that the node has to have.
+        full_hosts: Host names of the nodes that look free by their sums and are not.
+        resource: Name of the resource of GPU memory.
+    """
+    wanted = {
+        "cpu": f"{int(amounts[CPU])}m",
+        "memory": str(int(amounts[MEMORY])),
+        resource: str(int(amounts[UNITS])),
+    }
+    others: dict[str, int] = {}
+    selector: dict[str, str] = {}
+    for _, kind in node.pods:
+        selector |= dict(kind.wish.rules.selector)
+        for name, amount in kind.wish.others.items():
+            others[name] = others.get(name, 0) + amount
+    wanted |= {name: str(amount) for name, amount in others.items()}
+    added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
+    if full_hosts:
+        added.append({"key": HOSTNAME, "operator": "NotIn", "values": list(full_hosts)})
+    spec: dict[str, Any] = {
+        "schedulerName": PLACEHOLDER_SCHEDULER,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "placeholder",
+                "image": IMAGE,
+                "resources": {"limits": wanted, "requests": wanted},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+    }
+    if selector:
+        spec["nodeSelector"] = selector
+    terms = [_term(term, added) for term in node.terms or ()] if node.terms is not None else []
+    if not terms and added:
+        terms = [{"matchExpressions": added}]
+    if terms:
+        spec["affinity"] = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        }
+    if node.shape.taints:
+        spec["tolerations"] = [
+            {"key": taint.key, "operator": "Equal", "value": taint.value, "effect": taint.effect}
+            for taint in node.shape.taints
+        ]
+    fingerprint = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+    names = tuple(sorted(pod.pod.full_name for pod, _ in node.pods))
+    return Placeholder(spec, names, node.shape.name, fingerprint)
+
+
+def _term(term: NodeTerm, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    expressions = [
+        {
+            "key": each.key,
+            "operator": each.operator,
+            **({"values": list(each.values)} if each.values else {}),
+        }
+        for each in term.match_expressions or ()
+    ]
+    if expressions or added:
+        found["matchExpressions"] = [*expressions, *added]
+    if term.match_fields:
+        found["matchFields"] = [
+            {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
+            for each in term.match_fields
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to write.
+
+    Attributes:
+        delete: Placeholders that should not be there.
+        create: Placeholders that are missing, by name.
+        mark: Names of those that lack the condition which an autoscaler looks for.
+        rename: By the name of a placeholder that stays: the pods that it stands for now.
+    """
+
+    delete: tuple[AskPod, ...]
+    create: Mapping[str, Placeholder]
+    mark: tuple[str, ...]
+    rename: Mapping[str, str]
+
+
+def find_changes(wanted: Iterable[Placeholder], pods: Iterable[AskPod], namespace: str) -> Changes:
+    """Compare the placeholders that should be with those that are.
+
+    Args:
+        wanted: Those that should be.
+        pods: All pods.
+        namespace: Of the placeholders; one that is anywhere else is somebody else's.
+    """
+    named: dict[str, Placeholder] = {}
+    counts: dict[str, int] = {}
+    for each in sorted(wanted, key=lambda placeholder: placeholder.named):
+        number = counts[each.fingerprint] = counts.get(each.fingerprint, 0) + 1
+        named[each.name(number)] = each
+    there = {
+        pod.metadata.name: pod for pod in pods if pod.metadata.namespace == namespace and is_placeholder(pod)
+    }
+    living = {name: pod for name, pod in there.items() if not pod.metadata.deletion_timestamp}
+    return Changes(
+        delete=tuple(pod for name, pod in sorted(living.items()) if name not in named),
+        # The name of one that is ending is free once it is gone.
+        create={name: each for name, each in named.items() if name not in there},
+        mark=tuple(name for name, pod in sorted(living.items()) if name in named and not _is_marked(pod)),
+        rename={
+            name: each.named
+            for name, each in named.items()
+            if name in living and (living[name].metadata.annotations or {}).get(PLACEHOLDER_FOR) != each.named
+        },
+    )
+
+
+def _is_marked(pod: AskPod) -> bool:
+    return any(
+        condition.type == "PodScheduled"
+        and condition.status == "False"
+        and condition.reason == "Unschedulable"
+        for condition in pod.status.conditions or ()
+    )
+
+
+def condition_patch(now: str) -> dict[str, Any]:
+    """Write the patch of a placeholder's status that makes a cluster autoscaler count it.
+
+    Args:
+        now: The time, as the API writes it.
+    """
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": MESSAGE,
+        "lastTransitionTime": now,
+        "lastProbeTime": None,
+    }
+    return {"status": {"conditions": [condition]}}

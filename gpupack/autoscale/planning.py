@@ -1,0 +1,389 @@
+"""Decides which placeholder pods ask for which nodes, from nodes, pods and shapes alone."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import numpy as np
+
+from allocator.names import NODE_LABEL
+from gpupack.autoscale.packing import NewNode, Packer
+from gpupack.autoscale.placeholders import Placeholder, make_placeholder
+from gpupack.autoscale.shapes import (
+    GROUP_LABELS,
+    HOSTNAME,
+    Layout,
+    Shape,
+    Shapes,
+    has_startup_taint,
+    layout_of,
+    learn_shapes,
+)
+from gpupack.autoscale.sums import (
+    UNITS,
+    NodeVerdicts,
+    SumView,
+    amounts_of,
+    count_nodes_by_sums,
+    pack_by_sums,
+    shape_amounts,
+)
+from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod, group_by_kind, waiting_pods
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskNode
+from gpupack.whatif.trials import Trial, query_for
+from scheduler_plugin.cache.arrays import LongArray
+
+STARTING_S: Final = 900.0
+"""A node that is younger and does not take pods yet is starting; a cluster autoscaler waits as long."""
+
+MOST_EXCLUDED: Final = 500
+"""Nodes at most that a placeholder names as looking free and being full."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRules:
+    """How placeholders are planned.
+
+    Attributes:
+        grace_s: Seconds that a pod has been refused on every node before a node is asked for.
+        most: Placeholders at most at one time.
+        patience_s: Seconds that the cluster autoscaler is trusted to add nodes for pods whose need it sees.
+    """
+
+    grace_s: float = 15.0
+    most: int = 20
+    patience_s: float = STARTING_S
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is told of a pod that waits.
+
+    Attributes:
+        pod: The pod.
+        outcome: What is done for it, or why nothing is.
+        text: The same in a sentence.
+    """
+
+    pod: WaitingPod
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What should be.
+
+    Attributes:
+        placeholders: The pods that ask for nodes.
+        said: What is told of each pod that waits for cards, by UID.
+        shapes: The shapes that were looked at.
+        starting: Names of the nodes that are starting.
+    """
+
+    placeholders: tuple[Placeholder, ...]
+    said: Mapping[str, Said]
+    shapes: tuple[Shape, ...] = ()
+    starting: tuple[str, ...] = ()
+
+    def counts(self) -> Counter[Outcome]:
+        """Count the pods by outcome."""
+        return Counter(each.outcome for each in self.said.values())
+
+
+class _Notes:
+    """What is told of each pod, by UID."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Said] = {}
+
+    def note(self, pod: WaitingPod, outcome: Outcome, text: str = "") -> None:
+        """Tell something of a pod."""
+        self.said[pod.uid] = Said(pod, outcome, text or SENTENCES[outcome])
+
+    def note_all(self, pods: Iterable[WaitingPod], outcome: Outcome, text: str = "") -> None:
+        """Tell the same of pods."""
+        for pod in pods:
+            self.note(pod, outcome, text)
+
+    def sort_out(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
+        """Keep the pods that kube-scheduler found unschedulable, and that nothing else holds up."""
+        found = []
+        for pod in pods:
+            if pod.record.gated:
+                self.note(pod, Outcome.GATED)
+            elif pod.record.nominated:
+                self.note(pod, Outcome.RESERVED)
+            elif not pod.is_unschedulable:
+                self.note(pod, Outcome.NOT_TRIED)
+            else:
+                found.append(pod)
+        return found
+
+
+@dataclass
+class Planner:
+    """Plans again and again; remembers since when each pod has been refused everywhere.
+
+        unknown -> refused (grace) -> asked for -> bound, gone, or taken by some node: forgotten
+
+    Args:
+        rules: How.
+        declared: Shapes that a file declares.
+    """
+
+    rules: PlanRules = field(default_factory=PlanRules)
+    declared: Sequence[Shape] = ()
+    _refused_at: dict[str, float] = field(default_factory=dict)
+    _verdicts: NodeVerdicts = field(default_factory=NodeVerdicts)
+
+    def plan(self, cluster: Cluster, now_s: float, wall_s: float) -> Plan:
+        """Say which placeholders there should be.
+
+        Args:
+            cluster: Nodes and pods of this moment.
+            now_s: Seconds of a clock that only grows.
+            wall_s: Seconds since 1970, for the age of nodes.
+        """
+        notes = _Notes()
+        # 1. Leave out pods that wait for something else than cards, and those that a node takes.
+        kinds = group_by_kind(notes.sort_out(waiting_pods(cluster)))
+        refused = [kind for kind in kinds if not _has_node(cluster, kind)]
+        known = {pod.uid for kind in refused for pod in kind.pods}
+        self._refused_at = {uid: self._refused_at.get(uid, now_s) for uid in known}
+        notes.note_all((pod for kind in kinds for pod in kind.pods if pod.uid not in known), Outcome.FITS)
+        if not refused:
+            return Plan((), notes.said)
+        # 2. Find what an autoscaler does by itself: of pods that fit by sums it does nothing.
+        sums = pack_by_sums(SumView(cluster, self._verdicts), kinds)
+        short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
+        # 3. Pack all that are refused on new nodes, by cards.
+        keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
+        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys)], cluster.unit_mib)
+        packer = Packer(shapes)
+        ripe = self._ripe(refused, packer, notes, sums.blind, now_s)
+        starting = starting_nodes(cluster, wall_s)
+        nodes = packer.pack(ripe, self.rules.most + len(starting) + len(short))
+        # 4. Ask for those of them that do not come anyway.
+        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting)
+        wanted = asks.wanted(nodes)
+        placeholders = self._ask(asks, wanted, notes, SumView(cluster, self._verdicts))
+        packed = {pod.uid for node in nodes for pod, _ in node.pods}
+        for pod in (pod for kind in ripe for pod in kind.pods if pod.uid not in notes.said):
+            notes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
+        return Plan(tuple(placeholders), notes.said, tuple(shapes.by_name.values()), tuple(sorted(starting)))
+
+    def _ripe(
+        self, refused: Sequence[Kind], packer: Packer, notes: "_Notes", blind: frozenset[str], now_s: float
+    ) -> list[Kind]:
+        """Keep the pods that need a new node now, and that one of the shapes takes."""
+        found = []
+        for kind in refused:
+            if not packer.shapes_for(kind):
+                notes.note_all(kind.pods, Outcome.NO_SHAPE, packer.why_no_shape())
+                continue
+            pods = []
+            for pod in kind.pods:
+                if pod.uid not in blind:
+                    notes.note(pod, Outcome.SUM_SHORT)
+                    pods.append(pod)
+                elif now_s - self._refused_at[pod.uid] < self.rules.grace_s:
+                    notes.note(pod, Outcome.GRACE)
+                else:
+                    pods.append(pod)
+            if pods:
+                found.append(Kind(pods))
+                packer.is_alike(found[-1], kind)
+        return found
+
+    def _ask(
+        self, asks: "_Asks", wanted: Sequence[NewNode], notes: "_Notes", view: SumView
+    ) -> list[Placeholder]:
+        """Make the placeholders of nodes, as many as allowed."""
+        found: list[Placeholder] = []
+        for node in wanted:
+            blind = [pod for pod, _ in node.pods if pod.uid in asks.blind]
+            if len(found) >= self.rules.most:
+                notes.note_all(blind, Outcome.LIMIT)
+                continue
+            made = asks.placeholder(node, view)
+            notes.note_all(blind, Outcome.NO_LABEL if made is None else Outcome.ASKED)
+            if made is not None:
+                found.append(made)
+        return found
+
+    def _is_expected(self, pod: WaitingPod, now_s: float) -> bool:
+        """Tell whether the autoscaler, which sees the need of a pod, will still add a node for it."""
+        since = self._refused_at.get(pod.uid, now_s)
+        return now_s - since < self.rules.patience_s
+
+
+def _has_node(cluster: Cluster, kind: Kind) -> bool:
+    """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
+    trial = Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish)
+    return bool(len(trial.rows()))
+
+
+def starting_nodes(cluster: Cluster, wall_s: float) -> dict[str, Layout]:
+    """Find the nodes that will take pods once their parts have started, with their cards where known.
+
+    Of nodes without published cards those count that are ours by the label of the DaemonSet, by the startup
+    taint, or by a label that nodes with cards have.
+    """
+    nodes = cluster.state.nodes
+    types = _group_values(cluster)
+    found: dict[str, Layout] = {}
+    for name, node in cluster.nodes.items():
+        usable = bool(nodes.usable[nodes.rows[name]])
+        if usable and node.ready is not False and not has_startup_taint(node):
+            continue
+        if wall_s - _created_s(node) >= STARTING_S:
+            continue
+        if usable:
+            found[name] = layout_of(cluster, name)
+            continue
+        labels = node.metadata.labels or {}
+        likely = next((types[pair] for pair in labels.items() if pair in types), None)
+        if likely is not None:
+            found[name] = likely
+        elif has_startup_taint(node) or labels.get(NODE_LABEL) == "true":
+            found[name] = ()
+    return found
+
+
+def _group_values(cluster: Cluster) -> dict[tuple[str, str], Layout]:
+    """Cards by a label and its value, where all nodes with that have the same ones."""
+    found: dict[tuple[str, str], Layout] = {}
+    mixed = set()
+    for name, node in cluster.nodes.items():
+        layout = layout_of(cluster, name)
+        labels = node.metadata.labels or {}
+        for key in GROUP_LABELS:
+            if key in labels and layout and found.setdefault((key, labels[key]), layout) != layout:
+                mixed.add((key, labels[key]))
+    return {pair: layout for pair, layout in found.items() if pair not in mixed}
+
+
+def _created_s(node: AskNode) -> float:
+    try:
+        return datetime.fromisoformat(node.metadata.creation_timestamp).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Asks:
+    """What to ask for, given the nodes that pods need by their cards."""
+
+    cluster: Cluster
+    shapes: Shapes
+    packer: Packer
+    blind: frozenset[str]
+    short: Sequence[tuple[WaitingPod, Kind]]
+    starting: Mapping[str, Layout]
+
+    def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
+        """Leave out the nodes that come anyway.
+
+        Of `k` nodes that pods need by their cards, those that are starting come. So do those that the
+        autoscaler adds for pods whose need it sees, for which it uses starting nodes first:
+
+            asked for = k - max(starting, nodes for pods that are short by sums)
+
+        Only nodes with pods whose need the autoscaler does not see are asked for: the others it adds itself.
+        """
+        by_layout: defaultdict[Layout, list[NewNode]] = defaultdict(list)
+        for node in nodes:
+            by_layout[node.shape.layout].append(node)
+        found: list[NewNode] = []
+        for layout, there in by_layout.items():
+            coming = max(self._starting(layout), self._added_for_short(layout))
+            hidden = [node for node in there if any(pod.uid in self.blind for pod, _ in node.pods)]
+            found += hidden[: max(0, len(there) - coming)]
+        return found
+
+    def _starting(self, layout: Layout) -> int:
+        return sum(known in {(), layout} for known in self.starting.values())
+
+    def _added_for_short(self, layout: Layout) -> int:
+        """Count the nodes with these cards that the autoscaler adds without us."""
+        most = 0
+        for shape in self.shapes.layouts[layout]:
+            node = shape_amounts(self.shapes, shape)
+            amounts = [amounts_of(kind) for _, kind in self.short if _admits(shape, kind)]
+            most = max(most, count_nodes_by_sums(amounts, node))
+        return most
+
+    def placeholder(self, node: NewNode, view: SumView) -> Placeholder | None:
+        """Make the pod that asks for a node; None where it could be given one that is of no use."""
+        shape = node.shape
+        amounts = sum((amounts_of(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
+        amounts[UNITS] = max(shape.offered, node.units)
+        labels = self._labels(node, int(amounts[UNITS]))
+        if labels is None:
+            return None
+        hidden = self._looking_free(node, amounts, labels, view)
+        if len(hidden) > MOST_EXCLUDED:
+            return None
+        return make_placeholder(node, amounts, labels, hidden, self.cluster.state.resource)
+
+    def _labels(self, node: NewNode, units: int) -> Mapping[str, Collection[str]] | None:
+        """Find the label that keeps a placeholder from nodes of other shapes, which would be of no use.
+
+        Returns:
+            Values by label, empty where no other shape could be taken; None where no label tells them apart.
+        """
+        others = [
+            shape
+            for shape in self.shapes.by_name.values()
+            if shape.layout != node.shape.layout
+            and shape_amounts(self.shapes, shape)[UNITS] >= units
+            and all(_admits(shape, kind) for _, kind in node.pods)
+            and not self.packer.takes_all(shape.name, node.pods)
+        ]
+        if not others:
+            return {}
+        own = [
+            shape
+            for shape in self.shapes.layouts[node.shape.layout]
+            if self.packer.takes_all(shape.name, node.pods)
+        ]
+        for key in _keys(own):
+            values = {shape.labels[key] for shape in own if key in shape.labels}
+            if values and all(shape.labels.get(key) not in values for shape in others):
+                return {key: sorted(values)}
+        return None
+
+    def _looking_free(
+        self,
+        node: NewNode,
+        amounts: LongArray,
+        labels: Mapping[str, Collection[str]],
+        view: SumView,
+    ) -> list[str]:
+        """Find the nodes that have enough by their sums for a placeholder, and refuse its pods."""
+        found: list[str] = []
+        candidates = None
+        for kind in {id(kind): kind for _, kind in node.pods}.values():
+            there = view.candidates(kind)
+            candidates = there if candidates is None else np.intersect1d(candidates, there)
+        for name in [] if candidates is None else view.names(view.having(candidates, amounts)):
+            own = self.cluster.nodes[name].metadata.labels or {}
+            if all(own.get(key) in values for key, values in labels.items()):
+                found.append(own.get(HOSTNAME, name))
+        return sorted(found)
+
+
+def _keys(shapes: Sequence[Shape]) -> list[str]:
+    """Labels that could tell shapes from others, the likeliest first."""
+    keys = {key for shape in shapes for key in shape.labels} - {HOSTNAME, NODE_LABEL}
+    return [*(key for key in GROUP_LABELS if key in keys), *sorted(keys - set(GROUP_LABELS))]
+
+
+def _admits(shape: Shape, kind: Kind) -> bool:
+    """Tell whether the rules of pods, not their cards, allow a shape."""
+    rules = kind.wish.rules
+    return rules.allow(shape.name, shape.labels, shape.taints, unschedulable=False)

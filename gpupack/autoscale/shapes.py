@@ -1,0 +1,466 @@
+"""Shapes: what a node is like that would be added, learned from nodes that exist or declared in a file."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import yaml
+
+from allocator.cards import Card
+from allocator.errors import QuantityError, shown
+from allocator.names import (
+    DOMAIN,
+    NODE_CARDS,
+    NODE_LABEL,
+    PERCENT_RESOURCE,
+    STARTUP_TAINT,
+    resource_name,
+)
+from allocator.packing import MAX_CARDS, NodeWords, node_resources
+from allocator.quantity import parse_bytes, parse_milli
+from allocator.records import CardRecord, dump_cards
+from allocator.request import WHOLE
+from gpupack.errors import InputError
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import UNKNOWN
+from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus, AskPod
+from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.pods import pod_requests
+from scheduler_plugin.queue.cache.pods import NodeSpec
+from scheduler_plugin.queue.capacity.node_rules import Taint
+
+HOSTNAME: Final = "kubernetes.io/hostname"
+INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
+
+GROUP_LABELS: Final = (
+    INSTANCE_TYPE,
+    "eks.amazonaws.com/nodegroup",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    "agentpool",
+    "karpenter.sh/nodepool",
+    "nvidia.com/gpu.product",
+)
+"""Labels that tell nodes with other cards apart on the usual clouds, in the order in which they are tried."""
+
+PASSING_TAINTS: Final = (
+    "startup-taint.cluster-autoscaler.kubernetes.io/",
+    "status-taint.cluster-autoscaler.kubernetes.io/",
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "node.cilium.io/",
+    "ToBeDeletedByClusterAutoscaler",
+    "DeletionCandidateOfClusterAutoscaler",
+    "karpenter.sh/",
+)
+"""How the keys of taints begin that a node has for a while only: a new node is thought to be without them."""
+
+MOST_SHAPES: Final = 64
+MOST_GIB: Final = 16_384
+"""GiB of one card at most in a file of shapes; no card has a tenth of it."""
+
+Layout = tuple[tuple[str, int], ...]
+"""Model and units of each card of a node, in order."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of node that an autoscaler can add.
+
+    Attributes:
+        name: For people, and unlike that of every other shape.
+        node: Such a node, empty, as it is when all its parts have started.
+        layout: Its cards.
+        offered: Units that its kubelet offers over all cards. Of a learned shape the least that a ready node
+            of it offers: an autoscaler may take that very node for its template.
+        declared: It stands in a file.
+        nodes: Names of the nodes that it was learned from.
+    """
+
+    name: str
+    node: AskNode
+    layout: Layout
+    offered: int
+    declared: bool = False
+    nodes: frozenset[str] = frozenset()
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Labels of such a node."""
+        return self.node.metadata.labels or {}
+
+    @property
+    def taints(self) -> tuple[Taint, ...]:
+        """Taints that such a node keeps."""
+        return self.node.spec.taints or ()
+
+
+class Shapes:
+    """All shapes that are known, as a cluster of one empty node each, which filter can be asked about.
+
+    Args:
+        shapes: With names that differ.
+        unit_mib: MiB of a unit.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], unit_mib: int) -> None:
+        self.by_name = {shape.name: shape for shape in shapes}
+        self.cluster = Cluster({shape.name: shape.node for shape in shapes}, {}, unit_mib)
+        self._cards: dict[str, tuple[Card, ...]] = {}
+
+    def cards(self, name: str) -> tuple[Card, ...]:
+        """Cards of an empty node of a shape."""
+        found = self._cards.get(name)
+        if found is None:
+            nodes = self.cluster.state.nodes
+            found = self._cards[name] = cards_of(nodes, nodes.rows[name])
+        return found
+
+    @cached_property
+    def layouts(self) -> dict[Layout, list[Shape]]:
+        """Shapes by the cards that they have."""
+        found: dict[Layout, list[Shape]] = {}
+        for shape in self.by_name.values():
+            found.setdefault(shape.layout, []).append(shape)
+        return found
+
+    def amounts(self, name: str) -> tuple[int, int, int]:
+        """Find thousandths of a core, bytes of host memory and number of pods of an empty node."""
+        nodes = self.cluster.state.nodes
+        row = nodes.rows[name]
+        pods = self.cluster.hosts.pod_room(name)
+        return int(nodes.cpu_capacity[row]), int(nodes.memory_capacity[row]), pods
+
+
+def layout_of(cluster: Cluster, name: str) -> Layout:
+    """Read the cards of a node that publishes them; empty where it does not."""
+    nodes = cluster.state.nodes
+    row = nodes.rows.get(name)
+    if row is None or not nodes.usable[row]:
+        return ()
+    count = int(nodes.cards[row])
+    models, sizes = nodes.model[row, :count].tolist(), nodes.size[row, :count].tolist()
+    names = nodes.model_names
+    return tuple(
+        sorted((names[model] if model >= 0 else "", size) for model, size in zip(models, sizes, strict=True))
+    )
+
+
+def learn_shapes(cluster: Cluster, keys: Collection[str]) -> list[Shape]:
+    """Learn the shapes of the nodes that exist.
+
+    Nodes are of one shape where they have the same cards, taints, and labels of those that matter: what pods
+    that wait refer to, and what tells groups of nodes apart. The node with the most cpu left beside its
+    DaemonSets stands for all of them.
+
+    Args:
+        cluster: The cluster.
+        keys: Labels that rules of pods refer to.
+    """
+    wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
+    groups: dict[tuple[Layout, tuple[str | None, ...], tuple[Taint, ...]], list[AskNode]] = {}
+    for name, node in cluster.nodes.items():
+        layout = layout_of(cluster, name)
+        if not layout:
+            continue
+        labels = node.metadata.labels or {}
+        values = tuple([labels.get(key) for key in wanted])
+        groups.setdefault((layout, values, lasting_taints(node)), []).append(node)
+    daemons = _daemons(cluster)
+    found = []
+    for number, ((layout, _values, taints), members) in enumerate(sorted(groups.items(), key=str)):
+        if number >= MOST_SHAPES:
+            break
+        example = max(members, key=lambda node: (_beside(node, daemons)[0], node.name))
+        offered = [
+            units
+            for node in members
+            if node.ready is not False
+            and (units := cluster.state.books[node.name].offered[0]) is not None
+            and units > 0
+        ]
+        total = sum(size for _, size in layout)
+        cpu, memory = _beside(example, daemons)
+        labels = {
+            key: value
+            for key, value in (example.metadata.labels or {}).items()
+            if key in wanted or all((node.metadata.labels or {}).get(key) == value for node in members)
+        }
+        name = f"{labels.get(INSTANCE_TYPE) or describe(layout, cluster.unit_mib)} #{number + 1}"
+        found.append(
+            Shape(
+                name,
+                _empty_node(
+                    name,
+                    layout,
+                    cluster.unit_mib,
+                    labels,
+                    taints,
+                    cpu,
+                    memory,
+                    _pods(example),
+                    _other_resources(example),
+                ),
+                layout,
+                min(offered, default=total),
+                nodes=frozenset(node.name for node in members),
+            )
+        )
+    return found
+
+
+def lasting_taints(node: AskNode) -> tuple[Taint, ...]:
+    """Taints that a new node of the same group would keep."""
+    taints = (taint for taint in node.spec.taints or () if not taint.key.startswith(PASSING_TAINTS))
+    return tuple(sorted(taints, key=lambda taint: (taint.key, taint.value, taint.effect)))
+
+
+def describe(layout: Layout, unit_mib: int) -> str:
+    """Write cards for people: "2 x 80 GiB NVIDIA H100"."""
+    parts = []
+    for model, size in dict.fromkeys(layout):
+        amount = size * unit_mib
+        text = f"{amount >> 10} GiB" if not amount % 1024 else f"{amount} MiB"
+        parts.append(f"{layout.count((model, size))} x {text}{f' {model}' if model else ''}")
+    return ", ".join(parts)
+
+
+def _daemons(cluster: Cluster) -> dict[str, list[AskPod]]:
+    """Pods of DaemonSets by node: a new node has the like of them, too."""
+    found: dict[str, list[AskPod]] = {}
+    for pod in cluster.pods.values():
+        if pod.spec.node_name and any(
+            owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
+        ):
+            found.setdefault(pod.spec.node_name, []).append(pod)
+    return found
+
+
+def _beside(node: AskNode, daemons: Mapping[str, Sequence[AskPod]]) -> tuple[int, int]:
+    """Thousandths of a core and bytes of host memory that an empty node has beside its DaemonSets' pods."""
+    allocatable = node.status.allocatable or {}
+    cpu = _read(parse_milli, allocatable.get("cpu"))
+    memory = _read(parse_bytes, allocatable.get("memory"))
+    for pod in daemons.get(node.name, ()):
+        milli, size = pod_requests(pod)
+        cpu, memory = cpu - milli, memory - size
+    return max(0, cpu), max(0, memory)
+
+
+def _read(parse: Any, value: str | int | None) -> int:
+    try:
+        return UNKNOWN if value is None else int(parse(value))
+    except QuantityError:
+        return 0
+
+
+def _other_resources(node: AskNode) -> dict[str, str | int]:
+    return {
+        name: value
+        for name, value in (node.status.allocatable or {}).items()
+        if not name.startswith(f"{DOMAIN}/") and name not in {"cpu", "memory", "pods"}
+    }
+
+
+def _pods(node: AskNode) -> int | None:
+    value = (node.status.allocatable or {}).get("pods")
+    return None if value is None else _read(parse_bytes, value)
+
+
+def _empty_node(
+    name: str,
+    layout: Layout,
+    unit_mib: int,
+    labels: Mapping[str, str],
+    taints: tuple[Taint, ...],
+    cpu_milli: int,
+    memory_bytes: int,
+    pods: int | None = None,
+    others: Mapping[str, str | int] | None = None,
+) -> AskNode:
+    sizes = [size for _, size in layout]
+    records = [
+        CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
+        for number, (model, size) in enumerate(layout)
+    ]
+    words = NodeWords.of(unit_mib, sizes, [0] * len(sizes), 1)
+    amounts: dict[str, str | int] = {
+        **(others or {}),
+        "cpu": f"{cpu_milli}m",
+        "memory": str(memory_bytes),
+        resource_name(unit_mib): str(sum(sizes)),
+        PERCENT_RESOURCE: str(2 * WHOLE * len(sizes)),
+        **{key: str(value) for key, value in node_resources(words).items()},
+    }
+    if pods is not None:
+        amounts["pods"] = str(pods)
+    return AskNode(
+        metadata=AskMetadata(
+            name=name,
+            labels={**{key: value for key, value in labels.items() if key != HOSTNAME}, NODE_LABEL: "true"},
+            annotations={NODE_CARDS: dump_cards(records)},
+        ),
+        spec=NodeSpec(taints=taints),
+        status=AskNodeStatus(allocatable=amounts, capacity=amounts),
+    )
+
+
+# The file of shapes.
+
+_FIELDS: Final = frozenset({"name", "cards", "cpu", "memory", "pods", "labels", "taints", "resources"})
+_CARD_FIELDS: Final = frozenset({"count", "model", "mib"})
+_EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
+
+
+def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") -> list[Shape]:
+    """Read a file of shapes.
+
+    Args:
+        text: YAML: `shapes:` with a list of name, cards (count, model, mib), cpu, memory, labels, taints.
+        unit_mib: MiB of a unit.
+        source: Of the text, for messages.
+
+    Raises:
+        InputError: lists every fault, one a line, each with its path.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    faults: list[str] = []
+    if (
+        not isinstance(document, dict)
+        or set(document) != {"shapes"}
+        or not isinstance(document["shapes"], list)
+    ):
+        raise InputError(f"{source}: allowed is `shapes:` with a list, see docs/howto/autoscaling.md")
+    if len(document["shapes"]) > MOST_SHAPES:
+        raise InputError(f"{source}: {len(document['shapes'])} shapes: allowed are {MOST_SHAPES} at most")
+    found: list[Shape] = []
+    names: set[str] = set()
+    for number, entry in enumerate(document["shapes"]):
+        at = f"shapes[{number}]"
+        before = len(faults)
+        if not isinstance(entry, dict):
+            faults.append(f"{at} is {shown(entry)}: allowed is a mapping")
+            continue
+        faults += [
+            f"{at}: {shown(key)} is not known: allowed are {', '.join(sorted(_FIELDS))}"
+            for key in entry
+            if key not in _FIELDS
+        ]
+        name = entry.get("name")
+        if not isinstance(name, str) or not name or name in names:
+            faults.append(f"{at}.name is {shown(name)}: allowed is a name that no other shape has")
+        else:
+            names.add(name)
+        layout = tuple(sorted(_cards(entry.get("cards"), f"{at}.cards", unit_mib, faults)))
+        cpu = _amount(entry, "cpu", at, parse_milli, faults)
+        memory = _amount(entry, "memory", at, parse_bytes, faults)
+        pods = entry.get("pods", 110)
+        if not isinstance(pods, int) or isinstance(pods, bool) or pods < 1:
+            faults.append(f"{at}.pods is {shown(pods)}: allowed is a whole number from 1")
+            pods = 1
+        labels = _labels(entry.get("labels") or {}, f"{at}.labels", faults)
+        others = _resources(entry.get("resources") or {}, f"{at}.resources", faults)
+        taints = tuple(_taints(entry.get("taints") or [], f"{at}.taints", faults))
+        if len(faults) == before:
+            total = sum(size for _, size in layout)
+            node = _empty_node(str(name), layout, unit_mib, labels, taints, cpu, memory, pods, others)
+            found.append(Shape(str(name), node, layout, total, declared=True))
+    if faults:
+        raise InputError("\n".join(f"{source}: {fault}" for fault in faults))
+    return found
+
+
+def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tuple[str, int]]:
+    if not isinstance(value, list) or not value:
+        faults.append(f"{at} is {shown(value)}: allowed is a list with at least one entry")
+        return
+    total = 0
+    for number, entry in enumerate(value):
+        here = f"{at}[{number}]"
+        if not isinstance(entry, dict) or not set(entry) <= _CARD_FIELDS:
+            faults.append(
+                f"{here} is {shown(entry)}: allowed is a mapping of {', '.join(sorted(_CARD_FIELDS))}"
+            )
+            continue
+        count, model, mib = entry.get("count", 1), entry.get("model", ""), entry.get("mib")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_CARDS:
+            faults.append(f"{here}.count is {shown(count)}: allowed is a whole number from 1 to {MAX_CARDS}")
+            continue
+        if not isinstance(model, str):
+            faults.append(f"{here}.model is {shown(model)}: allowed is the driver's name of the model")
+            continue
+        most = MOST_GIB << 10
+        if not isinstance(mib, int) or isinstance(mib, bool) or not unit_mib <= mib <= most:
+            faults.append(
+                f"{here}.mib is {shown(mib)}: allowed is a whole number of MiB from {unit_mib} to {most}"
+            )
+            continue
+        total += count
+        if total > MAX_CARDS:
+            faults.append(f"{at}: {total} cards: allowed are {MAX_CARDS} at most")
+            return
+        yield from [(model, mib // unit_mib)] * count
+
+
+def _amount(entry: Mapping[str, Any], key: str, at: str, parse: Any, faults: list[str]) -> int:
+    value = entry.get(key)
+    try:
+        amount = int(parse(value)) if isinstance(value, str | int) and not isinstance(value, bool) else 0
+    except QuantityError:
+        amount = 0
+    if amount <= 0:
+        faults.append(
+            f"{at}.{key} is {shown(value)}: allowed is a quantity of Kubernetes that is more than 0"
+        )
+    return amount
+
+
+def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str | int]:
+    found: dict[str, str | int] = {}
+    for name, amount in value.items() if isinstance(value, dict) else [("", value)]:
+        try:
+            read = (
+                parse_bytes(amount) if isinstance(amount, str | int) and not isinstance(amount, bool) else -1
+            )
+        except QuantityError:
+            read = -1
+        if read < 0 or not isinstance(name, str) or name.startswith(f"{DOMAIN}/") or name in _FIELDS:
+            faults.append(
+                f"{at} has {shown(name)}: {shown(amount)}: allowed are quantities of other resources"
+            )
+        else:
+            found[name] = amount
+    return found
+
+
+def _labels(value: Any, at: str, faults: list[str]) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and isinstance(text, str) for key, text in value.items()
+    ):
+        faults.append(f"{at} is {shown(value)}: allowed is a mapping of text to text")
+        return {}
+    return dict(value)
+
+
+def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
+    if not isinstance(value, list):
+        faults.append(f"{at} is {shown(value)}: allowed is a list")
+        return
+    for number, entry in enumerate(value):
+        taint = entry if isinstance(entry, dict) else {}
+        key, text, effect = taint.get("key"), taint.get("value", ""), taint.get("effect")
+        if not (isinstance(key, str) and key and isinstance(text, str) and effect in _EFFECTS):
+            faults.append(
+                f"{at}[{number}] is {shown(entry)}: allowed is key, value, effect ({', '.join(_EFFECTS)})"
+            )
+        elif not key.startswith(PASSING_TAINTS):
+            yield Taint(key, text, effect)
+
+
+def has_startup_taint(node: AskNode) -> bool:
+    """Tell whether a node still has the taint that its daemon takes away."""
+    return any(taint.key == STARTUP_TAINT for taint in node.spec.taints or ())

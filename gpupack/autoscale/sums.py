@@ -1,0 +1,197 @@
+"""The cluster as a cluster autoscaler sees it: one sum of GPU memory a node, whatever is free on a card.
+
+Cluster Autoscaler runs kube-scheduler's plugins on nodes and on templates of nodes, and asks no extender.
+It puts the pods that are unschedulable on existing nodes first, in order of their priority, and adds nodes
+for the rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from allocator.names import PERCENT_RESOURCE
+from gpupack.autoscale.shapes import Shape, Shapes
+from gpupack.autoscale.waiting import Kind, WaitingPod
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import UNKNOWN
+from gpupack.whatif.objects import AskNode
+from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.sums import sum_left
+from scheduler_plugin.queue.capacity.node_rules import NodeRules
+
+UNITS, PERCENT, CPU, MEMORY, PODS = range(5)
+"""Columns of amounts."""
+
+_RULES_KNOWN: Final = 256
+
+
+def amounts_of(kind: Kind) -> LongArray:
+    """What one pod of a kind takes of each column: int64[5]."""
+    request, wish = kind.request, kind.wish
+    units = 0 if request.percent else request.effective_units
+    percent = request.effective_units if request.percent else 0
+    return np.array([units, percent, wish.cpu_milli, wish.memory_bytes, 1], dtype=np.int64)
+
+
+class NodeVerdicts:
+    """Remembers which nodes the rules of pods allow, for as long as a Node object stays the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[NodeRules, dict[str, tuple[AskNode, bool]]] = {}
+
+    def allowed(self, cluster: Cluster, rules: NodeRules) -> BoolArray:
+        """Tell which of `cluster.rows` are Ready, selected and without a taint that keeps the pod off."""
+        known = self._known.pop(rules, {})
+        self._known[rules] = known
+        if len(self._known) > _RULES_KNOWN:
+            del self._known[next(iter(self._known))]
+        if len(known) > 2 * len(cluster.nodes):
+            known.clear()
+        names = cluster.state.nodes.names
+        nodes = cluster.nodes
+        result = np.zeros(len(cluster.rows), dtype=np.bool_)
+        for at, row in enumerate(cluster.rows.tolist()):
+            name = names[row]
+            node = nodes[name]
+            before = known.get(name)
+            if before is None or before[0] is not node:
+                before = known[name] = (node, _allows(node, rules))
+            result[at] = before[1]
+        return result
+
+
+def _allows(node: AskNode, rules: NodeRules) -> bool:
+    if node.ready is False:
+        return False
+    return rules.allow(
+        node.name, node.metadata.labels or {}, node.spec.taints or (), unschedulable=node.spec.unschedulable
+    )
+
+
+class SumView:
+    """What the sums of the nodes leave, as pods are put on them.
+
+    Args:
+        cluster: The cluster, which must not change any more.
+        verdicts: What is known of rules and nodes.
+
+    Attributes:
+        left: int64[nodes, 5], by `cluster.rows` and column.
+    """
+
+    def __init__(self, cluster: Cluster, verdicts: NodeVerdicts) -> None:
+        self._cluster = cluster
+        self._verdicts = verdicts
+        nodes, rows = cluster.state.nodes, cluster.rows
+        names = [nodes.names[row] for row in rows.tolist()]
+        books, hosts = cluster.state.books, cluster.hosts
+        self.left: LongArray = np.zeros((len(names), 5), dtype=np.int64)
+        for column, percent in ((UNITS, False), (PERCENT, True)):
+            # A node that does not say what it offers is offered to nobody by kube-scheduler.
+            self.left[:, column] = [sum_left(books[name], percent=percent) or 0 for name in names]
+        self.left[:, CPU] = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
+        self.left[:, MEMORY] = nodes.memory_capacity[rows] - nodes.memory_used[rows]
+        self.left[:, PODS] = [min(UNKNOWN, hosts.pod_room(name)) for name in names]
+        self._names = names
+        self._others: dict[str, LongArray] = {}
+
+    def candidates(self, kind: Kind) -> RowArray:
+        """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
+        found = np.flatnonzero(self._verdicts.allowed(self._cluster, kind.wish.rules))
+        wish = kind.wish
+        for resource, amount in wish.others.items():
+            found = found[self._left_of(resource)[found] >= amount]
+        blocked = None if wish.pod is None else self._cluster.hosts.neighbours.blocked(wish.pod)
+        if blocked is not None:
+            nodes = self._cluster.nodes
+            found = np.array(
+                [at for at in found.tolist() if not blocked(self._names[at], nodes[self._names[at]])],
+                dtype=np.intp,
+            )
+        return found.astype(np.intp)
+
+    def having(self, candidates: RowArray, amounts: LongArray) -> RowArray:
+        """Keep the candidates on which the sums leave so much."""
+        return candidates[(self.left[candidates] >= amounts).all(axis=1)]
+
+    def names(self, positions: RowArray) -> list[str]:
+        """Names of the nodes at positions."""
+        return [self._names[at] for at in positions.tolist()]
+
+    def _left_of(self, resource: str) -> LongArray:
+        found = self._others.get(resource)
+        if found is None:
+            hosts = self._cluster.hosts
+            used = hosts.in_use(resource)
+            found = self._others[resource] = np.array(
+                [hosts.capacity(name, resource) - used[name] for name in self._names], dtype=np.int64
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SumPacking:
+    """Where a cluster autoscaler thinks that unschedulable pods go.
+
+    Attributes:
+        blind: UIDs of the pods that fit a node by its sum.
+        short: The others with their kinds, in order: for these it adds nodes.
+    """
+
+    blind: frozenset[str]
+    short: tuple[tuple[WaitingPod, Kind], ...]
+
+
+def pack_by_sums(view: SumView, kinds: Sequence[Kind]) -> SumPacking:
+    """Put unschedulable pods on existing nodes as a cluster autoscaler does; takes them off `view.left`."""
+    candidates = {id(kind): view.candidates(kind) for kind in kinds}
+    amounts = {id(kind): amounts_of(kind) for kind in kinds}
+    pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
+    blind: set[str] = set()
+    short: list[tuple[WaitingPod, Kind]] = []
+    full: set[int] = set()
+    for pod, kind in pods:
+        there = (
+            candidates[id(kind)][:0]
+            if id(kind) in full
+            else view.having(candidates[id(kind)], amounts[id(kind)])
+        )
+        if len(there):
+            view.left[there[0]] -= amounts[id(kind)]
+            blind.add(pod.uid)
+        else:
+            full.add(id(kind))
+            short.append((pod, kind))
+    return SumPacking(frozenset(blind), tuple(short))
+
+
+def shape_amounts(shapes: Shapes, shape: Shape) -> LongArray:
+    """What an empty node of a shape has of each column: int64[5]."""
+    cpu, memory, pods = shapes.amounts(shape.name)
+    hosts = shapes.cluster.hosts
+    percent = hosts.capacity(shape.name, PERCENT_RESOURCE)
+    return np.array([shape.offered, percent, cpu, memory, min(UNKNOWN, pods)], dtype=np.int64)
+
+
+def count_nodes_by_sums(amounts: Sequence[LongArray], node: LongArray) -> int:
+    """Count the new nodes that a packing by sums needs; pods that are too large count for none.
+
+    Args:
+        amounts: What each pod takes, int64[5].
+        node: What an empty node has, int64[5].
+    """
+    pods = [each for each in amounts if (each <= node).all()]
+    if not pods:
+        return 0
+    share = np.maximum(1, node).astype(np.float64)
+    pods.sort(key=lambda each: -float((each / share).max()))
+    left: LongArray = np.zeros((0, len(node)), dtype=np.int64)
+    for pod in pods:
+        fits = np.flatnonzero((left >= pod).all(axis=1))
+        if len(fits):
+            left[fits[0]] -= pod
+        else:
+            left = np.vstack([left, node - pod])
+    return len(left)

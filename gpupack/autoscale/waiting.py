@@ -1,0 +1,169 @@
+"""Pods that wait for cards, grouped by everything that decides where they may go."""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
+from allocator.request import PodRequest
+from gpupack.whatif.affinity import apart, near
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.kube_checks import Wish
+from gpupack.whatif.objects import AskPod
+from scheduler_plugin.cache.pods import PodRecord
+
+
+class Outcome(StrEnum):
+    """What `gpupack autoscale` does for a pod that waits, and if nothing, why."""
+
+    ASKED = "asked"
+    COVERED = "covered"
+    NOT_TRIED = "not_tried"
+    GATED = "gated"
+    RESERVED = "reserved"
+    FITS = "fits"
+    GRACE = "grace"
+    SUM_SHORT = "sum_short"
+    NO_SHAPE = "no_shape"
+    NO_LABEL = "no_label"
+    LIMIT = "limit"
+
+
+SENTENCES = {
+    Outcome.ASKED: "a placeholder pod asks the cluster autoscaler for a node with the cards",
+    Outcome.COVERED: "nodes that are starting, or that are added for other pods, have the cards",
+    Outcome.NOT_TRIED: "kube-scheduler has not found it unschedulable yet",
+    Outcome.GATED: "a scheduling gate holds it, so no node is asked for",
+    Outcome.RESERVED: "a node is being kept for it while other pods leave",
+    Outcome.FITS: "a node has the cards now",
+    Outcome.GRACE: "it was refused a moment ago; a node is asked for after the grace time",
+    Outcome.SUM_SHORT: "the cluster autoscaler sees by itself that no node has enough left",
+    Outcome.NO_SHAPE: "no node that could be added would take it",
+    Outcome.NO_LABEL: "no label tells nodes that would take it from others that would not",
+    Outcome.LIMIT: "as many placeholder pods as allowed ask for nodes already",
+}
+
+
+def is_placeholder(pod: AskPod) -> bool:
+    """Tell whether a pod is one of ours that asks for a node."""
+    return (
+        PLACEHOLDER_LABEL in (pod.metadata.labels or {}) and pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod that has no node.
+
+    Attributes:
+        pod: As the API server has it.
+        record: As filter reads it.
+        request: What it asks of cards.
+    """
+
+    pod: AskPod
+    record: PodRecord
+    request: PodRequest
+
+    @property
+    def uid(self) -> str:
+        """Its UID."""
+        return self.record.uid
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """Sort the pod as schedulers do: the most important first, then the oldest."""
+        return (-self.record.priority, self.pod.metadata.creation_timestamp, self.pod.full_name)
+
+    @property
+    def is_unschedulable(self) -> bool:
+        """Whether its condition says so, by which a cluster autoscaler counts it."""
+        return any(
+            condition.type == "PodScheduled"
+            and condition.status == "False"
+            and condition.reason == "Unschedulable"
+            for condition in self.pod.status.conditions or ()
+        )
+
+
+@dataclass(eq=False)
+class Kind:
+    """Pods that may go to the same nodes and ask for the same.
+
+    Attributes:
+        pods: In the order of their importance.
+    """
+
+    pods: list[WaitingPod] = field(default_factory=list)
+
+    @property
+    def request(self) -> PodRequest:
+        """What each of them asks of cards."""
+        return self.pods[0].request
+
+    @cached_property
+    def wish(self) -> Wish:
+        """What each of them asks for besides."""
+        return Wish.of(self.pods[0].pod)
+
+    @cached_property
+    def has_terms(self) -> bool:
+        """Whether they want to be near to, or apart from, other pods."""
+        return bool(near(self.pods[0].pod) or apart(self.pods[0].pod))
+
+    @cached_property
+    def label_keys(self) -> frozenset[str]:
+        """Labels of nodes that their rules refer to."""
+        rules = self.wish.rules
+        keys = {key for key, _ in rules.selector}
+        for term in rules.terms or ():
+            keys |= {each.key for each in term.match_expressions or ()}
+        return frozenset(keys)
+
+
+def waiting_pods(cluster: Cluster) -> list[WaitingPod]:
+    """List the pods that wait for cards, the most important first; not those that are being deleted."""
+    found = []
+    for uid, record in cluster.state.pods.items():
+        if record.node or record.ended or record.request is None:
+            continue
+        pod = cluster.pods.get(uid)
+        if pod is None or is_placeholder(pod) or pod.metadata.deletion_timestamp:
+            continue
+        found.append(WaitingPod(pod, record, record.request))
+    return sorted(found, key=lambda waiting: waiting.order)
+
+
+def group_by_kind(pods: Iterable[WaitingPod]) -> list[Kind]:
+    """Group pods, in the order of the first of each kind."""
+    kinds: dict[Hashable, Kind] = {}
+    for pod in pods:
+        kinds.setdefault(_key(pod), Kind()).pods.append(pod)
+    return list(kinds.values())
+
+
+def _key(waiting: WaitingPod) -> Hashable:
+    pod, record = waiting.pod, waiting.record
+    wish = Wish.of(pod)
+    affinity = pod.spec.affinity
+    terms: tuple[bytes, ...] = ()
+    if affinity is not None:
+        terms = tuple(
+            bytes(term)
+            for kind in (affinity.pod_affinity, affinity.pod_anti_affinity)
+            if kind is not None
+            for term in kind.required_during_scheduling_ignored_during_execution or ()
+        )
+    # Who wants others near or far is told apart by labels and namespace, too.
+    identity = (pod.metadata.namespace, tuple(sorted((pod.metadata.labels or {}).items()))) if terms else None
+    return (
+        waiting.request,
+        record.cpu_milli,
+        record.memory_bytes,
+        tuple(sorted(wish.others.items())),
+        wish.ports,
+        wish.rules,
+        terms,
+        identity,
+    )

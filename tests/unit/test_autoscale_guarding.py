@@ -1,0 +1,109 @@
+"""Which nodes are kept from scale-down, and what is written on them."""
+
+import json
+
+import msgspec
+
+from allocator.names import NODE_KEPT
+from gpupack.autoscale.guarding import (
+    DO_NOT_DISRUPT,
+    MOST_FREED,
+    SCALE_DOWN_DISABLED,
+    Kept,
+    KeptNode,
+    find_node_changes,
+    nodes_to_keep,
+)
+from gpupack.whatif.objects import AskNode
+from tests.autoscale_world import Node, Pod, grown
+
+
+def full_and_fragments():
+    """The cluster of drains.py: both cards of n1 have a pod of 60, and 49 are free on each other card."""
+    nodes = [Node(name, (80, 80)) for name in ("n1", "n2", "n3")]
+    pods = [Pod("a", 60, "n1", (0,)), Pod("b", 60, "n1", (1,))]
+    return nodes, [*pods, *(Pod(f"{n}-{c}", 31, n, (c,)) for n in ("n2", "n3") for c in (0, 1))]
+
+
+def test_a_node_whose_pods_have_no_cards_elsewhere_is_kept():
+    kept = nodes_to_keep(grown(*full_and_fragments()).cluster)
+    assert kept["n1"] == KeptNode(Kept.NO_CARDS, "default/a")
+
+
+def test_nodes_are_freed_together_or_not_at_all():
+    """The pods of n2 fit on n3 and the other way round, but not both."""
+    kept = nodes_to_keep(grown(*full_and_fragments()).cluster)
+    assert sorted(kept) == ["n1", "n3"]
+    assert kept["n3"].reason is Kept.NO_CARDS
+    assert sorted(nodes_to_keep(grown(*full_and_fragments()).cluster, freed_before=["n3"])) == ["n1", "n2"]
+
+
+def test_trying_leaves_the_cluster_as_it_was():
+    cluster = grown(*full_and_fragments()).cluster
+    before = cluster.state.nodes.free.copy()
+    nodes_to_keep(cluster)
+    assert (cluster.state.nodes.free == before).all()
+
+
+def test_a_node_without_pods_on_cards_is_nobodys_business():
+    assert nodes_to_keep(grown([Node("n1"), Node("n2")]).cluster) == {}
+
+
+def test_pods_of_daemon_sets_go_with_their_node():
+    def daemon(item):
+        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+
+    world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=daemon)
+    assert nodes_to_keep(world.cluster) == {}
+
+
+def test_other_nodes_must_be_ready_and_open_to_take_pods():
+    pods = [Pod("a", 10, "n1", (0,))]
+    assert nodes_to_keep(grown([Node("n1"), Node("n2")], pods).cluster) == {}
+    for other in (
+        Node("n2", ready=False),
+        Node("n2", cordoned=True),
+        Node("n2", taints=("x",)),
+        Node("n2", cpu=0),
+    ):
+        pod = [Pod("a", 10, "n1", (0,), cpu=1)]
+        assert list(nodes_to_keep(grown([Node("n1"), other], pod).cluster)) == ["n1"]
+
+
+def test_so_many_nodes_may_go_at_one_time():
+    nodes = [Node(f"n{at:03d}") for at in range(MOST_FREED + 10)]
+    pods = [Pod(f"p{at}", 1, f"n{at:03d}", (0,)) for at in range(MOST_FREED + 5)]
+    kept = nodes_to_keep(grown(nodes, pods).cluster)
+    assert [each.reason for each in kept.values()] == [Kept.OTHERS_FIRST] * 5
+
+
+def node(**annotations):
+    made = {"kind": "Node", "metadata": {"name": "n1", "annotations": annotations}}
+    return msgspec.json.decode(json.dumps(made), type=AskNode)
+
+
+KEPT = {"n1": KeptNode(Kept.NO_CARDS, "default/a")}
+
+
+def test_what_we_wrote_is_removed_and_what_a_person_set_stays():
+    (change,) = find_node_changes([node()], KEPT)
+    ours = dict(change.annotations)
+    assert ours == {
+        NODE_KEPT: f"{SCALE_DOWN_DISABLED},{DO_NOT_DISRUPT}",
+        SCALE_DOWN_DISABLED: "true",
+        DO_NOT_DISRUPT: "true",
+    }
+    assert find_node_changes([node(**ours)], KEPT) == []
+    (change,) = find_node_changes([node(**ours)], {})
+    assert change.annotations == {NODE_KEPT: None, SCALE_DOWN_DISABLED: None, DO_NOT_DISRUPT: None}
+
+    (change,) = find_node_changes([node(**{SCALE_DOWN_DISABLED: "true"})], KEPT)
+    assert change.annotations == {NODE_KEPT: DO_NOT_DISRUPT, DO_NOT_DISRUPT: "true"}
+    both = {SCALE_DOWN_DISABLED: "true", **change.annotations}
+    (change,) = find_node_changes([node(**both)], {})
+    assert change.annotations == {NODE_KEPT: None, DO_NOT_DISRUPT: None}
+    assert find_node_changes([node(**{SCALE_DOWN_DISABLED: "true"})], {}) == []
+
+    # A person has changed what we wrote: it is theirs now.
+    (change,) = find_node_changes([node(**{**ours, SCALE_DOWN_DISABLED: "false"})], {})
+    assert change.annotations == {NODE_KEPT: None, DO_NOT_DISRUPT: None}

@@ -1,0 +1,316 @@
+"""Which placeholder pods ask for which nodes."""
+
+import pytest
+
+from allocator.names import NODE_LABEL, STARTUP_TAINT
+from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.shapes import read_shapes
+from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, waits
+from tests.cluster_builders import MEMORY
+
+
+def asked(plan):
+    """What each placeholder asks for, and for whom."""
+    return sorted(
+        (int(each.spec["containers"][0]["resources"]["limits"][MEMORY]), *each.stands_for)
+        for each in plan.placeholders
+    )
+
+
+def test_a_pod_that_fits_by_the_sum_and_on_no_card_gets_a_placeholder():
+    nodes, pods = fragments()
+    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)]))
+
+    assert asked(plan) == [(160, "default/waits")]
+    assert outcomes(plan) == {"waits": "asked"}
+    spec = plan.placeholders[0].spec
+    assert spec["schedulerName"] == "gpupack-placeholder"
+    assert "affinity" not in spec, "no node has 160 by its sum, so none has to be kept out"
+
+
+def test_a_pod_that_is_short_by_the_sum_itself_needs_no_help():
+    nodes, pods = fragments(free=10)
+    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)]))
+
+    assert (asked(plan), outcomes(plan)) == ([], {"waits": "sum_short"})
+
+
+def test_a_pod_that_a_card_can_take_needs_no_node():
+    nodes, pods = fragments(free=40)
+    assert outcomes(plan_of(grown(nodes, [*pods, waits("waits", 40)]))) == {"waits": "fits"}
+
+
+def test_pods_that_can_share_a_new_node_share_it():
+    nodes, pods = fragments(3)
+    three = [waits(f"w{at}", 40) for at in range(3)]
+    plan = plan_of(grown(nodes, [*pods, *three]))
+
+    assert asked(plan) == [(160, "default/w0", "default/w1", "default/w2")]
+
+
+def test_requests_are_rounded_up_so_that_sums_need_as_many_nodes_as_cards():
+    """Three pods of 50 GiB fit a node of two cards of 80 by the sum, two by cards."""
+    nodes, pods = fragments(5, free=30)
+    three = [waits(f"w{at}", 50) for at in range(3)]
+
+    assert [each[0] for each in asked(plan_of(grown(nodes, [*pods, *three])))] == [160, 160]
+
+
+def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
+    nodes, pods = fragments()
+    for pod in (waits("waits", 160), waits("waits", 40, model="NVIDIA H200")):
+        plan = plan_of(grown([*nodes, Node("n9", (80, 80, 80))], [*pods, pod]))
+        assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_shape"})
+        (said,) = plan.said.values()
+        assert said.text.endswith("known are nodes of 2 x 80 GiB NVIDIA A100; 3 x 80 GiB NVIDIA A100")
+
+
+def test_a_pod_that_names_its_node_gets_none():
+    nodes, pods = fragments()
+    pod = waits("waits", 40, selector=(("kubernetes.io/hostname", "n1"),))
+    assert outcomes(plan_of(grown(nodes, [*pods, pod]))) == {"waits": "no_shape"}
+
+
+def gate(item):
+    item["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
+
+
+def nominate(item):
+    item["status"]["nominatedNodeName"] = "n1"
+
+
+def not_tried(item):
+    item["status"]["conditions"] = []
+
+
+def requeue(item):
+    item["metadata"]["annotations"]["gpupack.io/requeued"] = "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [(gate, "gated"), (requeue, "gated"), (nominate, "reserved"), (not_tried, "not_tried")],
+)
+def test_pods_that_wait_for_something_else_ask_for_nothing(change, outcome):
+    nodes, pods = fragments()
+    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=change))
+    assert (asked(plan), outcomes(plan)) == ([], {"waits": outcome})
+
+
+def test_a_node_is_asked_for_after_the_grace_time_only():
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    planner = Planner(PlanRules(grace_s=15.0))
+
+    assert outcomes(planner.plan(world.cluster, 100.0, WALL_S)) == {"waits": "grace"}
+    assert outcomes(planner.plan(world.cluster, 114.9, WALL_S)) == {"waits": "grace"}
+    assert outcomes(planner.plan(world.cluster, 115.0, WALL_S)) == {"waits": "asked"}
+    # Once a node had taken it, the time begins anew.
+    free = grown([*nodes, Node("n2", (80, 80))], [*pods, waits("waits", 40)])
+    assert outcomes(planner.plan(free.cluster, 116.0, WALL_S)) == {"waits": "fits"}
+    assert outcomes(planner.plan(world.cluster, 117.0, WALL_S)) == {"waits": "grace"}
+
+
+def test_there_are_no_more_placeholders_than_allowed():
+    nodes, pods = fragments(10, free=50)
+    many = [waits(f"w{at}", 80) for at in range(10)]
+    plan = plan_of(grown(nodes, [*pods, *many]), rules=PlanRules(most=2))
+
+    assert len(plan.placeholders) == 2
+    assert sorted(outcomes(plan).values()) == ["asked"] * 4 + ["limit"] * 6
+
+
+def test_nodes_that_the_autoscaler_adds_by_itself_are_not_asked_for_again():
+    """Ten pods of 50 on an empty group of 2 x 80: by sums four nodes, by cards five."""
+    full = [Pod(f"f{at}", 80, "n1", (at,)) for at in (0, 1)]
+    ten = [waits(f"w{at}", 50) for at in range(10)]
+    plan = plan_of(grown([Node("n1", (80, 80))], [*full, *ten]))
+    assert asked(plan) == []
+    assert set(outcomes(plan).values()) == {"sum_short"}
+
+    # Four nodes came, eight pods run, and by sums the two others fit.
+    nodes = [Node(f"n{at}", (80, 80)) for at in range(1, 6)]
+    running = [Pod(f"w{at}", 50, f"n{2 + at // 2}", (at % 2,)) for at in range(8)]
+    plan = plan_of(grown(nodes, [*full, *running, waits("w8", 50), waits("w9", 50)]))
+    assert asked(plan) == [(160, "default/w8", "default/w9")]
+
+
+def test_the_need_that_an_autoscaler_sees_counts_for_the_nodes_that_hidden_ones_need():
+    """One pod fits by the sum of n1; the autoscaler adds a node for the other one, which takes both."""
+    nodes, pods = fragments(free=20)
+    two = [waits("w1", 40), waits("w2", 40)]
+    plan = plan_of(grown(nodes, [*pods, *two]))
+    assert (asked(plan), outcomes(plan)) == ([], {"w1": "covered", "w2": "sum_short"})
+
+    # It is trusted for a while only: its group may be as large as it may be.
+    plan = plan_of(grown(nodes, [*pods, *two]), waited_s=1000.0)
+    assert asked(plan) == [(160, "default/w1", "default/w2")]
+
+
+def test_a_node_that_starts_is_not_asked_for_again():
+    nodes, pods = fragments(labels=(("node.kubernetes.io/instance-type", "a100-2"),))
+
+    def born(labels=(), created=NOW, **spec):
+        def change(item):
+            item["metadata"] |= {"labels": dict(labels), "creationTimestamp": created, "annotations": {}}
+            item["status"] = {"allocatable": {"cpu": "64", "memory": "256Gi"}}
+            item["spec"] |= spec
+
+        return change
+
+    def outcome(change):
+        world = grown([*nodes, Node("new")], [*pods, waits("waits", 40)], new=change)
+        return outcomes(plan_of(world))["waits"]
+
+    assert outcome(born((("node.kubernetes.io/instance-type", "a100-2"),))) == "covered"
+    assert outcome(born(((NODE_LABEL, "true"),))) == "covered"
+    assert outcome(born(taints=[{"key": STARTUP_TAINT, "effect": "NoSchedule"}])) == "covered"
+    assert outcome(born()) == "asked", "a node that is not ours"
+    assert outcome(born(((NODE_LABEL, "true"),), created="2020-01-01T00:00:00Z")) == "asked", (
+        "it never started"
+    )
+
+
+def test_a_node_that_looks_free_and_is_full_is_kept_out():
+    """Processes of others fill its cards: its sum says that all of it is free."""
+    nodes, pods = fragments()
+    full = Node("n2", (80, 80), foreign=(79, 79))
+    plan = plan_of(grown([*nodes, full], [*pods, waits("waits", 40)]))
+
+    terms = plan.placeholders[0].spec["affinity"]["nodeAffinity"]
+    assert terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n2"]}]}
+    ]
+
+
+def test_a_placeholder_has_the_rules_of_its_pods():
+    nodes, pods = fragments(taints=("team-b",), labels=(("pool", "g1"), ("zone", "a")))
+    pod = waits("waits", 40, tolerates=("team-b", "other"), selector=(("pool", "g1"),), cpu=3)
+
+    def affinity(item):
+        expressions = [{"key": "zone", "operator": "In", "values": ["a", "b"]}]
+        item["spec"]["affinity"] = {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": expressions}]
+                }
+            }
+        }
+
+    (made,) = plan_of(grown(nodes, [*pods, pod], waits=affinity)).placeholders
+    assert made.spec["nodeSelector"] == {"pool": "g1"}
+    assert made.spec["tolerations"] == [
+        {"key": "team-b", "operator": "Equal", "value": "", "effect": "NoSchedule"}
+    ]
+    assert made.spec["affinity"]["nodeAffinity"] == {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
+            ]
+        }
+    }
+    assert made.spec["containers"][0]["resources"]["requests"]["cpu"] == "3000m"
+
+
+def test_a_label_keeps_placeholders_from_nodes_that_would_not_help():
+    """A pod of two cards; a node with one large card has more by its sum."""
+    nodes, pods = fragments(labels=(("pool", "small"),))
+    large = Node("big", (192,), labels=(("pool", "large"),))
+    there = Pod("there", 100, "big", (0,))
+    pod = waits("waits", 80, count=2)
+    plan = plan_of(grown([*nodes, large], [*pods, there, pod]))
+    (made,) = plan.placeholders
+    terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["small"]}]}
+    ]
+
+    nodes, pods = fragments()
+    plan = plan_of(grown([*nodes, Node("big", (192,))], [*pods, there, pod]))
+    assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_label"})
+
+
+def test_of_several_shapes_the_one_is_asked_for_that_pods_fill_best():
+    nodes, pods = fragments(labels=(("pool", "small"),))
+    large = Node("big", (80,) * 8, labels=(("pool", "large"),))
+    there = [Pod(f"there-{card}", 60, "big", (card,)) for card in range(8)]
+    assert [each[0] for each in asked(plan_of(grown([*nodes, large], [*pods, *there, waits("w", 40)])))] == [
+        160
+    ]
+    eight = [waits(f"w{at}", 80, cpu=1) for at in range(2)]
+    assert [each[0] for each in asked(plan_of(grown([*nodes, large], [*pods, *there, *eight])))] == [160]
+
+
+def test_pods_that_want_to_be_apart_get_a_node_each():
+    nodes, pods = fragments(2)
+
+    def apart(item):
+        item["metadata"]["labels"] = {"app": "x"}
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "x"}}}
+        item["spec"]["affinity"] = {
+            "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        }
+
+    world = grown(nodes, [*pods, waits("w1", 30), waits("w2", 30)], w1=apart, w2=apart)
+    assert [each[1:] for each in asked(plan_of(world))] == [("default/w1",), ("default/w2",)]
+
+
+def test_percent_is_asked_for_as_the_units_of_a_node():
+    nodes, pods = fragments()
+
+    def percent(item):
+        resources = item["spec"]["containers"][0]["resources"]
+        for amounts in resources.values():
+            amounts.pop(MEMORY)
+            amounts["gpupack.io/gpu-percent"] = "50"
+
+    def offers(item):
+        for amounts in item["status"].values():
+            if isinstance(amounts, dict):
+                amounts["gpupack.io/gpu-percent"] = "400"
+
+    plan = plan_of(grown(nodes, [*pods, waits("waits", 40)], waits=percent, n1=offers))
+    assert asked(plan) == [(160, "default/waits")]
+
+
+SHAPES = """
+shapes:
+  - name: a100-2
+    cards: [{count: 2, model: NVIDIA A100, mib: 81920}]
+    cpu: 64
+    memory: 256Gi
+    labels: {pool: gpu}
+"""
+
+
+def test_a_declared_shape_lets_a_group_grow_that_has_no_node_yet():
+    """By the sum of n1 the pod of 41 fits, and no card is as large."""
+    nodes = [Node("n1", (40, 40), labels=(("pool", "other"),))]
+    there = [Pod("there", 20, "n1", (0,)), Pod("there-2", 10, "n1", (1,))]
+    pod = waits("waits", 41)
+    assert outcomes(plan_of(grown(nodes, [*there, pod]))) == {"waits": "no_shape"}
+    plan = plan_of(grown(nodes, [*there, pod]), declared=read_shapes(SHAPES, 1024))
+    assert asked(plan) == [(160, "default/waits")]
+
+
+def test_without_any_node_with_cards_nothing_can_be_learned():
+    plan = plan_of(empty_cluster())
+    assert outcomes(plan) == {"waits": "no_shape"}
+    (said,) = plan.said.values()
+    assert "none is declared (--shapes)" in said.text
+
+
+def empty_cluster():
+    from gpupack.whatif.cluster import Cluster  # noqa: PLC0415
+
+    world = grown([Node("n1")], [waits("waits", 40)])
+    cluster = world.cluster
+    return Cluster({}, cluster.pods, 1024)
+
+
+def test_placeholders_are_alike_for_the_same_need():
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    one, other = (plan_of(world).placeholders[0] for _ in range(2))
+    assert one.fingerprint == other.fingerprint
+    assert one.manifest("ns", 1) == other.manifest("ns", 1)
