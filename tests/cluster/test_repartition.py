@@ -80,3 +80,18 @@ def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(make_clust
     cluster.wait_used([0, 8])
     write(cluster, before)
     cluster.wait_used([40, 8])
+
+
+def test_memory_that_compute_instances_share_is_promised_to_nobody(make_cluster):
+    """A GPU instance is divided into compute instances, and put together again."""
+    divided = ["3g.40gb", "1c.3g.40gb", "2c.3g.40gb"]
+    cluster: Cluster = make_cluster(profile(divided))
+    assert [card.size for card in cluster.state().cards] == [40, 0, 0, 8]
+    until(lambda: cluster.allocatable() == 48, "the kubelet has the memory of the whole instance alone")
+    write(cluster, profile(BEFORE))
+    until(lambda: cluster.allocatable() == 88, "the kubelet has both instances")
+    cluster.create(w.pod("large", w.container(gib=40)))
+    cluster.create(w.pod("other", w.container(gib=40)))
+    cluster.wait_running("large")
+    cluster.wait_running("other")
+    cluster.wait_used([40, 40, 0])

@@ -33,6 +33,30 @@ def test_layouts_that_fit(profiles: list[str], starts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("profiles", "places"),
+    [
+        (["1c.3g.40gb"] * 3, [(0, 0), (0, 1), (0, 2)]),
+        (["1c.3g.40gb"] * 4, [(0, 0), (0, 1), (0, 2), (4, 0)]),
+        (["2c.3g.40gb", "1c.3g.40gb", "3g.40gb"], [(0, 0), (0, 1), (4, 0)]),
+        (["1c.3g.40gb", "2g.20gb", "1c.3g.40gb"], None),
+        (["1c.3g.40gb", "1g.10gb", "1c.2g.20gb"], [(0, 0), (4, 0), (6, 0)]),
+    ],
+    ids=lambda each: "+".join(map(str, each)) if each else "no room",
+)
+def test_parts_that_follow_one_another_are_of_one_gpu_instance(
+    profiles: list[str], places: list[tuple[int, int]] | None
+) -> None:
+    if places is None:
+        with pytest.raises(LayoutError, match="have no room"):
+            partition("GPU-a", *H100, list(map(Wanted, profiles)))
+        return
+    found = partition("GPU-a", *H100, list(map(Wanted, profiles)))
+    assert [(one.start, one.part) for one in found] == places
+    assert len({one.uuid for one in found}) == len(profiles)
+    assert partition("GPU-a", *H100, list(map(Wanted, profiles)), found) == found
+
+
+@pytest.mark.parametrize(
     ("profiles", "says"),
     [
         (
@@ -44,6 +68,10 @@ def test_layouts_that_fit(profiles: list[str], starts: list[int]) -> None:
         (["2g.20gb"] * 4, "2g.20gb: 0/2/4"),
         (["1g.5gb"], "'1g.5gb'; allowed on NVIDIA H100 80GB HBM3 are 1g.10gb, 1g.20gb, 2g.20gb"),
         (["1g.10gb+me", "1g.10gb+me"], "1g.10gb.me twice; allowed is one on a card"),
+        (["3c.3g.40gb"], "'3c.3g.40gb'; allowed on .*, and parts of them with fewer .*, as 1c.3g.40gb"),
+        (["1c.1g.10gb"], "'1c.1g.10gb'; allowed"),
+        (["1c.3g.20gb"], "'1c.3g.20gb'; allowed"),
+        (["1c.3g.40gb"] * 7, "take 12 of 8 memory slices"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )

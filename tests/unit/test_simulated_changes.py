@@ -215,3 +215,30 @@ def test_an_instance_that_is_placed_elsewhere_is_another_one() -> None:
     for start, left in ((4, second), (0, first)):
         world.gpus.become(parse_profile("t", placed(start)))
         assert [card.uuid for card in world.gpus.cards()] == ["GPU-a", left.uuid]
+
+
+def test_compute_instances_of_one_gpu_instance_are_no_cards_until_one_is_alone() -> None:
+    """Each would promise the memory that they share."""
+    world = World("script: [{at_s: 10, card: 1, mig: [3g.20gb, 1c.3g.20gb, 1c.3g.20gb]}]")
+    assert set(world.at(0).values()) == {None}
+    pods = world.gpus.cards()[1].uuid
+    errors = list(world.at(10).values())
+    assert errors[:2] == [None, None]
+    assert (
+        errors[2]
+        == errors[3]
+        == (
+            "2 compute instances share the memory of GPU instance 4: "
+            "create one that has all of its compute slices"
+        )
+    )
+    assert world.models[2:] == ["MIG 1c.3g.20gb"] * 2
+    assert [card.schedulable_mib // 1024 for card in world.gpus.cards()] == [39, 19, 0, 0]
+    assert [(card.gpu_instance, card.compute_instance) for card in world.gpus.cards()[1:]] == [
+        (0, 0),
+        (4, 0),
+        (4, 1),
+    ]
+    assert world.gpus.cards()[1].uuid == pods
+    world.gpus.partition("GPU-b", ["3g.20gb", "1c.3g.20gb"])
+    assert [card.schedulable_mib // 1024 for card in world.gpus.cards()] == [39, 19, 19]

@@ -4,6 +4,10 @@ Source: NVIDIA's Multi-Instance GPU User Guide, "Supported MIG Profiles". A card
 of compute units; an instance of each profile takes memory slices that begin at certain ones only. So
 3g.40gb + 3g.40gb fill an H100, and 7 of 1g.10gb leave one slice of memory to nobody.
 
+A GPU instance can be divided into compute instances, which share its memory ("MIG Device Names"):
+`1c.3g.40gb` is one compute slice of a 3g.40gb. Those of a layout that follow one another are put into the
+same GPU instance as long as they fit.
+
 The memory of an instance is the driver's to say. Here it is the card's by slices, which is 1 to 3 % more than
 drivers were seen to give, and for the H200 the 16 GiB a slice that they give.
 """
@@ -17,6 +21,7 @@ from typing import Final
 MEMORY_SLICES: Final = 8
 
 _MEDIA: Final = "+me"
+_PART: Final = re.compile(r"([1-7])c\.(?=[1-7]g\.)")
 _NAMESPACE: Final = uuid.UUID("6b1b7f0e-5a0c-4c39-9d4e-0d0a4f6e4d47")
 
 
@@ -75,6 +80,17 @@ class Wanted:
     profile: str
     start: int | None = None
 
+    @property
+    def gpu_profile(self) -> str:
+        """Profile of the GPU instance that it is, or is a part of."""
+        return _PART.sub("", self.profile)
+
+    @property
+    def part(self) -> int | None:
+        """Compute slices of a part of a GPU instance, None for a whole one."""
+        found = _PART.match(self.profile)
+        return None if found is None else int(found[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -82,15 +98,17 @@ class Instance:
 
     Attributes:
         uuid: the same for as long as profile and place are.
-        profile: its name, `3g.40gb`.
-        start: the memory slice that it begins at.
-        memory_mib: MiB that processes can use.
+        profile: its name, `3g.40gb`, or `1c.3g.40gb` for a part of one.
+        start: the memory slice that it begins at, which numbers its GPU instance.
+        memory_mib: MiB that processes can use; parts of one GPU instance share them.
+        part: number of its compute instance there.
     """
 
     uuid: str
     profile: str
     start: int
     memory_mib: int
+    part: int = 0
 
 
 def partition(
@@ -113,35 +131,68 @@ def partition(
     """
     board = _board(model, schedulable_mib)
     for one in wanted:
-        shape = board.shapes.get(one.profile)
-        if shape is None:
-            raise LayoutError(f"{one.profile[:64]!r}; allowed on {model} are {', '.join(board.shapes)}")
-        if one.start not in {None, *shape.starts}:
-            raise LayoutError(
-                f"{one.profile} at memory slice {one.start}; allowed are {', '.join(map(str, shape.starts))}"
-            )
-    if sum(one.profile.endswith(_MEDIA) for one in wanted) > 1:
+        _check(one, board, model)
+    groups = _grouped(wanted)
+    if sum(group[0].profile.endswith(_MEDIA) for group in groups) > 1:
         raise LayoutError(f"{board.names[0]}{_MEDIA} twice; allowed is one on a card")
-    largest_first = sorted(wanted, key=lambda one: (one.start is None, -board.shapes[one.profile].memory))
-    before = {(one.profile, one.start) for one in kept}
-    places = _place(largest_first, board.shapes, before, frozenset())
+    largest_first = sorted(
+        groups, key=lambda group: (group[0].start is None, -board.shapes[group[0].gpu_profile].memory)
+    )
+    before = {(Wanted(one.profile).gpu_profile, one.start) for one in kept}
+    whole = [Wanted(group[0].gpu_profile, group[0].start) for group in largest_first]
+    places = _place(whole, board.shapes, before, frozenset())
     if places is None:
         names = " + ".join(one.profile for one in wanted)
-        slices = sum(board.shapes[one.profile].memory for one in wanted)
+        slices = sum(board.shapes[one.profile].memory for one in whole)
         raise LayoutError(
             f"{names} have no room: they take {slices} of {MEMORY_SLICES} memory slices; allowed to begin at "
             + ", ".join(f"{name}: {_starts(shape)}" for name, shape in board.shapes.items())
         )
-    placed = zip((one.profile for one in largest_first), places, strict=True)
     return tuple(
-        Instance(
-            f"MIG-{uuid.uuid5(_NAMESPACE, f'{card} {start} {profile}')}",
-            profile,
-            start,
-            _memory_mib(board, board.shapes[profile], schedulable_mib),
-        )
-        for profile, start in sorted(placed, key=lambda each: each[1])
+        _instance(card, one.profile, start, number, _memory_mib(board, one.gpu_profile, schedulable_mib))
+        for group, start in sorted(zip(largest_first, places, strict=True), key=lambda each: each[1])
+        for number, one in enumerate(group)
     )
+
+
+def _check(one: Wanted, board: _Board, model: str) -> None:
+    """Refuse an instance that the board does not know."""
+    shape = board.shapes.get(one.gpu_profile)
+    if shape is None or (one.part is not None and one.part >= int(one.gpu_profile[0])):
+        raise LayoutError(
+            f"{one.profile[:64]!r}; allowed on {model} are {', '.join(board.shapes)}, and parts of them "
+            f"with fewer compute slices, as 1c.{board.names[3]}"
+        )
+    if one.start not in {None, *shape.starts}:
+        raise LayoutError(
+            f"{one.profile} at memory slice {one.start}; allowed are {', '.join(map(str, shape.starts))}"
+        )
+
+
+def _grouped(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Put what is wanted into GPU instances; all but parts of one are alone in theirs."""
+    groups: list[list[Wanted]] = []
+    for one in wanted:
+        if groups and _fits(groups[-1], one):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _fits(group: Sequence[Wanted], one: Wanted) -> bool:
+    """Tell whether an instance can be one more part of a GPU instance."""
+    parts = [each.part for each in (*group, one)]
+    return (
+        None not in parts
+        and (group[0].gpu_profile, group[0].start) == (one.gpu_profile, one.start)
+        and sum(part or 0 for part in parts) <= int(one.gpu_profile[0])
+    )
+
+
+def _instance(card: str, profile: str, start: int, number: int, memory_mib: int) -> Instance:
+    name = f"{card} {start} {profile}" if number == 0 else f"{card} {start} {profile} {number}"
+    return Instance(f"MIG-{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
 
 
 def _board(model: str, schedulable_mib: int) -> _Board:
@@ -153,7 +204,8 @@ def _board(model: str, schedulable_mib: int) -> _Board:
     raise LayoutError(f"{model} of {schedulable_mib} MiB; allowed are {known}")
 
 
-def _memory_mib(board: _Board, shape: _Shape, schedulable_mib: int) -> int:
+def _memory_mib(board: _Board, profile: str, schedulable_mib: int) -> int:
+    shape = board.shapes[profile]
     whole = shape.memory == MEMORY_SLICES
     each_mib = board.slice_mib or schedulable_mib // MEMORY_SLICES
     return schedulable_mib if whole else min(schedulable_mib, shape.memory * each_mib)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from deviceplugin.gpus.api.card_listing import shared
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess
 from deviceplugin.gpus.nvidia.mig import Instance, Wanted, partition
@@ -74,15 +75,19 @@ class Board:
         if not self.instances:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
             return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
+        reasons = shared([one.start for one in self.instances])
         return tuple(
             replace(
                 self.card,
                 uuid=one.uuid,
                 model=f"{self.card.model} MIG {one.profile}",
-                total_mib=one.memory_mib,
+                total_mib=one.memory_mib if reason is None else 0,
                 reserved_mib=0,
+                error=reason,
                 parent=self.card.uuid,
                 links=(),
+                gpu_instance=one.start,
+                compute_instance=one.part,
             )
-            for one in self.instances
+            for one, reason in zip(self.instances, reasons, strict=True)
         )
