@@ -16,6 +16,7 @@ from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
 from kubeapi.paths import segment
+from kubeapi.podstate import is_terminal
 
 PREFIX: Final = f"{DOMAIN}/"
 
@@ -80,7 +81,7 @@ class Pod(msgspec.Struct):
     @property
     def ended(self) -> bool:
         """Whether all its containers have ended for good."""
-        return self.status.phase in {"Succeeded", "Failed"}
+        return is_terminal(self.status.phase)
 
     @property
     def asks(self) -> bool:

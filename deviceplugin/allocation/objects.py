@@ -26,9 +26,8 @@ from allocator.records import (
     load_holds,
 )
 from allocator.request import PodRequest, parse_admitted
-
-MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation of the API's image of a static pod; its value is the UID that the kubelet uses."""
+from kubeapi.metadata import parse_resource_version
+from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
 
 SCHEDULED: Final = "PodScheduled"
 """The only condition of a pod that is not the kubelet's."""
@@ -37,7 +36,6 @@ SCHEDULED: Final = "PodScheduled"
 _load_holds: Final = lru_cache(maxsize=2)(load_holds)
 _load_cards: Final = lru_cache(maxsize=2)(load_cards)
 
-_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _RAN: Final = frozenset({"Running", "Succeeded"})
 _FAILED: Final = "Failed"
 
@@ -132,7 +130,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
     @property
     def terminal(self) -> bool:
         """Whether the pod has ended."""
-        return self.phase in _TERMINAL
+        return is_terminal(self.phase)
 
     @property
     def admitted(self) -> bool:
@@ -188,7 +186,7 @@ class PodObject(msgspec.Struct):
     @property
     def runtime_uid(self) -> str:
         """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
-        return self.metadata.annotation(MIRROR) or self.metadata.uid
+        return self.metadata.annotation(MIRROR_ANNOTATION) or self.metadata.uid
 
     def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
         text = self.metadata.annotation(POD_ASSIGNED)
@@ -221,7 +219,7 @@ class NodeObject(msgspec.Struct):
     @property
     def version(self) -> int:
         """The resourceVersion."""
-        return version_of(self.metadata.resource_version)
+        return parse_resource_version(self.metadata.resource_version)
 
     @property
     def boot_id(self) -> str:
@@ -275,8 +273,3 @@ class NodeObject(msgspec.Struct):
     @staticmethod
     def _packed(resources: Mapping[str, Any] | None) -> dict[str, Any]:
         return {name: value for name, value in (resources or {}).items() if name.startswith(PACKED_PREFIX)}
-
-
-def version_of(text: str) -> int:
-    """Read a resourceVersion; 0 where it is no number, as none of Kubernetes' own ever is."""
-    return int(text) if text.isascii() and text.isdigit() else 0

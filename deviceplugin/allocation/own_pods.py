@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.objects import PodObject, version_of
+from deviceplugin.allocation.objects import PodObject
 from kubeapi.errors import KubeApiError
+from kubeapi.metadata import parse_resource_version
 from kubeapi.reflect import Kind
 
 log = structlog.get_logger(__name__)
@@ -75,7 +76,7 @@ class PodView:
                 self._keep(item)
         self._account.ledger.pods_synced(pods, self._began_s, self._account.now_s())
         self.connected, self._relisting = True, False
-        before, self.seen = self.seen, version_of(resource_version)
+        before, self.seen = self.seen, parse_resource_version(resource_version)
         if self._missed or self.seen < before:
             # While nobody watched, a pod may have come and gone.
             self.owed = self.seen
@@ -124,7 +125,7 @@ class PodView:
         self._began_s = self._account.now_s()
 
     def _advance(self, resource_version: str) -> None:
-        self.seen = max(self.seen, version_of(resource_version))
+        self.seen = max(self.seen, parse_resource_version(resource_version))
 
     def _keep(self, item: PodObject) -> None:
         self.objects[item.metadata.uid] = self._running[item.runtime_uid] = item

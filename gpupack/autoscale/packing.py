@@ -12,7 +12,7 @@ from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod
 from gpupack.whatif.affinity import apart
 from gpupack.whatif.trials import Trial, query_for
-from scheduler_plugin.queue.capacity.node_rules import NodeTerm
+from kubeapi.selectors import NodeTerm
 
 CARD_POLICY: Final = "most-used"
 """Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""

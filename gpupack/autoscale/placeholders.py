@@ -12,8 +12,8 @@ from gpupack.autoscale.shapes import HOSTNAME
 from gpupack.autoscale.sums import CPU, MEMORY, UNITS
 from gpupack.autoscale.waiting import is_placeholder
 from gpupack.whatif.objects import AskPod
+from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.arrays import LongArray
-from scheduler_plugin.queue.capacity.node_rules import NodeTerm
 
 IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"

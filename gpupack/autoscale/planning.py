@@ -386,4 +386,4 @@ def _keys(shapes: Sequence[Shape]) -> list[str]:
 def _admits(shape: Shape, kind: Kind) -> bool:
     """Tell whether the rules of pods, not their cards, allow a shape."""
     rules = kind.wish.rules
-    return rules.allow(shape.name, shape.labels, shape.taints, unschedulable=False)
+    return rules.allows_node(shape.name, shape.labels, shape.taints, unschedulable=False)

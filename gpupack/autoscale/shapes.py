@@ -25,10 +25,10 @@ from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus, AskPod
+from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.pods import pod_requests
 from scheduler_plugin.queue.cache.pods import NodeSpec
-from scheduler_plugin.queue.capacity.node_rules import Taint
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"

@@ -17,9 +17,9 @@ from gpupack.autoscale.waiting import Kind, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import AskNode
+from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.sums import sum_left
-from scheduler_plugin.queue.capacity.node_rules import NodeRules
 
 UNITS, PERCENT, CPU, MEMORY, PODS = range(5)
 """Columns of amounts."""
@@ -65,7 +65,7 @@ class NodeVerdicts:
 def _allows(node: AskNode, rules: NodeRules) -> bool:
     if node.ready is False:
         return False
-    return rules.allow(
+    return rules.allows_node(
         node.name, node.metadata.labels or {}, node.spec.taints or (), unschedulable=node.spec.unschedulable
     )
 

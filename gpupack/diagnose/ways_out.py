@@ -13,8 +13,8 @@ from gpupack.whatif.answers import PodUnits, WayOut
 from gpupack.whatif.kube_checks import CORDONED, SELECTOR, SYSTEM, TAINT
 from gpupack.whatif.node_results import Verdicts
 from gpupack.whatif.trials import Held, Trial, numbers
+from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.scheduling.available import widened
 from scheduler_plugin.scheduling.reasons import memory
 
@@ -179,11 +179,11 @@ def _model(trial: Trial, node: str) -> str:
 def _other_nodes(trial: Trial, verdicts: Verdicts) -> Iterator[WayOut]:
     """Nodes that have the cards, and that taints, selectors or a cordon keep from the pod."""
     reasons = {block.reason for block in verdicts.blocks.values()}
-    wish, stands = trial.wish, trial.wish.stands
+    wish, tolerates = trial.wish, trial.wish.tolerates
     if TAINT in reasons:
         tolerant = replace(
             trial,
-            wish=replace(wish, stands=lambda taint: not taint.key.startswith(SYSTEM) or stands(taint)),
+            wish=replace(wish, tolerates=lambda taint: not taint.key.startswith(SYSTEM) or tolerates(taint)),
         )
         for node in tolerant.nodes(only=_rows(trial, verdicts, TAINT))[:1]:
             taint = ", ".join(trial.cluster.hosts.taints(node, wish))
@@ -204,7 +204,7 @@ def _other_nodes(trial: Trial, verdicts: Verdicts) -> Iterator[WayOut]:
             )
     if CORDONED in reasons:
         tolerant = replace(
-            trial, wish=replace(wish, stands=lambda taint: taint == UNSCHEDULABLE or stands(taint))
+            trial, wish=replace(wish, tolerates=lambda taint: taint == UNSCHEDULABLE or tolerates(taint))
         )
         for node in tolerant.nodes(only=_rows(trial, verdicts, CORDONED))[:1]:
             yield WayOut(

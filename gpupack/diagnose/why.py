@@ -19,13 +19,14 @@ from gpupack.diagnose.running import cards_of_pod
 from gpupack.diagnose.ways_out import ways_out
 from gpupack.rebalance.verified_ways import not_looked_for
 from gpupack.whatif.answers import State, WayOut, Why
-from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.cluster import Cluster, unit_asked
 from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of
 from gpupack.whatif.kube_checks import Wish, unchecked
 from gpupack.whatif.node_results import Verdicts, verdicts
 from gpupack.whatif.objects import AskPod, gates_of
 from gpupack.whatif.trials import Held, Trial, query_for
 from gpupack.whatif.unknown_requests import note, refused
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.reasons import demanded
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def why(
     about = _About(cluster, pod, tuple(events), queued)
     if unit is None:
         return about.without_cards()
-    if pod.status.phase in ENDED:
+    if is_terminal(pod.status.phase):
         return about.over()
     if pod.metadata.deletion_timestamp:
         return about.ending()

@@ -22,7 +22,7 @@ from scheduler_plugin.scheduling.request import Query
 if TYPE_CHECKING:
     from allocator.request import PodRequest
     from gpupack.whatif.kube_checks import Wish
-    from scheduler_plugin.queue.capacity.node_rules import NodeRules
+    from kubeapi.selectors import NodeRules
 
 Card = tuple[str, int]
 """A node and the position of a card."""

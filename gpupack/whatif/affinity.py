@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpupack.whatif.objects import AskNode, AskPod
-from scheduler_plugin.cache.labels import LabelSelector
+from kubeapi.selectors import LabelSelector
 from scheduler_plugin.cache.objects import Struct
 
 

@@ -11,8 +11,9 @@ from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
 from gpupack.inventory.objects import no_node
-from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.cluster import Cluster, unit_asked
 from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.reasons import memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
@@ -47,7 +48,9 @@ def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tupl
         there = [
             pod
             for pod in cluster.pods.values()
-            if pod.spec.node_name == name and pod.status.phase not in ENDED and unit_asked(pod) is not None
+            if pod.spec.node_name == name
+            and not is_terminal(pod.status.phase)
+            and unit_asked(pod) is not None
         ]
         if there:
             notes.append(

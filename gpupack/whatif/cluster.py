@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
     from gpupack.whatif.kube_checks import Hosts
 
-ENDED: Final = frozenset({"Succeeded", "Failed"})
 _NAMED: Final = 5
 _COMPARED: Final = 2000
 """Names at most that are compared with one that is not there."""

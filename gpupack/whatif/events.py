@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from kubeapi.metadata import parse_time
 from scheduler_plugin.cache.objects import Struct
 
 MOST_EVENTS: Final = 8
@@ -40,11 +41,9 @@ class PodEvent(Struct):
         """When it was seen last, seconds since the epoch; 0 where nothing readable says so."""
         observed = self.series.last_observed_time if self.series is not None else None
         for text in (observed, self.last_timestamp, self.event_time, self.first_timestamp):
-            try:
-                at = datetime.fromisoformat(text or "")
-            except ValueError:
-                continue
-            return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+            at_s = parse_time(text)
+            if at_s is not None:
+                return at_s
         return 0.0
 
     @property

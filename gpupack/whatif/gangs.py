@@ -11,10 +11,11 @@ from allocator.names import PERCENT_RESOURCE, POD_GANG
 from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
 from gpupack.whatif.affinity import apart
-from gpupack.whatif.cluster import ENDED, Cluster
+from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import placed_pods
 from gpupack.whatif.kube_checks import Wish
 from gpupack.whatif.objects import AskPod
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import pod_requests, requested
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
@@ -52,7 +53,7 @@ def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
         for each in cluster.pods.values()
         if each.metadata.namespace == pod.metadata.namespace
         and (each.metadata.annotations or {}).get(POD_GANG) == name
-        and each.status.phase not in ENDED
+        and not is_terminal(each.status.phase)
     ]
     waiting = [each for each in members if not each.spec.node_name]
     own = _asked(cluster, pod)

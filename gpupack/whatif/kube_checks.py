@@ -17,11 +17,11 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.quantity import parse_bytes
 from gpupack.whatif.affinity import Neighbours
 from gpupack.whatif.objects import AskPod
+from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import pod_requests, requested
 from scheduler_plugin.cache.sums import sum_left
 from scheduler_plugin.queue.cache.pods import node_rules
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE, NodeRules, Taint, taints_that_keep_off
 
 if TYPE_CHECKING:
     from gpupack.whatif.cluster import Cluster
@@ -66,7 +66,7 @@ class Wish:
     """What a pod asks of a node besides cards.
 
     Attributes:
-        stands: Whether it tolerates a taint.
+        tolerates: Whether it tolerates a taint.
         rules: Nodes that it may run on; its tolerations are not looked at.
         cpu_milli: Thousandths of a core.
         memory_bytes: Bytes of host memory.
@@ -75,7 +75,7 @@ class Wish:
         pod: Whose wish it is, None for one that is not there yet.
     """
 
-    stands: Callable[[Taint], bool]
+    tolerates: Callable[[Taint], bool]
     rules: NodeRules = field(default_factory=NodeRules)
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -89,7 +89,7 @@ class Wish:
         rules = node_rules(pod)
         cpu_milli, memory_bytes = pod_requests(pod)
         return cls(
-            lambda taint: any(each.stands(taint) for each in rules.tolerations),
+            lambda taint: any(each.tolerates(taint) for each in rules.tolerations),
             rules,
             cpu_milli,
             memory_bytes,
@@ -175,9 +175,9 @@ class Hosts:
         node = self._cluster.nodes[name]
         if node.ready is False:
             return Block(NOT_READY)
-        if node.spec.unschedulable and not wish.stands(UNSCHEDULABLE):
+        if node.spec.unschedulable and not wish.tolerates(UNSCHEDULABLE):
             return Block(CORDONED)
-        if not wish.rules.select(name, node.metadata.labels or {}):
+        if not wish.rules.selects_node(name, node.metadata.labels or {}):
             return Block(SELECTOR)
         taints = self.taints(name, wish)
         return Block(TAINT, taints[0]) if taints else None
@@ -187,8 +187,8 @@ class Hosts:
         spec = self._cluster.nodes[name].spec
         return [
             f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
-            for taint in taints_that_keep_off(spec.taints or (), unschedulable=spec.unschedulable)
-            if not (spec.unschedulable and taint == UNSCHEDULABLE) and not wish.stands(taint)
+            for taint in list_repelling_taints(spec.taints or (), unschedulable=spec.unschedulable)
+            if not (spec.unschedulable and taint == UNSCHEDULABLE) and not wish.tolerates(taint)
         ]
 
     def _by_room(self, name: str, wish: Wish, gone: frozenset[str]) -> Block | None:

@@ -6,7 +6,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,11 @@ from typing import Final
 from allocator.names import QUEUE_NAME
 from allocator.request import PodRequest
 from gpupack.errors import InputError
-from gpupack.whatif.cluster import ENDED, Cluster, unit_asked
+from gpupack.whatif.cluster import Cluster, unit_asked
 from gpupack.whatif.objects import AskPod
 from gpupack.whatif.unknown_requests import readable
+from kubeapi.metadata import parse_time
+from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.pods import pod_requests, read_asking
 from scheduler_plugin.simulator.trace import (
     CARD,
@@ -213,14 +214,14 @@ def _pod(
         return None
     cards, units, milli = _cards(request, scale, usual, notes)
     cpu, memory = pod_requests(pod)
-    created = _seconds(pod.metadata.creation_timestamp)
+    created = _whole_seconds(pod.metadata.creation_timestamp)
     ended = _ended(pod)
     spec = ""
     if not request.selector.admits_all:
         spec = "|".join(sorted(model for model in models if request.selector.admits_model(model)))
         if not spec:
             notes["pods admit no model that is there: they are written as if they admitted all"] += 1
-    started = _seconds(pod.status.start_time or "")
+    started = _whole_seconds(pod.status.start_time)
     return (
         name_of("pod", pod.full_name),
         cpu,
@@ -254,21 +255,18 @@ def _cards(request: PodRequest, scale: _Scale, usual: int, notes: Counter[str]) 
 
 def _ended(pod: AskPod) -> int:
     """When a pod ended, in seconds; 0: it runs, or nobody says."""
-    if pod.status.phase not in ENDED:
+    if not is_terminal(pod.status.phase):
         return 0
     times = [
-        _seconds(each.state.terminated.finished_at or "")
+        _whole_seconds(each.state.terminated.finished_at)
         for each in pod.status.container_statuses or ()
         if each.state is not None and each.state.terminated is not None
     ]
     return max(times, default=0)
 
 
-def _seconds(timestamp: str) -> int:
-    try:
-        return max(0, int(datetime.fromisoformat(timestamp).timestamp()))
-    except ValueError:
-        return 0
+def _whole_seconds(time: str | None) -> int:
+    return max(0, int(parse_time(time) or 0))
 
 
 def told(snapshot_: Snapshot, written: Sequence[Path]) -> list[str]:

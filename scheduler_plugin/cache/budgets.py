@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from scheduler_plugin.cache.labels import LabelSelector
+from kubeapi.selectors import LabelSelector
 from scheduler_plugin.cache.objects import Metadata, Struct
 from scheduler_plugin.cache.pods import PodRecord
 

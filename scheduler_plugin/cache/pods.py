@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
@@ -12,16 +11,13 @@ from allocator.packing import MAX_CARDS
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment, load_allocation, load_assigned
 from allocator.request import PodRequest, parse_admitted
+from kubeapi.metadata import parse_resource_version, parse_time
+from kubeapi.podstate import MIRROR_ANNOTATION, is_terminal
 from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList, Resources, container_mappings
-from scheduler_plugin.cache.versions import version_number
 
 _OURS: Final = "gpupack.io/"
 _CARDS_KNOWN: Final = frozenset({POD_ASSIGNED, POD_ALLOCATION, POD_PLANNED, POD_REQUEUED})
 """Annotations that gpupack writes; a pod asks for the same with or without them."""
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
-
-MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation of the pods that stand for a kubelet's static ones: evicted they are back at once."""
 
 _milli = lru_cache(maxsize=4096)(parse_milli)
 _bytes = lru_cache(maxsize=4096)(parse_bytes)
@@ -88,12 +84,12 @@ class PodRecord:
     @property
     def version(self) -> int:
         """The resourceVersion as a number."""
-        return version_number(self.resource_version)
+        return parse_resource_version(self.resource_version)
 
     @property
     def started_at(self) -> float:
         """When the kubelet took it, seconds since the epoch; 0 before."""
-        return _epoch_s(self.start_time)
+        return parse_time(self.start_time) or 0.0
 
 
 def asks(pod: PodLite, resource: str) -> bool:
@@ -206,7 +202,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         name=meta.name,
         resource_version=meta.resource_version,
         node=pod.spec.node_name,
-        ended=pod.status.phase in _ENDED,
+        ended=is_terminal(pod.status.phase),
         priority=pod.spec.priority or 0,
         cpu_milli=found.cpu_milli,
         memory_bytes=found.memory_bytes,
@@ -216,10 +212,10 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         assigned=assigned,
         allocated=allocated,
         nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
-        leaves_at=None if leaves is None else _epoch_s(leaves),
+        leaves_at=None if leaves is None else parse_time(leaves) or 0.0,
         start_time=(pod.status.start_time or "") if asked else "",
         labels=(meta.labels or {}) if asked else {},
-        mirrored=asked and MIRROR in (meta.annotations or {}),
+        mirrored=asked and MIRROR_ANNOTATION in (meta.annotations or {}),
         gated=bool(pod.spec.scheduling_gates) or requeued,
         planned=_planned(meta.annotations),
         requeued=requeued,
@@ -232,14 +228,6 @@ def is_requeued(pod: PodLite) -> bool:
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """
     return not pod.spec.node_name and POD_REQUEUED in (pod.metadata.annotations or ())
-
-
-def _epoch_s(text: str) -> float:
-    """Read a time of the API as seconds since the epoch; what is none counts as long ago."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return 0.0
 
 
 def pod_requests(pod: PodLite) -> tuple[int, int]:

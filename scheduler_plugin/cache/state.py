@@ -7,6 +7,7 @@ from typing import Protocol
 from allocator.names import resource_name
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment
+from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
 from scheduler_plugin.cache.node_records import Books
 from scheduler_plugin.cache.nodes import Exclusion
@@ -16,7 +17,7 @@ from scheduler_plugin.cache.published import held_units, read_published
 from scheduler_plugin.cache.reservations import Reservations
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.sums import read_offered
-from scheduler_plugin.cache.versions import Versions, contradicts, version_number
+from scheduler_plugin.cache.versions import Versions, contradicts
 from scheduler_plugin.errors import StateError
 
 
@@ -71,7 +72,7 @@ class ClusterState:
 
     def delete_node(self, name: str, resource_version: str, now: float) -> None:
         """Forget a Node object; pods bound to its name stay."""
-        self._delete_node(name, version_number(resource_version))
+        self._delete_node(name, parse_resource_version(resource_version))
         self._books.settle(now)
 
     def replace_nodes(
@@ -88,7 +89,7 @@ class ClusterState:
         Returns:
             Whether the list is of another history than what was known.
         """
-        version = version_number(resource_version)
+        version = parse_resource_version(resource_version)
         restored = restored or contradicts(version, self._shown_nodes(nodes))
         if restored:
             self._node_versions.forget()
@@ -108,11 +109,11 @@ class ClusterState:
         for node in nodes:
             book = self.books.get(node.metadata.name)
             if book is not None and book.row >= 0:
-                yield version_number(node.metadata.resource_version), book.version
+                yield parse_resource_version(node.metadata.resource_version), book.version
 
     def _apply_node(self, node: NodeLite) -> None:
         name = node.metadata.name
-        version = version_number(node.metadata.resource_version)
+        version = parse_resource_version(node.metadata.resource_version)
         book = self.books.get(name)
         if book is not None and book.row >= 0:
             if version < book.version or (version and version == book.version):
@@ -197,7 +198,7 @@ class ClusterState:
         take = self._takes.get(record.uid)
         if take is not None and not record.node:
             self._drop_take(take)
-        self._end_pod(record.uid, record.node, version_number(resource_version), now)
+        self._end_pod(record.uid, record.node, parse_resource_version(resource_version), now)
         self._books.settle(now)
 
     def replace_pods(
@@ -207,7 +208,7 @@ class ClusterState:
 
         Arguments and result as of `replace_nodes`.
         """
-        version = version_number(resource_version)
+        version = parse_resource_version(resource_version)
         restored = restored or contradicts(version, self._shown_pods(pods))
         before: list[PodRecord] = []
         if restored:
@@ -232,7 +233,7 @@ class ClusterState:
         for pod in pods:
             known = self.pods.get(pod.metadata.uid)
             if known is not None:
-                yield version_number(pod.metadata.resource_version), known.version
+                yield parse_resource_version(pod.metadata.resource_version), known.version
 
     def _forget_pod_versions(self, version: int, now: float) -> None:
         """Let any version of a pod be news, and what was committed count as what was bound and is gone."""

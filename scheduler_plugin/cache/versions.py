@@ -8,11 +8,6 @@ REMEMBERED_ENDS: Final = 16384
 """Objects whose end is remembered; events that come later than so many other ends are not to be expected."""
 
 
-def version_number(resource_version: str) -> int:
-    """Read a resourceVersion as the number it is, 0 when it is none."""
-    return int(resource_version) if resource_version.isascii() and resource_version.isdigit() else 0
-
-
 def contradicts(version: int, shown: Iterable[tuple[int, int]]) -> bool:
     """Tell whether a complete list can not belong to the history that is known.
 

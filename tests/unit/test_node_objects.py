@@ -8,7 +8,9 @@ import pytest
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, POD_ASSIGNED, POD_CARD_POLICY, POD_CARDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import charge, dump_assigned
-from deviceplugin.allocation.objects import MIRROR, NodeObject, PodObject, version_of
+from deviceplugin.allocation.objects import NodeObject, PodObject
+from kubeapi.metadata import parse_resource_version
+from kubeapi.podstate import MIRROR_ANNOTATION
 
 GIB = "gpupack.io/gpu-memory-gib"
 
@@ -154,7 +156,7 @@ def test_init_containers_and_sidecars_are_told_apart():
 
 
 def test_the_kubelet_runs_a_static_pod_under_another_uid():
-    for annotations, key in (({}, "u1"), ({MIRROR: "abc"}, "abc")):
+    for annotations, key in (({}, "u1"), ({MIRROR_ANNOTATION: "abc"}, "abc")):
         read, _ = pod(annotations).read(GIB)
         assert read is not None
         assert (read.uid, read.key) == ("u1", key)
@@ -194,6 +196,6 @@ def test_rubbish_in_annotations_is_none():
 
 
 def test_versions_are_numbers():
-    assert version_of("12") == 12
-    assert version_of("") == 0
-    assert version_of("¹") == 0
+    assert parse_resource_version("12") == 12
+    assert parse_resource_version("") == 0
+    assert parse_resource_version("¹") == 0

@@ -11,11 +11,12 @@ from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.objects import MIRROR, NodeObject, PodObject
+from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import NodeView
 from deviceplugin.allocation.own_pods import PodView
 from deviceplugin.publishing.allocations import allocations
 from kubeapi.errors import Unreachable
+from kubeapi.podstate import MIRROR_ANNOTATION
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids
@@ -158,7 +159,7 @@ def test_what_is_owed_never_lies_beyond_what_was_seen():
 def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
     of = account()
     view = pods(of)
-    view.replace([pod("a", 4, **{MIRROR: "hash"}), pod("b", 5)], "7")
+    view.replace([pod("a", 4, **{MIRROR_ANNOTATION: "hash"}), pod("b", 5)], "7")
     assert of.ledger.doubtful() == {"hash", "b"}
     of.ledger.read_book([BookEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}

@@ -13,11 +13,11 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import Wish
 from gpupack.whatif.node_results import ORDER, WORDS
 from gpupack.whatif.trials import Held, Trial
+from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.objects import Metadata
 from scheduler_plugin.extender.unschedulable_pods import Refusal
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts, node_rules
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
 from scheduler_plugin.scheduling.filtering import Misfit
 from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, reason
 from tests.ask_world import Node, Pod, World
@@ -28,7 +28,7 @@ from tests.queue_world import QueueWorld
 def allowed_by_queue(world, node, pod):
     facts = node_facts(msgspec.convert(world.node(node).object(world.pods), QueueNode))
     rules = node_rules(msgspec.convert(world.pod(pod).object(), QueuePod))
-    return rules.allow(node, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+    return rules.allows_node(node, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
 
 @pytest.mark.parametrize("tolerates", [(), (UNSCHEDULABLE.key,)], ids=["no-toleration", "toleration"])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
+from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.objects import has_preferences, may_preempt
 from scheduler_plugin.cache.pods import asks, pod_requests, read_pod
-from scheduler_plugin.cache.versions import version_number
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
 
@@ -144,7 +144,7 @@ def test_may_preempt(spec: dict[str, Any], expected: bool) -> None:
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("-1", 0), ("abc", 0), ("٣", 0)], ids=repr)
 def test_version_number(text: str, number: int) -> None:
-    assert version_number(text) == number
+    assert parse_resource_version(text) == number
 
 
 def requests(**cpu: str) -> list[dict[str, Any]]:

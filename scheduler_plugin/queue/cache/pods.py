@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from enum import IntEnum
 from typing import Final
 
@@ -19,6 +18,8 @@ from allocator.names import (
     QUEUE_GATE,
     QUEUE_NAME,
 )
+from kubeapi.metadata import parse_time
+from kubeapi.selectors import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.cache.objects import (
     Affinity,
     NodeLite,
@@ -31,7 +32,6 @@ from scheduler_plugin.cache.objects import (
 )
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
-from scheduler_plugin.queue.capacity.node_rules import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
 MAX_GANG: Final = 1024
@@ -213,7 +213,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
     return Ticket(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
-        created=_seconds(meta.creation_timestamp),
+        created=(parse_time(meta.creation_timestamp) or 0.0),
         gated=QUEUE_GATE in gates or requeued,
         has_gate=QUEUE_GATE in gates,
         requeued=requeued,
@@ -228,7 +228,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
         ending=meta.deletion_timestamp is not None,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
         unschedulable=_unschedulable(condition),
-        scheduled=_seconds(condition.last_transition_time) if condition.status == "True" else 0.0,
+        scheduled=(parse_time(condition.last_transition_time) or 0.0) if condition.status == "True" else 0.0,
         affinity=_affinities(pod),
         pinned=POD_PLANNED in annotations and _names_node(node_rules(pod).terms),
         annotated=bool(meta.annotations),
@@ -314,13 +314,6 @@ def _unschedulable(condition: Condition) -> str:
     if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
         return ""
     return f"{condition.last_transition_time} {condition.message}"
-
-
-def _seconds(timestamp: str) -> float:
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _toleration_key(toleration: Toleration) -> tuple[str, str, str, str]:

@@ -9,12 +9,12 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.place import Placement, place
+from kubeapi.selectors import NodeRules, Taint
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.sums import sum_left
 from scheduler_plugin.queue.capacity.dominant_share import Resources
-from scheduler_plugin.queue.capacity.node_rules import NodeRules, Taint
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
 from scheduler_plugin.queue.capacity.total_capacity import Capacity
@@ -419,7 +419,7 @@ class Room:
         facts = self.facts.get(name)
         if facts is None:
             return False
-        return wants.rules.allow(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+        return wants.rules.allows_node(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
     def allowed_rows(self, wants: Wants) -> BoolArray:
         """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from allocator.request import PodRequest
+from kubeapi.selectors import NodeRules
 from scheduler_plugin.errors import StateError
 from scheduler_plugin.queue.capacity.dominant_share import Resources
-from scheduler_plugin.queue.capacity.node_rules import NodeRules
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from scheduler_plugin.cache.labels import Expression, LabelSelector
+from kubeapi.selectors import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.quota import Quota
 from scheduler_plugin.queue.config.reading import load, read, shown, sound

@@ -23,10 +23,10 @@ from kubeapi.errors import (
     TooManyRequests,
 )
 from kubeapi.paths import pod_path
+from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.queue.cache.pods import Affinities, QueuePod
 from scheduler_plugin.queue.cache.queued_pods import Entry
-from scheduler_plugin.queue.capacity.node_rules import NodeTerm
 
 JSON_PATCH: Final = "application/json-patch+json"
 

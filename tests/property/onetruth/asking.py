@@ -12,8 +12,8 @@ from gpupack.rebalance.advise import advise_start
 from gpupack.rebalance.planning import Limits
 from gpupack.whatif import FitAsk, fit
 from gpupack.whatif.node_results import WORDS
+from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
 from scheduler_plugin.queue.controller.status import Reason
 from scheduler_plugin.scheduling.filtering import Misfit
 from scheduler_plugin.scheduling.reasons import REQUEUED, reason

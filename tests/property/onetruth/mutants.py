@@ -4,9 +4,9 @@ from allocator import podcards
 from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
 from gpupack.whatif import kube_checks, node_results
+from kubeapi import selectors
 from scheduler_plugin.cache import charges, published, sums
 from scheduler_plugin.cache import pod_cards as freed
-from scheduler_plugin.queue.capacity import node_rules
 from scheduler_plugin.scheduling import filtering
 from tests.property.undercount.mutant import Mutant
 
@@ -65,7 +65,7 @@ MUTANTS = tuple(
         ),
         (
             "a cordon counts before its taint is there",
-            node_rules,
+            selectors,
             "return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found",
             "return found",
         ),

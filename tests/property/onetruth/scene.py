@@ -25,11 +25,11 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from allocator.records import Assignment, dump_allocation, dump_assigned
+from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from tests.cluster_builders import container, in_percent, pod_object
 

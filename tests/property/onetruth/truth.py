@@ -9,7 +9,7 @@ from allocator.names import NODE_CARDS, NODE_HOLDS, PERCENT_RESOURCE
 from allocator.packing import read_node
 from allocator.records import load_cards, load_holds
 from allocator.request import Demand, PodRequest
-from scheduler_plugin.queue.capacity.node_rules import UNSCHEDULABLE
+from kubeapi.selectors import UNSCHEDULABLE
 from tests.cluster_builders import MEMORY
 
 from .host import assigned_to, request_of

@@ -1,0 +1,21 @@
+"""Values that every object of the API has, read from their texts. Pure."""
+
+from datetime import UTC, datetime
+
+
+def parse_resource_version(text: str) -> int:
+    """Read a resourceVersion as a number, 0 where it is none, as none of Kubernetes' own ever is."""
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def parse_time(text: str | None) -> float | None:
+    """Read a time as the API writes it; one without a zone is UTC.
+
+    Returns:
+        Seconds since the epoch, None where the text is no time.
+    """
+    try:
+        at = datetime.fromisoformat(text or "")
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

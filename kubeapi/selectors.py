@@ -1,0 +1,145 @@
+"""Selectors, taints and tolerations by the rules of Kubernetes. Pure.
+
+Source: metav1.LabelSelector, corev1.NodeSelector and corev1.Toleration of the Kubernetes API.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+Labels = Mapping[str, str]
+
+
+class Expression(msgspec.Struct, frozen=True, rename="camel"):
+    """One condition on one label; all conditions of a list must hold.
+
+    `Gt` and `Lt` are for node affinity only; no other object has them.
+    """
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+    def matches(self, value: str | None) -> bool:
+        """Whether a label's value, None where there is no such label, satisfies the condition.
+
+        An operator that Kubernetes does not have is satisfied by nothing.
+        """
+        values = self.values or ()
+        match self.operator:
+            case "In":
+                return value in values
+            case "NotIn":
+                return value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                return self._compares(value, values)
+        return False
+
+    def _compares(self, value: str | None, values: tuple[str, ...]) -> bool:
+        """Compare as whole numbers; what is none satisfies nothing."""
+        try:
+            left, right = int(value or ""), int(values[0])
+        except (ValueError, IndexError):
+            return False
+        return left > right if self.operator == "Gt" else left < right
+
+
+class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
+    """Labels that must be there, and conditions; an empty selector matches everything."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[Expression, ...] | None = None
+
+    def matches(self, labels: Labels) -> bool:
+        """Whether an object with these labels is selected."""
+        return (self.match_labels or {}).items() <= labels.items() and all(
+            each.matches(labels.get(each.key)) for each in self.match_expressions or ()
+        )
+
+
+class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
+    """Conditions of which all must hold: on labels, and on fields (Kubernetes knows `metadata.name`)."""
+
+    match_expressions: tuple[Expression, ...] | None = None
+    match_fields: tuple[Expression, ...] | None = None
+
+    def matches(self, name: str, labels: Labels) -> bool:
+        """Whether a node is selected; an empty term selects none."""
+        expressions, fields = self.match_expressions or (), self.match_fields or ()
+        if not expressions and not fields:
+            return False
+        return all(each.matches(labels.get(each.key)) for each in expressions) and all(
+            each.key == "metadata.name" and each.matches(name) for each in fields
+        )
+
+
+class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+    """A taint that a pod stands."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: "Taint") -> bool:
+        """Whether it covers a taint."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+class Taint(msgspec.Struct, frozen=True):
+    """What keeps pods off a node."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+UNSCHEDULABLE: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+"""What stands for a cordon: a pod that tolerates it runs on a cordoned node."""
+
+_REPELLING: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+def list_repelling_taints(taints: Sequence[Taint], *, unschedulable: bool) -> list[Taint]:
+    """List what a pod has to tolerate to run on a node: its taints, and `UNSCHEDULABLE` while it is cordoned.
+
+    Kubernetes takes that taint away a moment after a cordon has ended: kube-scheduler looks at it until then.
+    """
+    found = [taint for taint in taints if taint.effect in _REPELLING]
+    return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found
+
+
+class NodeRules(msgspec.Struct, frozen=True):
+    """What a pod says of the nodes that it may run on. Hashable, equal for equal rules.
+
+    Attributes:
+        selector: Of `spec.nodeSelector`, sorted.
+        terms: Of the required node affinity, one of which must hold; None: no such affinity.
+        tolerations: Of the pod.
+    """
+
+    selector: tuple[tuple[str, str], ...] = ()
+    terms: tuple[NodeTerm, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+
+    def allows_node(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
+        """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
+        return self.selects_node(name, labels) and all(
+            any(each.tolerates(taint) for each in self.tolerations)
+            for taint in list_repelling_taints(taints, unschedulable=unschedulable)
+        )
+
+    def selects_node(self, name: str, labels: Labels) -> bool:
+        """Tell whether the node selector and the required node affinity select a node."""
+        if any(labels.get(key) != value for key, value in self.selector):
+            return False
+        return self.terms is None or any(term.matches(name, labels) for term in self.terms)
