@@ -14,9 +14,10 @@ import numpy as np
 
 from allocator.names import NODE_KEPT
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import query_for
 from gpupack.whatif.kube_checks import Wish
 from gpupack.whatif.objects import AskNode, AskPod
-from gpupack.whatif.trials import Trial, query_for
+from gpupack.whatif.trials import Trial
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 

@@ -11,7 +11,8 @@ from allocator.quantity import parse_bytes
 from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod
 from gpupack.whatif.affinity import apart
-from gpupack.whatif.trials import Trial, query_for
+from gpupack.whatif.gangs import query_for
+from gpupack.whatif.trials import Trial
 from kubeapi.selectors import NodeTerm
 
 CARD_POLICY: Final = "most-used"

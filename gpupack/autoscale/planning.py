@@ -32,8 +32,9 @@ from gpupack.autoscale.sums import (
 )
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod, group_by_kind, waiting_pods
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import query_for
 from gpupack.whatif.objects import AskNode
-from gpupack.whatif.trials import Trial, query_for
+from gpupack.whatif.trials import Trial
 from scheduler_plugin.cache.arrays import LongArray
 
 STARTING_S: Final = 900.0

@@ -56,8 +56,8 @@ def fewest_ends(trial: Trial, held: Held, skip: frozenset[str]) -> End | None:
     looked_at = names[:MOST_NODES]
     complete = len(looked_at) == len(names)
     # Of a gang every set is asked about on all nodes.
-    budget = MOST_SETS if trial.pods == 1 else MOST_SETS // 6
-    complete &= trial.pods == 1
+    budget = MOST_SETS if trial.is_alone else MOST_SETS // 6
+    complete &= trial.is_alone
     for count in range(1, MOST_PODS + 1):
         found: tuple[tuple[int, int, str], End] | None = None
         for name in looked_at:

@@ -80,7 +80,7 @@ def _smaller(trial: Trial) -> Iterator[WayOut]:
 
 
 def _for(trial: Trial) -> str:
-    return "" if trial.pods == 1 else f" for {trial.who}"
+    return "" if trial.is_alone else f" for {trial.who}"
 
 
 def _on(request: PodRequest) -> str:

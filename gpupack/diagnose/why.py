@@ -20,11 +20,11 @@ from gpupack.diagnose.ways_out import ways_out
 from gpupack.rebalance.verified_ways import not_looked_for
 from gpupack.whatif.answers import State, WayOut, Why
 from gpupack.whatif.cluster import Cluster, unit_asked
-from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of
+from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of, query_for
 from gpupack.whatif.kube_checks import Wish, unchecked
 from gpupack.whatif.node_results import Verdicts, verdicts
 from gpupack.whatif.objects import AskPod, gates_of
-from gpupack.whatif.trials import Held, Trial, query_for
+from gpupack.whatif.trials import Held, Trial
 from gpupack.whatif.unknown_requests import note, refused
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.reasons import demanded
@@ -175,13 +175,15 @@ class _About:
         query = query_for(self._cluster, self._request, wish)
         found = verdicts(self._cluster, query, wish)
         gang = gang_of(self._cluster, self._pod)
-        trial = Trial(self._cluster, query, wish, 1 if gang is None else gang.pods)
+        trial = Trial(self._cluster, query, wish)
+        if gang is not None:
+            trial = replace(trial, pods=gang.pods, others=gang.others)
         together = "" if gang is None else _gang_waits(trial, gang)
         if together:
             found = replace(found, fits=())
         outs: list[WayOut] = []
         unsought = ""
-        if ways and not found.fits:
+        if ways and not found.fits and not (gang and gang.refused):
             outs = list(ways_out(trial, found, Held(self._cluster)))
             unsought = not_looked_for(trial)
         gates = gates_of(self._pod)
@@ -303,14 +305,34 @@ def _nothing_asked(pod: AskPod, resource: str) -> str:
 
 def _gang_waits(trial: Trial, gang: WaitingGang) -> str:
     """Say that the pods of a gang do not fit at once, and whether they ever could; empty where they do."""
+    if gang.refused:
+        return f"its gang starts together, and pod {gang.refused}"
+    what = "like it" if gang.pods < gang.size or gang.others else ""
+    said = _too_few(trial, what)
+    for kind in gang.others:
+        each = demanded(kind.query.request.demands, trial.cluster.unit_mib)
+        others = replace(trial, query=kind.query, wish=kind.wish, pods=kind.pods)
+        said = said or _too_few(others, f"of {each}")
+    if said or trial.fits_with_others():
+        return said
+    count = gang.pods + sum(kind.pods for kind in gang.others)
+    return f"its gang starts together, and no room was found for all of its {count} pods at once"
+
+
+def _too_few(trial: Trial, what: str) -> str:
+    """Say that pods alike of a gang do not fit at once, whatever the others ask for; empty where they do."""
     fit = trial.fit_at_once()
-    if fit == gang.pods:
+    if fit == trial.pods:
         return ""
-    what = f"{gang.pods} pods like it" if gang.pods < gang.size or gang.others else f"{gang.pods} pods"
-    said = f"its gang starts together, and {fit} of its {what} fit at once now"
-    ever = count_ever(trial.cluster, trial.query, trial.wish, gang.pods)
-    if ever < gang.pods:
-        said += f"; no more than {ever} could even if all other pods ended, as nodes and cards are now"
+    if trial.pods == 1:
+        said = f"its gang starts together, and its pod {what or 'that waits'} fits nowhere now"
+    else:
+        pods = f"{trial.pods} pods {what}".rstrip()
+        said = f"its gang starts together, and {fit} of its {pods} fit at once now"
+    ever = count_ever(trial.cluster, trial.query, trial.wish, trial.pods)
+    if ever < trial.pods:
+        could = "it could not" if trial.pods == 1 else f"no more than {ever} could"
+        said += f"; {could} even if all other pods ended, as nodes and cards are now"
     return said
 
 

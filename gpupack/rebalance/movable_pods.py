@@ -6,9 +6,10 @@ from typing import Final
 
 from gpupack.whatif.affinity import near
 from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import query_for
 from gpupack.whatif.kube_checks import Wish, unchecked
 from gpupack.whatif.objects import AskPod, Owner
-from gpupack.whatif.trials import Held, Trial, query_for
+from gpupack.whatif.trials import Held, Trial
 from scheduler_plugin.cache.budgets import within
 from scheduler_plugin.cache.pods import PodRecord
 

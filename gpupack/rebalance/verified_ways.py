@@ -24,7 +24,7 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
         held: What pods have.
     """
     cluster, request = trial.cluster, trial.query.request
-    if len(request.demands) != 1 or _too_large(trial):
+    if trial.others or len(request.demands) != 1 or _too_large(trial):
         return None
     movers = Movers(cluster, held)
     before = {each.node: each.pods for each in count(cluster, request, trial.wish).nodes}
@@ -37,7 +37,7 @@ def moves_for(trial: Trial, held: Held) -> WayOut | None:
         return None
     moves = tuple(move_of(cluster, mover, target) for mover, target in plan.moves)
     what = "one move lets" if len(moves) == 1 else f"{len(moves)} moves let"
-    start = "it start" if trial.pods == 1 else f"{trial.who} start, the first"
+    start = "it start" if trial.is_alone else f"{trial.who} start, the first"
     how = "".join(f" ({note})" for note in plan.notes if note == TOGETHER)
     return WayOut("moves", f"{what} {start} on node {node[0]}{how}:", node=node[0], moves=moves)
 
@@ -47,8 +47,10 @@ def _too_large(trial: Trial) -> bool:
 
 
 def not_looked_for(trial: Trial) -> str:
-    """Say how to look for moves where `moves_for` does not, because the cluster is large; empty: it does."""
+    """Say why `moves_for` looks for none, and in a large cluster what does; empty: it does."""
     request = trial.query.request
+    if trial.others:
+        return "moves of other pods are not looked for: the pods of its gang ask for different things"
     if len(request.demands) != 1 or not _too_large(trial):
         return ""
     command = f"gpupack advise --for {request.effective_units}"

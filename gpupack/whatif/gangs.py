@@ -1,13 +1,14 @@
 """Pods of a gang, which start together or not at all: how many of them fit at once."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from allocator.errors import RequestError
 from allocator.names import PERCENT_RESOURCE, POD_GANG
+from allocator.place import place
 from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
 from gpupack.whatif.affinity import apart
@@ -17,12 +18,31 @@ from gpupack.whatif.kube_checks import Wish
 from gpupack.whatif.objects import AskPod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.pods import pod_requests, requested
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
+from scheduler_plugin.scheduling.filtering import fitting
 from scheduler_plugin.scheduling.fit_counts import most_pods
+from scheduler_plugin.scheduling.placing import score
+from scheduler_plugin.scheduling.ranking import best
 from scheduler_plugin.scheduling.request import Query
 
 _HOSTNAME: Final = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Waiting pods of a gang that ask for the same.
+
+    Attributes:
+        query: What each of them asks of cards.
+        wish: What each asks for besides.
+        pods: How many they are.
+    """
+
+    query: Query
+    wish: Wish
+    pods: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +54,15 @@ class WaitingGang:
         size: Pods of the whole gang.
         pods: Pods that wait and ask for the same as the one that is asked about, which is one of them. Pods
             that are not there yet are thought to ask for the same.
-        others: Pods that wait and ask for something else.
+        others: Pods that wait and ask for something else, by what they ask for.
+        refused: A pod of the gang whose request cannot be given, and why; empty for none.
     """
 
     name: str
     size: int
     pods: int
-    others: int
+    others: tuple[Kind, ...] = ()
+    refused: str = ""
 
 
 def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
@@ -56,10 +78,27 @@ def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
         and not is_terminal(each.status.phase)
     ]
     waiting = [each for each in members if not each.spec.node_name]
-    own = _asked(cluster, pod)
-    alike = sum(_asked(cluster, each) == own for each in waiting)
+    kinds: dict[object, list[AskPod]] = {}
+    for each in waiting:
+        kinds.setdefault(_asked(cluster, each), []).append(each)
+    alike = len(kinds.pop(_asked(cluster, pod), ()))
     missing = max(0, size - len(members))
-    return WaitingGang(name, size, alike + missing, len(waiting) - alike)
+    others, refused = [], ""
+    for pods in kinds.values():
+        try:
+            request = cluster.request_of(pods[0])
+        except RequestError as error:
+            refused = f"{pods[0].full_name} is refused: {error}"
+            continue
+        if request is not None:
+            wish = Wish.of(pods[0])
+            others.append(Kind(query_for(cluster, request, wish), wish, len(pods)))
+    return WaitingGang(name, size, alike + missing, tuple(others), refused)
+
+
+def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:
+    """Make a request ready."""
+    return cluster.policies.query(cluster.state.nodes, request, wish.cpu_milli, wish.memory_bytes)
 
 
 def _asked(cluster: Cluster, pod: AskPod) -> object:
@@ -69,6 +108,119 @@ def _asked(cluster: Cluster, pod: AskPod) -> object:
     except RequestError as error:
         return str(error)
     return request, pod_requests(pod), node_rules(pod)
+
+
+def rows_for(
+    cluster: Cluster,
+    query: Query,
+    wish: Wish,
+    leaving: Collection[str] = (),
+    only: RowArray | None = None,
+) -> RowArray:
+    """Find the rows of the nodes that take one such pod.
+
+    Args:
+        cluster: The cluster.
+        query: What it asks of cards.
+        wish: What it asks for besides.
+        leaving: UIDs of pods that are gone.
+        only: Rows to look at, None: all.
+    """
+    nodes = cluster.state.nodes
+    rows = cluster.rows if only is None else only
+    rows = rows[fitting(nodes, query, rows)]
+    if not len(rows):
+        return rows
+    names = [nodes.names[row] for row in rows.tolist()]
+    request = query.request
+    blocks = cluster.hosts.blocks(wish, leaving=leaving, only=names)
+    short = cluster.hosts.too_little(
+        request.effective_units, percent=request.percent, leaving=leaving, only=names
+    )
+    return rows[[name not in blocks and name not in short for name in names]]
+
+
+def fit_together(cluster: Cluster, kinds: Sequence[Kind], leaving: Collection[str] = ()) -> bool:
+    """Tell whether room is found for all pods of a gang at once: each in turn, the largest ones first.
+
+    Where it is found all of them fit. Where it is not, another order might find it.
+
+    Args:
+        cluster: The cluster.
+        kinds: The pods.
+        leaving: UIDs of pods that are gone.
+    """
+    nodes = cluster.state.nodes
+    hosts: dict[str, _Host] = {}
+    for kind in sorted(kinds, key=_hardness):
+        rows = rows_for(cluster, kind.query, kind.wish, leaving)
+        scores = score(cluster.policies.of(kind.query.request), nodes, kind.query, rows)
+        order = [nodes.names[rows[at]] for at in best(scores, nodes.name_rank[rows], len(rows)).tolist()]
+        left = kind.pods
+        for name in order:
+            host = hosts.get(name) or _Host(cluster, name, leaving)
+            hosts[name] = host
+            while left and host.take(kind):
+                left -= 1
+            if not left:
+                break
+        if left:
+            return False
+    return True
+
+
+def _hardness(kind: Kind) -> tuple[int, int]:
+    """Order pods, those that need most of a card first."""
+    demands = kind.query.request.demands
+    return -max(demand.per_card for demand in demands), -kind.query.request.effective_units
+
+
+class _Host:
+    """A node on which pods of a gang are put, one after the other.
+
+    Args:
+        cluster: The cluster.
+        name: Of the node.
+        leaving: UIDs of pods that are gone.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, leaving: Collection[str]) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._leaving = leaving
+        row = cluster.state.nodes.rows[name]
+        self._cards = list(cards_of(cluster.state.nodes, row))
+        self._left: dict[_Thing, int] = {}
+        self._there: set[Kind] = set()
+
+    def take(self, kind: Kind) -> bool:
+        """Put a pod there; tells whether it fits."""
+        request = kind.query.request
+        asked = _beside_cards(self._cluster, request, kind.wish)
+        for thing in asked:
+            if thing not in self._left:
+                self._left[thing] = _left_of(self._cluster, self._name, thing, self._leaving)
+        if any(amount > self._left[thing] for thing, amount in asked.items()) or self._is_kept_off(kind):
+            return False
+        placement = place(self._cards, request, kind.query.ask.card_policy)
+        if placement is None:
+            return False
+        for thing, amount in asked.items():
+            self._left[thing] -= amount
+        for at, units in placement.charge.items():
+            card = self._cards[at]
+            self._cards[at] = replace(card, used_units=card.used_units + units)
+        self._there.add(kind)
+        return True
+
+    def _is_kept_off(self, kind: Kind) -> bool:
+        """Tell whether a pod that was put there and this one want a port, or to be on different nodes."""
+        return any(
+            bool(kind.wish.ports & other.wish.ports)
+            or _are_apart(kind.wish.pod, other.wish.pod)
+            or _are_apart(other.wish.pod, kind.wish.pod)
+            for other in self._there
+        )
 
 
 def count_at_once(
@@ -119,26 +271,49 @@ def most_beside_cards(
         name: Of the node.
         leaving: UIDs of pods that are gone.
     """
+    asked = _beside_cards(cluster, request, wish)
+    left = [_left_of(cluster, name, thing, leaving) // amount for thing, amount in asked.items()]
+    return max(0, min([*left, 1] if _one_a_node(wish) else left))
+
+
+class _Thing(NamedTuple):
+    """Something of a node besides its cards: pods, cpu, memory, units of a sum, or another resource."""
+
+    kind: Literal["pods", "cpu", "memory", "sum", "other"]
+    name: str = ""
+
+
+def _beside_cards(cluster: Cluster, request: PodRequest, wish: Wish) -> dict[_Thing, int]:
+    """What a pod takes of a node besides its cards."""
+    units = PERCENT_RESOURCE if request.percent else cluster.state.resource
+    found = {
+        _Thing("pods"): 1,
+        _Thing("sum", units): request.effective_units,
+        _Thing("cpu"): wish.cpu_milli,
+        _Thing("memory"): wish.memory_bytes,
+    }
+    found |= {_Thing("other", name): amount for name, amount in wish.others.items()}
+    return {thing: amount for thing, amount in found.items() if amount}
+
+
+def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str]) -> int:
+    """What a node has left of something once pods are gone."""
     hosts, nodes = cluster.hosts, cluster.state.nodes
     row = nodes.rows[name]
     gone = [pod for uid in leaving if (pod := cluster.pods.get(uid)) is not None]
     gone = [pod for pod in gone if pod.spec.node_name == name]
-    back = [pod_requests(pod) for pod in gone]
-    units = PERCENT_RESOURCE if request.percent else cluster.state.resource
-    left = [
-        (hosts.pod_room(name) + len(gone), 1),
-        (hosts.sum_left(name, units) + _of(gone, units), request.effective_units),
-        (int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + sum(cpu for cpu, _ in back), wish.cpu_milli),
-        (
-            int(nodes.memory_capacity[row] - nodes.memory_used[row]) + sum(size for _, size in back),
-            wish.memory_bytes,
-        ),
-        (1, int(_one_a_node(wish))),
-    ]
-    for resource, amount in wish.others.items():
-        used = hosts.in_use(resource)[name] - _of(gone, resource)
-        left.append((hosts.capacity(name, resource) - used, amount))
-    return max(0, min(amount // each for amount, each in left if each))
+    match thing.kind:
+        case "pods":
+            return hosts.pod_room(name) + len(gone)
+        case "sum":
+            return hosts.sum_left(name, thing.name) + _of(gone, thing.name)
+        case "cpu":
+            back = sum(pod_requests(pod)[0] for pod in gone)
+            return int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + back
+        case "memory":
+            back = sum(pod_requests(pod)[1] for pod in gone)
+            return int(nodes.memory_capacity[row] - nodes.memory_used[row]) + back
+    return hosts.capacity(name, thing.name) - hosts.in_use(thing.name)[name] + _of(gone, thing.name)
 
 
 def _of(pods: Collection[AskPod], resource: str) -> int:
@@ -147,9 +322,14 @@ def _of(pods: Collection[AskPod], resource: str) -> int:
 
 def _one_a_node(wish: Wish) -> bool:
     """Tell whether two such pods cannot run on one node: they want its port, or to be apart."""
-    if wish.ports:
-        return True
-    pod = wish.pod
-    return pod is not None and any(
-        term.readable and term.topology_key == _HOSTNAME and term.matches(pod, pod) for term in apart(pod)
+    return bool(wish.ports) or _are_apart(wish.pod, wish.pod)
+
+
+def _are_apart(owner: AskPod | None, other: AskPod | None) -> bool:
+    """Tell whether a pod wants no such other one on its node."""
+    if owner is None or other is None:
+        return False
+    return any(
+        term.readable and term.topology_key == _HOSTNAME and term.matches(owner, other)
+        for term in apart(owner)
     )

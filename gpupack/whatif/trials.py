@@ -10,7 +10,7 @@ from allocator.place import Placement
 from allocator.podcards import ByPosition
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import count_at_once
+from gpupack.whatif.gangs import Kind, count_at_once, fit_together, query_for, rows_for
 from gpupack.whatif.kube_checks import Wish
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
@@ -30,22 +30,32 @@ class Trial:
         query: What it asks of cards.
         wish: What it asks for besides.
         pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
+        others: Pods of its gang that ask for something else, which have to fit beside them.
     """
 
     cluster: Cluster
     query: Query
     wish: Wish
     pods: int = 1
+    others: tuple[Kind, ...] = ()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other pod has to start with it."""
+        return self.pods == 1 and not self.others
 
     @property
     def who(self) -> str:
         """Who starts, in words."""
-        return "it" if self.pods == 1 else f"all {self.pods} such pods of its gang"
+        if self.is_alone:
+            return "it"
+        count = self.pods + sum(kind.pods for kind in self.others)
+        return f"all {count} pods of its gang" if self.others else f"all {count} such pods of its gang"
 
     @property
     def fits(self) -> str:
         """That it fits, in words."""
-        return "fits" if self.pods == 1 else f"fits for {self.who} at once"
+        return "fits" if self.is_alone else f"fits for {self.who} at once"
 
     def asking(self, request: PodRequest) -> "Trial":
         """The same pod with another request."""
@@ -68,14 +78,21 @@ class Trial:
     def rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
         """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
         kept = self._rows(leaving, only)
-        if self.pods == 1 or not len(kept):
+        if self.is_alone or not len(kept):
             return kept
         everywhere = kept if only is None else np.union1d(self._rows((), None), kept).astype(np.intp)
-        return kept if self._at_once(everywhere, leaving) == self.pods else kept[:0]
+        if self._at_once(everywhere, leaving) < self.pods:
+            return kept[:0]
+        return kept if self.fits_with_others(leaving) else kept[:0]
 
     def fit_at_once(self) -> int:
         """Count its pods that fit at once."""
         return self._at_once(self._rows((), None), ())
+
+    def fits_with_others(self, leaving: Collection[str] = ()) -> bool:
+        """Tell whether room is found for its pods and for those that ask for something else."""
+        mine = Kind(self.query, self.wish, self.pods)
+        return not self.others or fit_together(self.cluster, (mine, *self.others), leaving)
 
     def _at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
         return count_at_once(self.cluster, self.query, self.wish, rows, self.pods, leaving)
@@ -86,28 +103,13 @@ class Trial:
 
     def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
         """Rows of the nodes that take one such pod."""
-        nodes = self.cluster.state.nodes
-        rows = self.fitting_rows(self.cluster.rows if only is None else only)
-        if not len(rows):
-            return rows
-        names = [nodes.names[row] for row in rows.tolist()]
-        request = self.query.request
-        blocks = self.cluster.hosts.blocks(self.wish, leaving=leaving, only=names)
-        short = self.cluster.hosts.too_little(
-            request.effective_units, percent=request.percent, leaving=leaving, only=names
-        )
-        return rows[[name not in blocks and name not in short for name in names]]
+        return rows_for(self.cluster, self.query, self.wish, leaving, only)
 
     def place(self, node: str) -> Placement | None:
         """Choose the pod's cards on a node as bind does; None where it does not fit."""
         nodes = self.cluster.state.nodes
         policy = self.cluster.policies.of(self.query.request)
         return place_with(policy, nodes, nodes.rows[node], self.query)
-
-
-def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:
-    """Make a request ready."""
-    return cluster.policies.query(cluster.state.nodes, request, wish.cpu_milli, wish.memory_bytes)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_who_is_of_the_gang():
     )
     cluster = World((Node("a", (39, 39)),), pods).cluster
     found = gang_of(cluster, cluster.find("default", "g0"))
-    assert (found.size, found.pods, found.others) == (4, 2, 1)
+    assert (found.size, found.pods, [kind.pods for kind in found.others]) == (4, 2, [1])
     # Pods that are not there yet ask for the same, as far as anybody knows.
     missing = World((Node("a"),), (waiting,)).cluster
     assert gang_of(missing, missing.find("default", "g0")).pods == 4
@@ -156,7 +156,84 @@ def test_a_mixed_gang_says_which_pods_it_counted():
     assert "1 of its 2 pods like it fit at once now" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("name", "others", "text", "smaller"),
+    [
+        (
+            "g0",
+            (100,),
+            (
+                "its pod of 100 GiB fits nowhere now; it could not even if all other pods ended, "
+                "as nodes and cards are now"
+            ),
+            None,
+        ),
+        (
+            "g2",
+            (100,),
+            (
+                "its pod like it fits nowhere now; it could not even if all other pods ended, "
+                "as nodes and cards are now"
+            ),
+            9,
+        ),
+        ("g0", (20,), "no room was found for all of its 3 pods at once", 19),
+        ("g2", (20,), "no room was found for all of its 3 pods at once", 9),
+        ("g0", (9, 9), "", None),
+        ("g0", (9, 10), "no room was found for all of its 4 pods at once", 29),
+    ],
+    ids=["never", "never-itself", "not-together", "not-the-small-one", "together", "a-unit-short"],
+)
+def test_pods_of_a_gang_that_ask_for_different_things_have_to_fit_together(name, others, text, smaller):
+    """It said that a node takes the one that was asked about, and of the others nothing."""
+    size = 2 + len(others)
+    pods = [member(f"g{at}", units, size=size) for at, units in enumerate((30, 30, *others))]
+    answer = ask((Node("a", (39, 39)),), pods, name)
+    if not text:
+        assert (answer.state, answer.fits) == ("fits", ("a",))
+        return
+    assert (answer.state, answer.fits) == ("pending", ())
+    assert answer.text == f"waits: its gang starts together, and {text}"
+    assert [way.units for way in answer.ways_out if way.kind == "smaller-request"] == (
+        [smaller] if smaller else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),
+        ({"cpu": 4}, False),
+        ({"ports": [{"hostPort": 80}]}, False),
+        ({"apart": True}, False),
+    ],
+    ids=["cards", "processor", "port", "apart"],
+)
+def test_pods_of_a_gang_that_ask_for_different_things_share_what_else_a_node_has(change, fits):
+    def odd(made):
+        if "ports" in change:
+            made["spec"]["containers"][0]["ports"] = change["ports"]
+        if change.get("apart") and made["metadata"]["name"] == "g1":
+            terms = [
+                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "g"}}}
+            ]
+            rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+            made["spec"]["affinity"] = rule
+
+    cpu = change.get("cpu", 0)
+    pods = [
+        member(f"g{at}", units, size=2, cpu=cpu, labels=(("app", "g"),)) for at, units in enumerate((30, 8))
+    ]
+    answer = changed_ask((Node("a", (39, 39), cpu=7),), pods, odd)
+    assert (answer.state == "fits") is fits, answer.text
+
+
 def test_what_cannot_be_read_is_alike_only_with_itself():
     bad = Pod("g1", 30, policies=((POD_GANG, "g"), (POD_GANG_SIZE, "2"), ("gpupack.io/cards", "x")))
     cluster = World((Node("a", (39, 39)),), (member("g0", size=2), bad)).cluster
-    assert gang_of(cluster, cluster.find("default", "g0")).others == 1
+    found = gang_of(cluster, cluster.find("default", "g0"))
+    assert (found.pods, found.others) == (1, ())
+    assert found.refused.startswith("default/g1 is refused: annotation gpupack.io/cards")
+    answer = why(cluster, "default", "g0")
+    assert (answer.state, answer.fits, answer.ways_out) == ("pending", (), ())
+    assert "its gang starts together, and pod default/g1 is refused" in answer.text
