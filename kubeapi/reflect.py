@@ -20,6 +20,7 @@ import structlog
 from kubeapi.backoff import Backoff
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import UNREADABLE, Gone, KubeApiError, Malformed, Status, cut, from_answer
+from kubeapi.lists import CompactList
 
 T = TypeVar("T")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -136,6 +137,7 @@ class Reflector(Generic[T]):
         self._page_size = page_size
         self._watch_s = watch_s
         self._idle_s = idle_s
+        self._item = item
         self._decode_item = msgspec.json.Decoder(item).decode
         self._decode_page = msgspec.json.Decoder(_Page[item]).decode  # type: ignore[valid-type]
         self._list_due = True
@@ -191,14 +193,21 @@ class Reflector(Generic[T]):
             await asyncio.gather(task, wanted, return_exceptions=True)
 
     async def _list(self) -> None:
-        """One complete list, delivered whole or not at all."""
-        items: list[T] = []
+        """One complete list, delivered whole or not at all.
+
+        The first list fills the sink, and is compact. The sink copies little of a later list, and may go
+        through that one several times while others wait.
+        """
+        compact = CompactList(self._item)
+        known: list[T] = []
+        add_page = known.extend if self.synced else compact.add_page
         version = ""
         listing = self._client.pages(self._path, self._page_size, **self._params)  # type: ignore[arg-type]
         async with aclosing(listing) as pages:
             async for page in pages:
                 self.last_contact = self._clock()
-                version = self._read_page(page, items)
+                version, items = self._read_page(page)
+                add_page(items)
         if not version:
             raise Malformed(f"{self._path}: a list without resourceVersion")
         if went_back(self.resource_version, version):
@@ -208,23 +217,24 @@ class Reflector(Generic[T]):
                 seen=self.resource_version,
                 resource_version=version,
             )
-        self._sink.replace(items, version)
+        listed = known if self.synced else compact
+        self._sink.replace(listed, version)
         self.resource_version = version
         self._list_due = self._interrupted = False
         self.synced = True
         self.lists += 1
-        log.debug("listed", path=self._path, items=len(items), resource_version=version)
+        log.debug("listed", path=self._path, items=len(listed), resource_version=version)
 
-    def _read_page(self, page: bytes, items: list[T]) -> str:
-        """Append a page's items; one that does not decode is skipped and told, the others count."""
+    def _read_page(self, page: bytes) -> tuple[str, list[T]]:
+        """Read a page's version and items; one that does not decode is skipped and told, the others count."""
         try:
             typed = cast("_Page[T]", self._decode_page(page))
         except UNREADABLE:
-            return self._read_page_one_by_one(page, items)
-        items += typed.items or ()
-        return typed.metadata.resource_version
+            return self._read_page_one_by_one(page)
+        return typed.metadata.resource_version, typed.items or []
 
-    def _read_page_one_by_one(self, page: bytes, items: list[T]) -> str:
+    def _read_page_one_by_one(self, page: bytes) -> tuple[str, list[T]]:
+        items: list[T] = []
         try:
             raw = msgspec.json.decode(page, type=_RawPage)
         except UNREADABLE as error:
@@ -236,7 +246,7 @@ class Reflector(Generic[T]):
                 self.skipped += 1
                 shown = cut(bytes(each)[:200].decode(errors="replace"))
                 log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
-        return raw.metadata.resource_version
+        return raw.metadata.resource_version, items
 
     async def _resume(self) -> None:
         """Watch on, unless the API server has gone back behind the last version delivered."""

@@ -128,12 +128,12 @@ class Log:
 
 
 @contextlib.asynccontextmanager
-async def running(api, sink=None, **options):
+async def running(api, sink=None, kind=Item, **options):
     sink = sink or Log()
     reflector = Reflector(
         api,
         "/api/v1/pods",
-        Item,
+        kind,
         sink,
         clock=lambda: api.now,
         sleep=api.sleep,

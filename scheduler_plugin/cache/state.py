@@ -95,9 +95,10 @@ class ClusterState:
             self._node_versions.forget()
             for book in self.books.values():
                 book.version = 0
+        listed: set[str] = set()
         for node in nodes:
+            listed.add(node.metadata.name)
             self._apply_node(node)
-        listed = {node.metadata.name for node in nodes}
         for name in [name for name in self.nodes.rows if name not in listed]:
             if self.books[name].version <= version:
                 self._delete_node(name, version)
