@@ -1,0 +1,152 @@
+"""Random clusters, shapes and pods against a cluster autoscaler that adds cards up."""
+
+from random import Random
+
+import pytest
+
+from tests.ask_world import Pod
+from tests.autoscaler_model import Cloud, Group, fewest_nodes
+
+SIZES = ((80, 80), (80,), (40, 40, 40, 40), (24, 24), (80, 80, 80, 80), (80, 40), (192,))
+
+
+def random_pod(random: Random, name: str) -> Pod:
+    count = 2 if random.random() < 0.15 else 1
+    each = random.choice((5, 10, 15, 20, 30, 38, 41, 50, 55, 60, 70, 80))
+    return Pod(
+        name, each * count, count=count, cpu=random.choice((0, 0, 1, 4)), priority=random.choice((0, 0, 5))
+    )
+
+
+def random_cloud(seed: int, *, groups: int, **more) -> Cloud:
+    random = Random(seed)
+    made = [
+        Group(f"type-{at}", sizes, cpu=random.choice((16, 40)))
+        for at, sizes in enumerate(random.sample(SIZES, groups))
+    ]
+    cloud = Cloud(made, random, **more)
+    for group in made:
+        for _ in range(random.randrange(1, 4)):
+            cloud.add(group, delay=False)
+    for at in range(random.randrange(0, 25)):
+        pod = random_pod(random, f"old-{at}")
+        cloud.waiting[pod.name] = pod
+    cloud.schedule()
+    # What did not fit was never there; pods that ended left fragments.
+    cloud.waiting.clear()
+    cloud.refused.clear()
+    for name in [name for name in cloud.running if random.random() < 0.3]:
+        del cloud.running[name]
+    return cloud
+
+
+def can_ever_run(pod: Pod, cloud: Cloud) -> bool:
+    return any(
+        sum(size >= pod.each for size in group.sizes) >= pod.count and pod.cpu <= group.cpu
+        for group in cloud.groups
+    )
+
+
+def settle(cloud: Cloud, loops: int = 150) -> None:
+    """Go on until nothing has happened for long."""
+    quiet = 0
+    for _ in range(loops):
+        before = (cloud.bought, len(cloud.waiting), len(cloud.usable()), sorted(cloud.placeholders))
+        cloud.step()
+        quiet = (
+            quiet + 1
+            if before == (cloud.bought, len(cloud.waiting), len(cloud.usable()), sorted(cloud.placeholders))
+            else 0
+        )
+        if quiet > 25:
+            return
+    raise AssertionError(f"it never ends: {cloud.bought} bought, {len(cloud.waiting)} wait")
+
+
+def check_all_run(seed: int, *, groups: int) -> Cloud:
+    cloud = random_cloud(seed, groups=groups)
+    random = Random(seed + 1)
+    for at in range(random.randrange(1, 15)):
+        pod = random_pod(random, f"new-{at}")
+        cloud.waiting[pod.name] = pod
+    cloud.step()
+    pods = list(cloud.waiting.values())
+    settle(cloud)
+    left = [pod.name for pod in cloud.waiting.values() if can_ever_run(pod, cloud)]
+    assert not left, f"seed {seed}: {left} wait for ever"
+    assert not cloud.placeholders, f"seed {seed}: placeholders of nobody stay"
+    if groups == 1:
+        (group,) = cloud.groups
+        possible = [pod for pod in pods if can_ever_run(pod, cloud)]
+        # By its sum the autoscaler adds nodes for pods that none of them can take, without asking us.
+        absurd = [pod for pod in pods if not can_ever_run(pod, cloud) and pod.units <= sum(group.sizes)]
+        best = fewest_nodes(possible, group) if possible else 0
+        assert cloud.bought <= best + 1 + len(absurd), f"seed {seed}: {cloud.bought} bought, {best} suffice"
+        idle = [
+            machine.name for machine in cloud.machines.values() if machine.bought >= 0 and not machine.used
+        ]
+        assert len(idle) <= len(absurd), f"seed {seed}: {idle} were bought for nobody"
+    return cloud
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_all_pods_that_a_shape_can_take_run_and_no_node_too_many_is_bought(seed, groups):
+    check_all_run(1000 * groups + seed, groups=groups)
+
+
+@pytest.mark.histories
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_a_thousand_clusters(groups, pytestconfig):
+    first = 10_000 * groups
+    for seed in range(first, first + 334):
+        check_all_run(seed, groups=groups)
+
+
+def test_without_help_pods_wait_for_ever():
+    """The model shows the failure: else nothing above would show anything."""
+    lost = 0
+    for seed in range(1000, 1030):
+        cloud = random_cloud(seed, groups=1, helped=False)
+        random = Random(seed + 1)
+        for at in range(random.randrange(1, 15)):
+            pod = random_pod(random, f"new-{at}")
+            cloud.waiting[pod.name] = pod
+        settle(cloud)
+        lost += any(can_ever_run(pod, cloud) for pod in cloud.waiting.values())
+    assert lost >= 3
+
+
+def two_hours(seed: int, **more) -> tuple[Cloud, int]:
+    """Pods come and end for two hours; counts those that lost their node and then waited a minute."""
+    cloud = random_cloud(seed, groups=2, scale_down=True, **more)
+    random = Random(seed + 2)
+    stranded: set[str] = set()
+    since: dict[str, int] = {}
+    for number in range(720):
+        if random.random() < 0.06 and number < 600:
+            pod = random_pod(random, f"new-{number}")
+            if can_ever_run(pod, cloud):
+                cloud.waiting[pod.name] = pod
+        for name in [name for name in cloud.running if random.random() < 0.004]:
+            del cloud.running[name]
+        cloud.step()
+        since = {name: since.get(name, cloud.now) for name in cloud.evicted if name in cloud.waiting}
+        stranded |= {name for name, second in since.items() if cloud.now - second >= 60}
+    return cloud, len(stranded)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_hours_in_which_pods_come_and_end(seed):
+    cloud, stranded = two_hours(seed)
+    assert not stranded, "a node went whose pods had no cards elsewhere"
+    for machine in cloud.removed:
+        if machine.bought >= 0:
+            assert machine.removed - machine.bought >= 600, (
+                f"{machine.name} was bought and given back at once"
+            )
+
+
+def test_without_the_guard_pods_lose_nodes_and_find_no_cards():
+    assert sum(two_hours(seed, guarded=False)[1] for seed in range(3)) > 0
