@@ -27,7 +27,7 @@ Beside a kube-scheduler whose configuration names http://127.0.0.1:8910:
   gpupack scheduler
 Behind a Service, for a kube-scheduler that is not ours:
   gpupack scheduler --http :8910 --leader-elect \\
-    --tls-cert-file tls.crt --tls-key-file tls.key
+    --tls-cert-file tls.crt --tls-key-file tls.key --tls-client-ca-file ca.crt
 
 kube-scheduler must run with percentageOfNodesToScore: 100. See docs/install.md.
 

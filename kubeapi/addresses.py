@@ -1,5 +1,6 @@
 """HOST:PORT, as the options of every process that serves write it."""
 
+import ipaddress
 from collections.abc import Iterator
 from typing import Final
 
@@ -27,6 +28,15 @@ def split_address(address: str) -> tuple[str, int]:
     """Read a HOST:PORT that was checked; an empty host means every address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether a HOST:PORT that was checked is for this machine's own processes alone."""
+    host = split_address(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address_faults(name: str, address: str) -> Iterator[str]:

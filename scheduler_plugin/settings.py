@@ -15,7 +15,7 @@ from allocator.names import (
     SCHEDULER_NAME,
     resource_name,
 )
-from kubeapi.addresses import HttpAddress, address_faults
+from kubeapi.addresses import HttpAddress, address_faults, is_loopback
 from scheduler_plugin.cache.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
@@ -43,6 +43,7 @@ class Settings(HttpAddress):
         tls_cert: PEM file; with `tls_key` the server speaks TLS only.
         tls_key: PEM file.
         tls_client_ca: PEM file; verbs are then answered to clients with a certificate of these authorities.
+        anonymous_auth: Answer the verbs to everybody who reaches an address that is not loopback.
         leader_elect: Take part in an election; only the leader answers the verbs.
         lease_namespace: Of the Lease.
         lease_name: Of the Lease.
@@ -69,6 +70,7 @@ class Settings(HttpAddress):
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
+    anonymous_auth: bool = False
     leader_elect: bool = False
     lease_namespace: str = "kube-system"
     lease_name: str = f"{SCHEDULER_NAME}-extender"
@@ -87,8 +89,9 @@ class Settings(HttpAddress):
         Raises:
             SettingsError: lists every fault, one a line.
         """
+        of_http = list(address_faults("http", self.http))
         faults = [
-            *address_faults("http", self.http),
+            *(of_http or self._exposure_faults()),
             *(address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
             *self._policy_faults(),
             *self._tls_faults(),
@@ -117,6 +120,15 @@ class Settings(HttpAddress):
         except AllocatorError as error:
             faults.append(str(error))
         return faults
+
+    def _exposure_faults(self) -> list[str]:
+        """Find out whether somebody could bind and evict pods whom nobody meant to let."""
+        if self.tls_client_ca is not None and self.anonymous_auth:
+            return [f"anonymous auth with TLS client CA {self.tls_client_ca!r}: allowed is one of the two"]
+        if self.tls_client_ca is not None or self.anonymous_auth or is_loopback(self.http):
+            return []
+        allowed = "a loopback address, a client CA (--tls-client-ca-file), or --anonymous-auth where all may"
+        return [f"http {self.http!r}: whoever reaches it could bind and evict pods; allowed are {allowed}"]
 
     def _tls_faults(self) -> list[str]:
         if (self.tls_cert is None) != (self.tls_key is None):

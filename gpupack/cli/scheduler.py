@@ -57,7 +57,14 @@ from gpupack.policies import PolicyCommand, all_policies
     "--tls-client-ca-file",
     "tls_client_ca",
     metavar="FILE",
-    help="PEM; then filter, prioritize, bind and preempt want a client certificate of this authority.",
+    help="PEM; then filter, prioritize, bind and preempt want a client certificate of this authority. "
+    "Needed where --http is not a loopback address.",
+)
+@click.option(
+    "--anonymous-auth/--no-anonymous-auth",
+    default=False,
+    show_default=True,
+    help="Let everybody who reaches --http bind and evict pods, in place of --tls-client-ca-file.",
 )
 @click.option(
     "--leader-elect/--no-leader-elect", default=False, help="For the Service form: only the leader answers."

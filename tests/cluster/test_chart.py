@@ -159,6 +159,16 @@ def test_service_and_rights_follow_the_lease(values: tuple[str, str], name: str)
     assert leases == made("log-format=json")[1]
 
 
+def test_an_extender_that_is_open_to_all_is_asked_for_by_name() -> None:
+    join = "scheduler.mode=join"
+    args = container(template(join), "Deployment", "gpupack-extender")["args"]
+    assert "--tls-client-ca-file=/etc/gpupack/tls/ca.crt" in args
+    opened = (join, "scheduler.args.tls-client-ca-file=null", "scheduler.args.anonymous-auth=true")
+    args = container(template(*opened), "Deployment", "gpupack-extender")["args"]
+    assert "--anonymous-auth" in args
+    assert not any("client-ca" in flag for flag in args)
+
+
 def test_queues_are_values(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     wanted = {"queues": [{"name": "a", "weight": 2}, {"name": "b"}], "mode": "batch"}

@@ -28,8 +28,11 @@ class Replica(Extender):
         ours = ("--http", "--metrics-http", "--tls", "--pod-name")
         arguments = [word for word in shipped[1:] if not word.startswith(ours)]
         kubeconfig = cluster.use_identity(ACCOUNT, cluster.token(NAMESPACE, ACCOUNT))
-        tls = [f"--tls-cert-file={self.certificate}", f"--tls-key-file={key}"]
-        tls.append(f"--tls-client-ca-file={self.certificate}")
+        files = {"tls.crt": self.certificate, "tls.key": key, "ca.crt": self.certificate}
+        tls = [
+            f"{option}={files[path.rpartition('/')[2]]}"
+            for option, _, path in (word.partition("=") for word in shipped if word.startswith("--tls"))
+        ]
         super().__init__(kubeconfig, cluster.control.log_dir, port, *arguments, *tls)
         self.url = f"https://127.0.0.1:{port}"
 
@@ -75,7 +78,7 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     cluster.wait_running("one", 60)
     cluster.wait_event("one", "CardsAssigned: Assigned on node")
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        first.http("/bind")
+        first.http("/bind")  # without a client certificate
     holder = cluster.api.get(LEASE)["spec"]["holderIdentity"]
     first.kill()
     second.wait_ready(60)

@@ -77,7 +77,8 @@ class Installed:
         self.cluster.control.start_scheduler()
         objects = build(OVERLAY, COMPONENTS / "queue", COMPONENTS / "dashboard")
         objects += build(MANIFESTS / "scheduler")
-        files = {"tls.crt": certificate, "tls.key": certificate.with_suffix(".key")}
+        key = certificate.with_suffix(".key")
+        files = {"tls.crt": certificate, "tls.key": key, "ca.crt": certificate}
         data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()}
         metadata = {"name": "gpupack-extender-tls", "namespace": NAMESPACE}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}

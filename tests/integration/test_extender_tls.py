@@ -1,6 +1,7 @@
 """The extender process: one leader, TLS and client certificates."""
 
 import asyncio
+import inspect
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -9,8 +10,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from allocator.names import LEADER_LABEL
+from gpupack.cli.app import cli
 from scheduler_plugin.app import run
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.settings import Settings
@@ -145,6 +148,42 @@ async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
         known.load_cert_chain(certificate, key)
         client.tls = known
         assert (await client.post("/filter", b"{}"))[0] == 422
+
+
+async def test_the_certificates_of_the_installation_page_are_what_both_sides_need(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "install.md").read_text(encoding="utf-8")
+    lines = text.partition("openssl req")[2].partition("kubectl")[0]
+    script = "set -e\n" + inspect.cleandoc("   openssl req" + lines)
+    done = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await done.communicate()
+    assert done.returncode == 0, said.decode()
+    files = {"tls_cert": "tls.crt", "tls_key": "tls.key", "tls_client_ca": "ca.crt"}
+    tls = {option: str(tmp_path / name) for option, name in files.items()}
+    host = "gpupack-extender.gpupack-system.svc"
+    async with ApiServer() as api, extender(tmp_path, api, **tls) as client:
+        # As kube-scheduler does it with `serverName` in its configuration.
+        for ours, status in (("client", 422), (None, 403)):
+            trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+            if ours is not None:
+                trust.load_cert_chain(tmp_path / f"{ours}.crt", tmp_path / f"{ours}.key")
+            async with client.session.post(
+                f"{client.url}/filter", data=b"{}", ssl=trust, server_hostname=host
+            ) as answer:
+                assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--http=:0"], "http ':0': whoever reaches it could bind and evict pods; allowed are a loopback"),
+        (["--http=:0", "--anonymous-auth", "--tls-client-ca-file=c"], "allowed is one of the two"),
+    ],
+)
+def test_an_extender_that_would_be_open_to_all_does_not_start(options: list[str], says: str) -> None:
+    done = CliRunner().invoke(cli, ["scheduler", *options])
+    assert (done.exit_code, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 async def test_settings_that_cannot_work_stop_the_start(tmp_path: Path) -> None:

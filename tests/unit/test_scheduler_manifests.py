@@ -63,6 +63,19 @@ def test_both_ways_to_join_the_extender_agree() -> None:
     assert (ours["filterVerb"], ours["prioritizeVerb"], ours["bindVerb"]) == ("filter", "prioritize", "bind")
 
 
+def test_behind_a_service_verbs_want_a_client_certificate() -> None:
+    """Else whoever reaches the Service could bind and evict pods."""
+    deployment = objects("overlays/join-existing-scheduler")["Deployment", "gpupack-extender"]
+    extender = container(deployment)
+    options = dict(flag.partition("=")[::2] for flag in extender["args"][1:])
+    assert "--anonymous-auth" not in options
+    (mount,) = [each for each in extender["volumeMounts"] if each["name"] == "tls"]
+    assert options["--tls-client-ca-file"] == f"{mount['mountPath']}/ca.crt"
+    (snippet,) = SNIPPETS
+    (theirs,) = yaml.safe_load(snippet.read_text())["extenders"]
+    assert {"caFile", "certFile", "keyFile", "serverName"} == set(theirs["tlsConfig"])
+
+
 def test_the_foreign_schedulers_extender_has_a_lease_of_its_own() -> None:
     found = objects("overlays/join-existing-scheduler")
     assert ("Deployment", "gpupack-scheduler") not in found

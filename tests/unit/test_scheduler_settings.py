@@ -21,7 +21,7 @@ def test_the_defaults_work() -> None:
     ],
 )
 def test_addresses(http: str, host: str, port: int) -> None:
-    settings = Settings(http=http)
+    settings = Settings(http=http, anonymous_auth=True)
     settings.check()
     assert (settings.host, settings.port) == (host, port)
 
@@ -32,6 +32,14 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"http": "8910"}, "http '8910': allowed is HOST:PORT"),
         ({"http": "::1:8910"}, "http '::1:8910': allowed is [HOST]:PORT where the host is an IPv6 address"),
         ({"http": "h:"}, "http 'h:'"),
+        ({"http": ":8910"}, "http ':8910': whoever reaches it could bind and evict pods; allowed are a loop"),
+        ({"http": "0.0.0.0:8910"}, "a client CA (--tls-client-ca-file), or --anonymous-auth where all may"),
+        ({"http": "[::]:8910", "tls_cert": "/x", "tls_key": "/y"}, "http '[::]:8910': whoever reaches it"),
+        ({"http": "gpu.example:8910"}, "http 'gpu.example:8910': whoever"),
+        (
+            {"anonymous_auth": True, "tls_client_ca": "/c"},
+            "anonymous auth with TLS client CA '/c': ",
+        ),
         ({"http": "h:65536"}, "a port from 0 to 65535"),
         ({"http": "h:-1"}, "http 'h:-1'"),
         ({"node_policy": "fastest"}, 'node policy "fastest": allowed are'),
@@ -79,3 +87,10 @@ def test_files_that_are_there(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     Settings(kubeconfig=str(file), tls_cert=str(file), tls_key=str(file), leader_elect=True).check()
+    served = Settings(http=":8910", tls_cert=str(file), tls_key=str(file), tls_client_ca=str(file))
+    served.check()
+
+
+@pytest.mark.parametrize("http", ["127.0.0.1:0", "127.1.2.3:0", "[::1]:0", "localhost:0"])
+def test_on_loopback_nobody_needs_a_certificate(http: str) -> None:
+    Settings(http=http).check()
