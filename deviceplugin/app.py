@@ -27,7 +27,7 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.profile_file import ProfileFile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
-from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace
+from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace, pod_parents
 from deviceplugin.host.driver import OwnThread
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.checkpoint import BookReader
@@ -70,8 +70,12 @@ def gpu_source(settings: Settings) -> GpuSource:
     # Only nodes with real cards pay for the driver's library.
     from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
 
+    root = settings.cgroup_root
     return NvmlGpus(
-        settings.ignored_xids, cgroup_root=settings.cgroup_root, sees_processes=in_host_pid_namespace()
+        settings.ignored_xids,
+        cgroup_root=root,
+        probe_parent=lambda: next(pod_parents(root), root),
+        sees_processes=in_host_pid_namespace(),
     )
 
 

@@ -24,6 +24,7 @@ from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.host.cgroups import in_host_pid_namespace, pod_parents
 from deviceplugin.host.inotify import probe_watch
+from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import BookReader
 from deviceplugin.settings import MPS, Settings
 
@@ -182,6 +183,13 @@ def _kernel(settings: Settings) -> Iterator[Finding]:
     yield _watches()
     root = os.geteuid() == 0
     yield Finding("user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed")
+    administrator = has_capability(CAP_SYS_ADMIN)
+    yield Finding(
+        "capability",
+        "ok" if administrator else "less",
+        "CAP_SYS_ADMIN" if administrator else "no CAP_SYS_ADMIN",
+        "" if administrator else "NVIDIA's driver takes no limits, and shows no MIG instances made later",
+    )
     host = in_host_pid_namespace()
     yield Finding(
         "pid namespace",

@@ -145,7 +145,7 @@ class MemoryParts:
 
     def metrics(self) -> MemoryMetrics:
         """Give Prometheus the same."""
-        return MemoryMetrics(lambda: self._rows, self._over_use.over, self._held)
+        return MemoryMetrics(lambda: self._rows, self._over_use.over, self._held, self._forbidden)
 
     def counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
         """Name the counters that the parts keep."""
@@ -172,6 +172,10 @@ class MemoryParts:
     def _held(self) -> dict[str, Enforcement]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
         return {uuid: self.supports.enforcement(uuid) for uuid in cards}
+
+    def _forbidden(self) -> dict[str, bool]:
+        cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
+        return {uuid: self.supports.of(uuid).forbidden for uuid in cards}
 
     def _names(self, uid: str) -> Names | None:
         pod = self._pods.running(uid)

@@ -22,11 +22,13 @@ class MemoryMetrics(Collector):
         rows: what containers use.
         over: whether one uses more than is tolerated.
         held: how the cards are held, by UUID.
+        forbidden: whether the driver would hold a card's containers and this daemon lacks the right, by UUID.
     """
 
     rows: Callable[[], Iterable[ContainerMemory]]
     over: Callable[[ContainerMemory], bool]
     held: Callable[[], Mapping[str, Enforcement]]
+    forbidden: Callable[[], Mapping[str, bool]] = dict
 
     def collect(self) -> Iterator[Metric]:
         """Write one sample for each container on each card, made when it is written."""
@@ -56,6 +58,14 @@ class MemoryMetrics(Collector):
         for uuid, by in self.held().items():
             cards.add_metric([uuid, by.value], 1)
         yield cards
+        denied = GaugeMetricFamily(
+            "gpupack_card_memory_limits_forbidden",
+            "1 where the driver would limit containers' memory and the daemon lacks the right to let it.",
+            labels=["uuid"],
+        )
+        for uuid, forbidden in self.forbidden().items():
+            denied.add_metric([uuid], int(forbidden))
+        yield denied
 
     def _over_use_mib(self, row: ContainerMemory) -> int:
         return row.beyond_mib if self.over(row) else 0

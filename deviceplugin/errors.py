@@ -17,7 +17,7 @@ DevicePluginError
 import errno
 from typing import Final, Literal
 
-LimitFault = Literal["gone", "unset", "unsupported", "refused", "failed"]
+LimitFault = Literal["gone", "unset", "unsupported", "forbidden", "refused", "failed"]
 RefusalKind = Literal["invalid", "unknown", "unhealthy", "spans-cards", "no-room", "not-ready"]
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
@@ -60,7 +60,8 @@ class LimitError(DevicePluginError):
 
     Args:
         kind: `gone` (so is the cgroup: nothing to do), `unset` (a read found none: set it), `unsupported`
-            (never on this card), `refused` (not with this value), `failed` (try again).
+            (never on this card), `forbidden` (not by this process), `refused` (not with
+            this value), `failed` (try again).
         message: which limit, and what is wrong.
     """
 

@@ -12,6 +12,7 @@ from kubeapi.events import EventType, ObjectRef, node_ref, pod_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
 NOT_OFFERED: Final = "GPUNotOffered"
+FORBIDDEN: Final = "GPUMemoryLimitsForbidden"
 RECOVERED: Final = "GPURecovered"
 GONE: Final = "GPUGone"
 CARDS_CHANGED: Final = "GPUsChanged"
@@ -64,6 +65,13 @@ class Notices:
     def not_offered(self, uuid: str, reason: str) -> None:
         """Tell that a card is well and yet given to no pod."""
         self._record(self._ref, "Warning", NOT_OFFERED, f"{self._card(uuid)} takes no new pods: {reason}")
+
+    def limits_forbidden(self, uuids: Sequence[str], reason: str) -> None:
+        """Tell that containers on cards are not limited for want of a right of this daemon."""
+        cards = ", ".join(self._card(uuid) for uuid in uuids[:_NAMED])
+        more = f" and {len(uuids) - _NAMED} more" if len(uuids) > _NAMED else ""
+        said = f"containers' memory is accounted, not limited, on {cards}{more}: {reason}"
+        self._record(self._ref, "Warning", FORBIDDEN, said)
 
     def recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
         """Tell that a card is given to pods again, and the pods that are on it."""

@@ -381,10 +381,10 @@ class Enforcer:
         limit.failures += 1
         if before is None or before.problem != outcome.problem:
             log.warning("memory limit not in force", **limit.names, error=outcome.problem)
-        final = outcome.fault in {"refused", "unsupported"}
+        final = outcome.fault in {"refused", "unsupported", "forbidden"}
         if limit.failures == (1 if final else TELL_AFTER) and limit.container is not None:
             self._tell(limit.uid, limit.container, outcome.problem)
-        if outcome.fault == "unsupported":
+        if outcome.fault in {"unsupported", "forbidden"}:
             self._supports.ask_again()
         elif outcome.fault == "failed":
             delay_s = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(limit.failures - 1, 10))

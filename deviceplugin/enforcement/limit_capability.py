@@ -151,6 +151,9 @@ class Supports:
         """Say once what is true of several cards, with what it takes for more."""
         if support.held:
             log.info("memory limits are held by the driver", cards=cards)
+        elif self._mode != REQUIRE and support.forbidden:
+            log.warning("memory is accounted, the driver would limit it", cards=cards, reason=str(support))
+            self._notices.limits_forbidden(cards, str(support))
         elif self._mode != REQUIRE:
             log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
         else:

@@ -32,6 +32,7 @@ OVERLAYS = {
 COMPONENTS = {
     "cdi": ["cdi.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
+    "memory-limits": ["memoryLimits.enabled=true"],
     "mps": ["mps.enabled=true"],
     "visible-devices": ["visibleDevices.enabled=true"],
 }

@@ -1,6 +1,7 @@
 """`--memory-limits` in a whole daemon: what is offered, what containers are given, what people are told."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ from aiohttp import ClientSession
 from deviceplugin.gpus.api.memory_limits import HELD, Support
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.host.inotify import Inotify
-from tests.integration.node_world import GIB, NODE, NodeWorld, card, events, metrics, node_world, until
+from tests.integration.node_world import (
+    GIB,
+    NODE,
+    NodeWorld,
+    card,
+    events,
+    metrics,
+    node_world,
+    profile_text,
+    until,
+)
 
 OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
 WHY = f"--memory-limits require, and {OLD}"
@@ -54,11 +65,28 @@ async def test_auto_accounts_where_the_driver_cannot():
         assert "GPUNotOffered" not in events(world)
 
 
-async def explained(world: NodeWorld) -> dict[str, Any]:
-    """What /explain says of cgroups."""
+async def test_a_daemon_without_the_right_says_so_everywhere():
+    """Reading limits is allowed and setting them is not, as in a pod without CAP_SYS_ADMIN."""
+    text = json.dumps({**json.loads(profile_text(8)), "limits": {"set": "no_permission"}})
+    async with node_world(profile=text) as world:
+        await world.stop_daemon()
+        await world.start_daemon(memory_limits="auto")
+        uid = await world.run("a", 3, on=0)
+        assert "SIMULATED_GPU_MEMORY_LIMIT" not in world.env(uid)
+        await until(lambda: "GPUMemoryLimitsForbidden" in events(world))
+        assert "Insufficient Permissions; it takes the right" in events(world)["GPUMemoryLimitsForbidden"]
+        told = await metrics(world)
+        assert told["gpupack_card_memory_held"] == {("accounted", card(0)): 1}
+        assert told["gpupack_card_memory_limits_forbidden"] == {(card(0),): 1}
+        assert "Insufficient" in (await explained(world, "memory"))["cards"][card(0)]["driver"]
+        assert '"held":"accounted"' in world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/cards"]
+
+
+async def explained(world: NodeWorld, part: str = "cgroups") -> dict[str, Any]:
+    """What /explain says of something."""
     url = f"http://127.0.0.1:{world.daemon.http_port}/explain"
     async with ClientSession() as session, session.get(url) as answer:
-        return dict((await answer.json())["cgroups"])
+        return dict((await answer.json())[part])
 
 
 async def test_what_keeps_limits_or_ends_of_charges_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,9 @@ def schema() -> dict[str, Any]:
         ),
         "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
         "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
+        "memoryLimits": closed(
+            {"enabled": _BOOL}, "The right to have NVIDIA's driver limit memory: CAP_SYS_ADMIN."
+        ),
         "mps": closed(
             workload(
                 "mps",

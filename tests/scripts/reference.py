@@ -66,7 +66,8 @@ def node_metrics() -> str:
     status = MagicMock(memory=MagicMock(counts=lambda: MemoryParts.counts(MagicMock())))
     metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(status), "XID")
     row = ContainerMemory("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
-    metrics.also(MemoryMetrics(lambda: [row], lambda _: True, lambda: {"x": Enforcement.DRIVER}))
+    held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}
+    metrics.also(MemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden))
     metrics.call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 

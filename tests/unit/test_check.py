@@ -4,6 +4,7 @@ import errno
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.memory_limits import Support
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
 from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.host.rights import has_capability
 from deviceplugin.settings import Settings
 from gpupack.cli.node import node
 from gpupack.nodecheck import render
@@ -108,6 +110,30 @@ def test_watches_that_are_used_up(settings: Settings, monkeypatch: pytest.Monkey
     finding = found(settings)["inotify watches"]
     assert (finding.verdict, finding.uses) == ("less", "new cgroups are looked for every 0.25 s")
     assert "fs.inotify.max_user_watches is used up" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("Name:\tpython\nCapEff:\t0000000000200000\n", True),
+        ("CapEff:\t000001ffffffffff\n", True),
+        ("CapEff:\t00000000a80425fb\n", False),
+        ("CapEff:\tmany\n", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_the_right_to_set_limits(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, there: bool
+) -> None:
+    status = tmp_path / "status"
+    if text is not None:
+        status.write_text(text)
+    monkeypatch.setattr("deviceplugin.check.has_capability", partial(has_capability, status=status))
+    finding = found(settings)["capability"]
+    assert (finding.verdict, finding.found) == (
+        ("ok", "CAP_SYS_ADMIN") if there else ("less", "no CAP_SYS_ADMIN")
+    )
 
 
 @pytest.mark.parametrize(("text", "says"), [("100\n", "raise"), ("many\n", "looked for")])

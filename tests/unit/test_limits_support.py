@@ -5,7 +5,8 @@ from pathlib import Path
 from pytest_mock import MockerFixture
 
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, Support
-from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV
+from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV, LimitMood
+from tests.kubelet_world import until
 from tests.limits_world import UID, LimitsWorld, world
 
 __all__ = ["world"]
@@ -75,3 +76,42 @@ async def test_a_question_that_fails_is_no_and_is_asked_again(
     mocker.stop(bad)
     await world.supports.ask()
     assert world.supports.of("c0").held
+
+
+async def test_held_is_taken_back_where_the_driver_refuses_for_want_of_a_right(world: LimitsWorld) -> None:
+    """A card that says "held" has its containers limited: MPS takes them where it is there."""
+    world.supports.fallback = lambda _: Enforcement.MPS
+    await world.start()
+    assert world.supports.enforcement("c0") is Enforcement.DRIVER
+    world.driver.mood = LimitMood(set="no_permission")
+    changes: list[Enforcement] = []
+    world.account.follow(lambda: changes.append(world.supports.enforcement("c0")))
+    world.give(UID, "main", range(5))
+    world.container("a")
+    world.name("a", "main")
+    await until(lambda: world.supports.of("c0").forbidden)
+    assert changes[-1] is Enforcement.MPS
+    assert world.supports.enforcement("c1") is Enforcement.DRIVER  # as far as anybody knows
+    assert world.supports.container_envs({"c0": 5}) == {}
+    ((uid, container, problem),) = world.told
+    assert (uid, container) == (UID, "main")
+    assert "Insufficient Permissions" in problem
+    (limit,) = world.enforcer.limits()
+    assert not limit.in_force
+    # Nobody tries again and again what cannot be had.
+    sets = len(world.driver.sets)
+    world.container("b")
+    await world.settle()
+    assert len(world.driver.sets) == sets
+
+
+async def test_require_takes_cards_back_where_the_right_is_missing(tmp_path: Path) -> None:
+    world = LimitsWorld(tmp_path, mode="require")
+    await world.start()
+    assert world.account.ledger.used() == (0, 0)
+    world.driver.mood = LimitMood(set="no_permission")
+    world.give(UID, "main", range(3))
+    world.container("a")
+    await until(lambda: world.account.ledger.used() == (8, 0))
+    assert "Insufficient Permissions" in str(world.answers.why_not("c0::0"))
+    await world.end()

@@ -326,7 +326,8 @@ async def test_static_and_unknown_pods_are_not_evicted(known: bool) -> None:
 def test_metrics_say_what_is_known_and_no_more() -> None:
     watch = Watch()
     rows = [row(2000), row(None, OTHER)]
-    metrics = MemoryMetrics(lambda: rows, watch.over_use.over, lambda: {"c0": Enforcement.DRIVER})
+    held, forbidden = {"c0": Enforcement.DRIVER}, {"c0": False, "c1": True}
+    metrics = MemoryMetrics(lambda: rows, watch.over_use.over, lambda: held, lambda: forbidden)
     found = {metric.name: [sample.value for sample in metric.samples] for metric in metrics.collect()}
     mib = 1 << 20
     assert found == {
@@ -335,6 +336,7 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
         "gpupack_container_limit_bytes": [],
         "gpupack_container_over_use_bytes": [1000 * mib, 0],
         "gpupack_card_memory_held": [1],
+        "gpupack_card_memory_limits_forbidden": [0, 1],
     }
 
 

@@ -99,3 +99,19 @@ def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
     # Never by a rollout: what containers depend on would end.
     assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert mps["spec"]["template"]["spec"]["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]
+
+
+def test_the_right_to_set_limits_is_given_in_one_place_alone() -> None:
+    """CAP_SYS_ADMIN is much: a component gives it, which says what for."""
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "memory-limits")
+    (daemon,) = [one for one in built if one["kind"] == "DaemonSet"]
+    rights = container(daemon)["securityContext"]
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    plain = container(objects("base")["DaemonSet", "gpupack-node"])["securityContext"]
+    assert {**plain, "capabilities": rights["capabilities"]} == rights
+    places = {
+        path.relative_to(MANIFESTS)
+        for path in MANIFESTS.rglob("*.yaml")
+        if not path.is_relative_to(MANIFESTS / "helm") and "[SYS_ADMIN]" in path.read_text()
+    }
+    assert places == {Path("components/memory-limits/daemonset.yaml")}

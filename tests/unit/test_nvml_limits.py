@@ -22,7 +22,7 @@ ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 @dataclass
 class Driver:
-    """Keeps limits by handle and cgroup, in bytes; `error` fails every call.
+    """Keeps limits by handle and cgroup, in bytes; `error` fails every call, `set_error` those that set.
 
     `unset` is what a read fails with where nothing is set, None for a read that says so. With the
     backend dmem soft limits are added to the cgroups above (`reserved`), and stay when their own is deleted.
@@ -37,12 +37,18 @@ class Driver:
     unset: int | None = None
     reads: int = 0
     sets: int = 0
+    paths: list[str] = field(default_factory=list)
+
+    def standing(self) -> dict[tuple[str, str], int]:
+        """Hard limits of cgroups that are there: one that goes takes its limit along."""
+        return {key: limit for key, limit in self.hard.items() if Path(key[1]).is_dir()}
 
     def set(self, handle: str, wanted: Any) -> None:
         self.sets += 1
         self._fail()
         if self.set_error is not None:
             raise pynvml.NVMLError(self.set_error)
+        self.paths.append(wanted.nameSpace)
         key = handle, wanted.nameSpace
         for above in Path(wanted.nameSpace).parents:
             self.reserved[str(above)] += wanted.softLimit - self.soft.get(key, 0)
@@ -101,19 +107,21 @@ def test_limits_are_bytes_of_the_cgroups_full_path(driver: Driver, limits: NvmlL
     }
 
 
-def test_support_is_asked_once(driver: Driver, limits: NvmlLimits) -> None:
+def test_support_is_proven_by_a_limit_on_a_cgroup_of_our_own_once(
+    driver: Driver, limits: NvmlLimits, root: Path
+) -> None:
     assert [limits.support("GPU-a") for _ in range(3)] == [HELD] * 3
-    assert driver.reads == 1
-    assert driver.hard == {}
+    assert driver.paths == [str(root / PROBE)]
+    assert driver.standing() == {}
+    assert not (root / PROBE).exists()
     assert Enforcement.DRIVER.text == str(HELD)
 
 
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND])
-def test_a_driver_that_only_dislikes_the_cgroup_has_the_call(
-    driver: Driver, limits: NvmlLimits, code: int
-) -> None:
-    driver.error = code
+def test_it_is_tried_where_the_pods_are(driver: Driver, root: Path) -> None:
+    """With the kernel's dmem controller the cgroups above decide, too."""
+    limits = NvmlLimits({"GPU-a": "handle a"}.get, root, probe_parent=lambda: root / "pod")
     assert limits.support("GPU-a") == HELD
+    assert driver.paths == [str(root / "pod" / PROBE)]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +129,11 @@ def test_a_driver_that_only_dislikes_the_cgroup_has_the_call(
     [
         (ABSENT, "driver 580.65.06 has no call for memory limits; it takes driver 615", True),
         (pynvml.NVML_ERROR_NOT_SUPPORTED, "driver 580.65.06 does not hold memory limits; it takes", True),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "run as root", False),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions; it takes CAP_SYS_ADMIN", True),
         (pynvml.NVML_ERROR_GPU_IS_LOST, "does not say whether it limits memory: GPU is lost", False),
         (pynvml.NVML_ERROR_UNKNOWN, "does not say whether it limits memory: Unknown Error", False),
+        (pynvml.NVML_ERROR_INVALID_ARGUMENT, "does not say whether it limits memory: Invalid", False),
+        (pynvml.NVML_ERROR_NOT_FOUND, "does not say whether it limits memory: Not Found", False),
     ],
 )
 def test_cards_are_accounted_where_the_driver_does_not_hold(
@@ -131,10 +141,40 @@ def test_cards_are_accounted_where_the_driver_does_not_hold(
 ) -> None:
     driver.error = code
     support = limits.support("GPU-a")
-    assert not support.held
+    assert (support.held, support.forbidden) == (False, code == pynvml.NVML_ERROR_NO_PERMISSION)
     assert says in str(support)
     driver.error = None
     assert limits.support("GPU-a").held is not lasts
+
+
+def test_a_right_to_read_limits_is_none_to_set_them(driver: Driver, limits: NvmlLimits) -> None:
+    """As in a pod whose capabilities are dropped: every read works, and no container is ever limited."""
+    driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
+    support = limits.support("GPU-a")
+    assert (support.held, support.forbidden) == (False, True)
+    assert "CAP_SYS_ADMIN" in str(support)
+
+
+def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlLimits, root: Path) -> None:
+    assert limits.support("GPU-a") == HELD
+    driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
+    (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    assert outcome.fault == "forbidden"
+    assert limits.support("GPU-a").forbidden
+    assert limits.support("GPU-b").forbidden
+
+
+@pytest.mark.parametrize("unset", [None, pynvml.NVML_ERROR_NOT_FOUND])
+def test_a_limit_that_is_taken_and_not_kept_proves_nothing(
+    driver: Driver, limits: NvmlLimits, mocker: MockerFixture, unset: int | None
+) -> None:
+    driver.unset = unset
+    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
+    support = limits.support("GPU-a")
+    assert (support.held, support.forbidden) == (False, False)
+    assert support.reason.endswith("and there was none")
+    mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1", driver.set)
+    assert limits.support("GPU-a") == HELD
 
 
 def test_no_driver_holds_limits_on_mig_instances(driver: Driver, limits: NvmlLimits) -> None:
@@ -142,12 +182,17 @@ def test_no_driver_holds_limits_on_mig_instances(driver: Driver, limits: NvmlLim
     assert driver.reads == 0
 
 
-def test_cgroup_v1_is_no_place_for_limits(driver: Driver, limits: NvmlLimits, root: Path) -> None:
+@pytest.mark.parametrize("code", [None, ABSENT, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_cgroup_v1_is_no_place_for_limits(
+    driver: Driver, limits: NvmlLimits, root: Path, code: int | None
+) -> None:
+    """A driver without the call is the longer way to limits, so it is named first."""
     (root / "cgroup.controllers").unlink()
+    driver.error = code
     support = limits.support("GPU-a")
-    assert not support.held
-    assert "cgroup v1" in support.reason
-    assert "cgroup v2" in support.since
+    assert (support.held, driver.sets, (root / PROBE).exists()) == (False, 0, False)
+    assert ("has no call" if code == ABSENT else "cgroup v1") in support.reason
+    assert ("driver 615" if code == ABSENT else "cgroup v2") in support.since
 
 
 def test_bindings_that_lack_the_call(driver: Driver, limits: NvmlLimits, mocker: MockerFixture) -> None:
@@ -172,7 +217,7 @@ def test_a_card_without_a_handle_is_asked_again(limits: NvmlLimits) -> None:
         (pynvml.NVML_ERROR_NOT_SUPPORTED, "unsupported"),
         (pynvml.NVML_ERROR_GPU_IS_LOST, "failed"),
         (pynvml.NVML_ERROR_UNKNOWN, "failed"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "failed"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "forbidden"),
         (424242, "failed"),
     ],
 )
@@ -183,7 +228,9 @@ def test_errors_name_the_limit_the_card_and_the_cgroup(
     with pytest.raises(LimitError, match=rf"limit of 5 MiB on card GPU-a for cgroup {root}/pod: ") as error:
         limits.set("GPU-a", root / "pod", 5)
     assert error.value.kind == kind
-    assert limits.support("GPU-a").held is (kind == "refused")
+    assert not limits.support("GPU-a").held
+    driver.error = None
+    assert limits.support("GPU-a").held is (kind not in {"unsupported", "forbidden"})
 
 
 def test_a_cgroup_that_is_gone_whatever_the_driver_says(
@@ -236,27 +283,9 @@ def test_a_limit_that_is_not_there_after_it_was_set_does_not_hold(
     assert f"for cgroup {root}/pod was set, and there is none" in outcome.problem
 
 
-@pytest.mark.parametrize(
-    ("code", "says", "lasts"),
-    [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, "does not hold memory limits", True),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "run as root", False),
-    ],
-)
-def test_a_read_that_is_not_supported_is_no_proof_and_to_set_one_is(
-    driver: Driver, limits: NvmlLimits, root: Path, code: int, says: str, lasts: bool
-) -> None:
-    driver.unset, driver.set_error = pynvml.NVML_ERROR_NOT_SUPPORTED, code
-    assert says in str(limits.support("GPU-a"))
-    assert not (root / PROBE).exists()
-    driver.set_error = None
-    assert limits.support("GPU-a").held is not lasts
-
-
 def test_where_no_cgroup_can_be_made_nothing_is_proven(
     driver: Driver, limits: NvmlLimits, root: Path
 ) -> None:
-    driver.unset = pynvml.NVML_ERROR_NOT_SUPPORTED
     (root / PROBE).write_text("in the way")
     support = limits.support("GPU-a")
     assert (support.held, driver.sets) == (False, 0)

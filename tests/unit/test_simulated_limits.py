@@ -9,7 +9,7 @@ from deviceplugin.enforcement.limit_setter import Job, hold_all
 from deviceplugin.errors import GpuError, LimitError, ProfileError
 from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, MemoryLimits, Support
 from deviceplugin.gpus.api.source import GpuProcess
-from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from deviceplugin.gpus.simulated.memory_limits import LimitMood, SimulatedLimits
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 
@@ -188,6 +188,24 @@ def test_a_limit_that_the_driver_rounds_up_is_not_the_promise(cgroup: Path) -> N
     (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("failed", LimitReading(320, 0))
     assert outcome.problem.endswith("was set, and it is 320 MiB")
+
+
+def test_a_process_without_the_right_reads_limits_and_sets_none(cgroup: Path) -> None:
+    limits = SimulatedGpus(parse_profile("mood", PROFILE.format("set: no_permission"))).limits
+    support = limits.support("GPU-a")
+    assert (support.held, support.forbidden) == (False, True)
+    assert limits.read("GPU-a", cgroup) == LimitReading(None, 0)
+    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert (outcome.fault, outcome.reading) == ("forbidden", LimitReading(None, 0))
+
+
+def test_a_right_that_is_missing_after_all_is_known_once_a_limit_is_refused(cgroup: Path) -> None:
+    limits = SimulatedGpus(parse_profile("mood", PROFILE.format(""))).limits
+    assert limits.support("GPU-a") == HELD
+    limits.mood = LimitMood(set="no_permission")
+    assert limits.support("GPU-a") == HELD
+    hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    assert limits.support("GPU-a").forbidden
 
 
 def test_a_mood_that_no_driver_has_is_a_fault_of_the_profile() -> None:

@@ -38,11 +38,13 @@ class Support:
         held: they can.
         reason: why not, for people; empty when they can.
         since: what would do it, `driver 615 (CUDA 13.4)`; empty where nothing known would.
+        forbidden: the driver could, and this process lacks the right to set them.
     """
 
     held: bool
     reason: str = ""
     since: str = ""
+    forbidden: bool = False
 
     def __str__(self) -> str:
         """In one line: `this driver (580.65) has no such call; driver 615 (CUDA 13.4) has`."""
@@ -76,7 +78,10 @@ class MemoryLimits(Protocol):
     """Holds containers to their shares of cards. All methods may block, and may be called from any thread."""
 
     def support(self, uuid: str) -> Support:
-        """Tell whether limits can be held on a card; cheap after the first time."""
+        """Tell whether limits can be held on a card; cheap after the first time.
+
+        They can where one that was set has shown it, and not after a `set` that failed for want of the right.
+        """
         ...
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:

@@ -8,6 +8,10 @@ NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-p
 
 - A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
   NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
+- Setting limits is for the administrator, reading them for everybody (reference of the two calls). NVIDIA's
+  kernel module takes for that whoever has CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
+  kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. One
+  is tried beside the pods' cgroups: with the dmem controller what is above a cgroup decides as well.
 - A soft limit is added to `dmem.min` of every cgroup above, and stays there when its cgroup is deleted
   ("Ancestor reservation propagation"). So it is 0, also where the toolkit sets it; its hook takes any whole
   number of MiB up to the limit (nvidia-container-toolkit, cmd/nvidia-cdi-hook, cuda-memory-limits).
@@ -31,18 +35,20 @@ CALLS: Final = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
 REQUEST_ENV: Final = "NVIDIA_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 
+RIGHT: Final = "CAP_SYS_ADMIN (the component memory-limits, docs/limits.md)"
+PROBE: Final = "gpupack-limit-probe"
+PROBE_MIB: Final = 1024
+"""The limit that is tried: a smaller one might be refused for being small."""
+
 _MIB: Final = 1 << 20
 _UNLIMITED: Final = (1 << 64) - 1
-PROBE: Final = "gpupack-limit-probe"
 
 _ABSENT: Final = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-_UNSUPPORTED: Final = frozenset({_ABSENT, pynvml.NVML_ERROR_NOT_SUPPORTED})
 _UNSET: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
-# What a driver that has the calls may say of the cgroup that support is tried with.
-_ABOUT_THE_CGROUP: Final = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
 _KINDS: Final[Mapping[int, LimitFault]] = {
     _ABSENT: "unsupported",
     pynvml.NVML_ERROR_NOT_SUPPORTED: "unsupported",
+    pynvml.NVML_ERROR_NO_PERMISSION: "forbidden",
     pynvml.NVML_ERROR_INVALID_ARGUMENT: "refused",
     pynvml.NVML_ERROR_INSUFFICIENT_SIZE: "refused",
 }
@@ -54,11 +60,18 @@ class NvmlLimits:
     Args:
         handle_of: the NVML handle of a card by UUID, None where the driver gave none.
         cgroup_root: where the host's cgroups are mounted, here and for the driver.
+        probe_parent: finds the cgroup in which a limit is tried; by default the root.
     """
 
-    def __init__(self, handle_of: Callable[[str], Any], cgroup_root: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(
+        self,
+        handle_of: Callable[[str], Any],
+        cgroup_root: Path = Path("/sys/fs/cgroup"),
+        probe_parent: Callable[[], Path] | None = None,
+    ) -> None:
         self._handle_of = handle_of
         self._root = cgroup_root
+        self._probe_parent = probe_parent or (lambda: cgroup_root)
         self._known: dict[str, Support] = {}
 
     def support(self, uuid: str) -> Support:
@@ -81,7 +94,7 @@ class NvmlLimits:
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         """Read limit and use; see `MemoryLimits.read`."""
-        found = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
+        found = _reading(cgroup)
         self._call(CALLS[1], uuid, cgroup, found, "the limit")
         hard = int(found.hardLimit)
         return LimitReading(
@@ -111,6 +124,8 @@ class NvmlLimits:
             kind = _KINDS.get(error.value, "failed")
             if kind == "unsupported":
                 self._known[uuid] = Support(False, f"the driver refuses limits: {error}", SINCE)
+            elif kind == "forbidden" and name == CALLS[0]:
+                self._known[uuid] = _forbidden(error)
             raise LimitError(kind, f"{where}: {name}: {error}") from error
 
     def _find_out(self, uuid: str) -> tuple[Support, bool]:
@@ -119,60 +134,81 @@ class NvmlLimits:
             return Support(False, "the driver holds no limits on MIG instances"), True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
             return Support(False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE), True
-        support, lasting = self._ask(self._handle_of(uuid))
-        if support.held and not self._is_v2():
-            reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
-            return Support(False, reason, CGROUP_V2), True
-        return support, lasting
-
-    def _try(self, handle: Any) -> None:
-        """Read the root's limit; a read that is not supported may only mean that there is none."""
-        argument = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(self._root).encode())
-        try:
-            pynvml.nvmlDeviceGetMemoryLimits_v1(handle, argument)
-        except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED or not self._is_v2():
-                raise
-            self._set_probe(handle)
-
-    def _is_v2(self) -> bool:
-        return (self._root / "cgroup.controllers").exists()
-
-    def _set_probe(self, handle: Any) -> None:
-        """Set a limit on an empty cgroup of our own, which takes it along when it goes."""
-        probe = self._root / PROBE
-        probe.mkdir(exist_ok=True)
-        try:
-            argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
-                nameSpace=str(probe).encode(), softLimit=0, hardLimit=_MIB
-            )
-            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
-        finally:
-            with suppress(OSError):  # another card's question may have removed it
-                probe.rmdir()
-
-    def _ask(self, handle: Any) -> tuple[Support, bool]:
+        handle = self._handle_of(uuid)
         if handle is None:
             return Support(False, "the driver does not show the card now"), False
+        if not (self._root / "cgroup.controllers").exists():
+            return self._without_v2(handle), True
+        return self._try(handle)
+
+    def _try(self, handle: Any) -> tuple[Support, bool]:
+        """Judge by a limit that is tried."""
         try:
-            self._try(handle)
+            stood_mib = self._set_probe(handle)
         except OSError as error:
             return Support(False, f"whether the driver limits memory cannot be tried: {error}"), False
         except pynvml.NVMLError as error:
             return _judge(error)
+        if stood_mib is None:
+            return Support(False, f"the driver took a limit of {PROBE_MIB} MiB, and there was none"), False
         return HELD, True
+
+    def _without_v2(self, handle: Any) -> Support:
+        """Say what is missing on a node with cgroup v1: the driver comes first, it is the longer way."""
+        try:
+            pynvml.nvmlDeviceGetMemoryLimits_v1(handle, _reading(self._root))
+        except pynvml.NVMLError as error:
+            if error.value == _ABSENT:
+                return _judge(error)[0]
+        reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
+        return Support(False, reason, CGROUP_V2)
+
+    def _set_probe(self, handle: Any) -> int | None:
+        """Set a limit on an empty cgroup of our own, which takes it along when it goes.
+
+        Returns:
+            MiB of the limit that stood there then; None for none.
+        """
+        probe = self._probe_parent() / PROBE
+        probe.mkdir(exist_ok=True)
+        try:
+            argument = pynvml.c_nvmlSetMemoryLimits_v1_t(
+                nameSpace=str(probe).encode(), softLimit=0, hardLimit=PROBE_MIB * _MIB
+            )
+            pynvml.nvmlDeviceSetMemoryLimits_v1(handle, argument)
+            found = _reading(probe)
+            try:
+                pynvml.nvmlDeviceGetMemoryLimits_v1(handle, found)
+            except pynvml.NVMLError as error:
+                if error.value not in _UNSET:
+                    raise
+                return None
+            hard = int(found.hardLimit)
+            return None if hard == _UNLIMITED else hard // _MIB
+        finally:
+            with suppress(OSError):  # another card's question may have removed it
+                probe.rmdir()
+
+
+def _reading(cgroup: Path) -> Any:
+    """Make the argument of a read."""
+    return pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
 
 
 def _judge(error: Any) -> tuple[Support, bool]:
     """Tell what an error of the driver says of its limits, and whether that is for good."""
-    if error.value in _ABOUT_THE_CGROUP:
-        return HELD, True
-    if error.value in _UNSUPPORTED:
-        lacks = "has no call for" if error.value == _ABSENT else "does not hold"
-        return Support(False, f"driver {_driver_version()} {lacks} memory limits", SINCE), True
+    if error.value == _ABSENT:
+        return Support(False, f"driver {_driver_version()} has no call for memory limits", SINCE), True
+    if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+        return Support(False, f"driver {_driver_version()} does not hold memory limits", SINCE), True
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return Support(False, f"the driver refuses to limit memory: {error}; run as root"), False
+        return _forbidden(error), True
     return Support(False, f"the driver does not say whether it limits memory: {error}"), False
+
+
+def _forbidden(error: Any) -> Support:
+    """Say that this process lacks the right, which lasts: whoever is given it is another process."""
+    return Support(False, f"the driver refuses to limit memory: {error}", RIGHT, forbidden=True)
 
 
 def _driver_version() -> str:

@@ -98,6 +98,7 @@ class NvmlGpus:
         ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
         pci_devices: where the kernel shows PCI devices.
         cgroup_root: where the host's cgroups are mounted.
+        probe_parent: finds the cgroup in which a memory limit is tried; see `NvmlLimits`.
         sees_processes: the driver shows all processes; it hides those of other pid namespaces.
         clock: monotonic seconds.
 
@@ -110,6 +111,7 @@ class NvmlGpus:
         ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
         pci_devices: Path = Path("/sys/bus/pci/devices"),
         cgroup_root: Path = Path("/sys/fs/cgroup"),
+        probe_parent: Callable[[], Path] | None = None,
         sees_processes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,7 +130,7 @@ class NvmlGpus:
         self._open = self._lost = False
         self._again_s = AGAIN_S
         self._started_s = float("-inf")
-        self.limits = NvmlLimits(self._handle_of, cgroup_root)
+        self.limits = NvmlLimits(self._handle_of, cgroup_root, probe_parent)
 
     @property
     def vendor(self) -> Vendor:

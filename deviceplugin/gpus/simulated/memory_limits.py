@@ -26,6 +26,12 @@ LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
 
 DMEM_FILE: Final = "dmem.max"
 NO_FILES: Final = f"has no {DMEM_FILE}: +dmem is missing in cgroup.subtree_control of a cgroup above"
+FORBIDDEN: Final = Support(
+    held=False,
+    reason="the driver refuses to limit memory: Insufficient Permissions",
+    since="the right to set limits",
+    forbidden=True,
+)
 
 _SWEEP: Final = 256
 """So many limits, those of cgroups that are gone among them, are kept at least."""
@@ -52,12 +58,15 @@ class LimitMood:
         files: with `dmem`: only cgroups that have a file `dmem.max` can have a limit; of others the limit of
             the nearest one above that has the file is read.
         step_mib: limits are rounded up to multiples of this.
+        set: what setting one says: that it is `allowed`, or `no_permission`, as to a process without the
+            right. Reading stays allowed.
     """
 
     unset: Literal["unlimited", "not_found", "not_supported"] = "unlimited"
     backend: Literal["misc", "dmem"] = "misc"
     files: bool = False
     step_mib: Annotated[int, Meta(ge=1, le=1024)] = 1
+    set: Literal["allowed", "no_permission"] = "allowed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +95,22 @@ class SimulatedLimits:
         self._processes: dict[str, dict[int, _Process]] = defaultdict(dict)
         self._sweep_at = _SWEEP
         self._reserved_mib: dict[tuple[str, Path], int] = defaultdict(int)
+        self._proven: dict[str, Support] = {}
         self.least_mib = 1
         self.mood = LimitMood()
 
     def say(self, support: Support) -> None:
         """Be another driver from now on."""
         self._support = support
+        self._proven.clear()
 
     def support(self, uuid: str) -> Support:
-        """Tell what the simulated driver can do."""
+        """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
         if uuid.startswith("MIG-"):
             return Support(False, "the driver holds no limits on MIG instances")
-        return self._support
+        if not self._support.held:
+            return self._support
+        return self._proven.setdefault(uuid, HELD if self.mood.set == "allowed" else FORBIDDEN)
 
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
         """Set a hard limit, and end a soft one; see `MemoryLimits.set`."""
@@ -117,6 +130,9 @@ class SimulatedLimits:
 
     def _set(self, uuid: str, cgroup: Path, hard_mib: int, soft_mib: int) -> None:
         self._check(uuid)
+        if self.mood.set != "allowed":
+            self._proven[uuid] = FORBIDDEN
+            raise LimitError("forbidden", f"limit of {hard_mib} MiB on card {uuid}: {FORBIDDEN.reason}")
         if hard_mib < self.least_mib:
             allowed = f"allowed are {self.least_mib} MiB or more"
             raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}: {allowed}")
@@ -255,7 +271,7 @@ class SimulatedLimits:
         support = self.support(uuid)
         if uuid not in self._sizes_mib:
             raise LimitError("failed", f"limit on card {uuid[:256]!r}: there is no such card")
-        if not support.held:
+        if not support.held and not support.forbidden:
             raise LimitError("unsupported", f"limit on card {uuid}: {support}")
 
 

@@ -126,17 +126,24 @@ none has the leader's label, and readiness says who leads.
 {{- end }}
 {{- end }}
 
-{{/* gpupack.patch applies a JSON patch to an object in place; every step of it adds to the end of a list. */}}
+{{/* gpupack.patch applies a JSON patch to an object in place; every step of it adds: to the end of a list, or a member. */}}
 {{- define "gpupack.patch" }}
 {{- $object := .object }}
 {{- range $step := .steps }}
 {{- $path := splitList "/" (trimPrefix "/" $step.path) }}
-{{- if or (ne $step.op "add") (ne (last $path) "-") }}{{ fail (printf "%s %s is not understood" $step.op $step.path) }}{{ end }}
-{{- $list := last (initial $path) }}
+{{- if ne $step.op "add" }}{{ fail (printf "%s %s is not understood" $step.op $step.path) }}{{ end }}
+{{- $member := last $path }}
+{{- $value := $step.value }}
+{{- $parents := initial $path }}
+{{- if eq $member "-" }}
+{{- $member = last $parents }}
+{{- $parents = initial $parents }}
+{{- end }}
 {{- $place := $object }}
-{{- range $part := initial (initial $path) }}
+{{- range $part := $parents }}
 {{- if kindIs "slice" $place }}{{ $place = index $place (int $part) }}{{ else }}{{ $place = get $place $part }}{{ end }}
 {{- end }}
-{{- $_ := set $place $list (append (default list (get $place $list)) $step.value) }}
+{{- if eq (last $path) "-" }}{{ $value = append (default list (get $place $member)) $value }}{{ end }}
+{{- $_ := set $place $member $value }}
 {{- end }}
 {{- end }}
