@@ -19,7 +19,7 @@ from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, 
 from benchmarks.slots import rounds
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with
 from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.scheduling.policies.registry import Ask, AttemptCounter, CardDemand, Learner
@@ -42,7 +42,7 @@ def packed() -> Figures:
     placed = []
     for units in (4, 4, 6, 10, 10, 10, 6):
         query = policies.query(arrays, PodRequest((ContainerRequest("main", units, "main"),)), 1000, GIB)
-        fits = fitting(arrays, query, rows)[0]
+        fits = filter_nodes(arrays, query, rows)[0]
         placement = place_with(policies.of(query.request), arrays, row, query) if fits else None
         for card, taken in {} if placement is None else placement.charge.items():
             used[card] += taken
@@ -58,7 +58,7 @@ def packed() -> Figures:
         "  the node publishes",
         ", ".join(f"{name.split('/')[1]}={value}" for name, value in resources.items()),
     )
-    said = "yes" if fitting(arrays, query, rows)[0] else "no"
+    said = "yes" if filter_nodes(arrays, query, rows)[0] else "no"
     print(f"  decoded, free by card: {free}, together {sum(free)}; does one more pod of {asked} fit? {said}")
     return {"placed": placed, "used_word": resources["gpupack.io/packed-used-0"], "free": free, "fits": said}
 

@@ -27,7 +27,7 @@ from gpupack.whatif.fit import fit as fit_of
 from gpupack.whatif.kube_checks import any_pod
 from gpupack.whatif.simulating import trace_of
 from gpupack.whatif.snapshot import FILES
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score
 from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.simulator.app import simulate as run_all
@@ -185,7 +185,7 @@ def rank(
     request = request_of(_ask(units, cards, model), cluster.state.resource)
     query = cluster.policies.query(nodes, request, 0, 0)
     blocks = cluster.hosts.blocks(any_pod())
-    rows = cluster.rows[fitting(nodes, query, cluster.rows)]
+    rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]
     rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
     if not len(rows):
         return []

@@ -22,7 +22,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import lesson, place_with, score
 from scheduler_plugin.scheduling.ranking import best
 from scheduler_plugin.scheduling.request import Query
@@ -316,7 +316,7 @@ def _query(policies: Policies, nodes: NodeArrays, job: Job, pod: str) -> Query:
 def _fits(nodes: NodeArrays, query: Query, rows: RowArray) -> RowArray:
     """Rows that have the cards, cpu and memory."""
     ask = query.ask
-    fits = fitting(nodes, query, rows)
+    fits = filter_nodes(nodes, query, rows)
     fits &= nodes.cpu_capacity[rows] - nodes.cpu_used[rows] >= ask.cpu_milli
     fits &= nodes.memory_capacity[rows] - nodes.memory_used[rows] >= ask.memory_bytes
     return rows[fits]

@@ -10,18 +10,19 @@ from allocator.selector import Selector
 from gpupack.diagnose.evictions import fewest_ends
 from gpupack.rebalance.verified_ways import moves_for
 from gpupack.whatif.answers import PodUnits, WayOut
-from gpupack.whatif.kube_checks import CORDONED, SELECTOR, SYSTEM, TAINT
+from gpupack.whatif.kube_checks import CORDONED, NOT_READY, PORTS, SELECTOR, SYSTEM, TAINT
 from gpupack.whatif.node_results import Verdicts
 from gpupack.whatif.trials import Held, Trial, numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.scheduling.available import widened
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.scheduling.reasons import REASONS, memory
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3
 _NEVER_BY_ENDS: Final = frozenset(
-    {SELECTOR, TAINT, CORDONED, "NotReady", "NoWords", "CorruptWords", "OtherUnit", "NoDaemon", "Ports"}
+    {SELECTOR, TAINT, CORDONED, NOT_READY, PORTS}
+    | {reason.json_name for reason, wording in REASONS.items() if not wording.freed_by_ends}
 )
 """Nodes that no pod's end opens."""
 

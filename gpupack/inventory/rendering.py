@@ -173,7 +173,7 @@ def status(row: NodeRow) -> str:
     if row.unschedulable:
         words.append("SchedulingDisabled")
     if row.without_daemon:
-        words.append("NoDaemon")
+        words.append("NoPlugin")
     return ",".join(words)
 
 

@@ -21,7 +21,7 @@ from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.scheduling.available import offered, say_widened, widened
 from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.policies.registry import Ask
 from scheduler_plugin.scheduling.reasons import demanded
 from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
@@ -163,7 +163,7 @@ def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[st
     choices matters, so the pods are placed one after the other, on all nodes at once.
     """
     nodes = cluster.state.nodes
-    rows = rows[fitting(nodes, query, rows)] if len(rows) else rows
+    rows = rows[filter_nodes(nodes, query, rows)] if len(rows) else rows
     names = [nodes.names[row] for row in rows.tolist()]
     if not names:
         return Counter()

@@ -21,7 +21,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.pods import pod_requests, requested
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import most_pods
 from scheduler_plugin.scheduling.placing import score
 from scheduler_plugin.scheduling.ranking import best
@@ -128,7 +128,7 @@ def rows_for(
     """
     nodes = cluster.state.nodes
     rows = cluster.rows if only is None else only
-    rows = rows[fitting(nodes, query, rows)]
+    rows = rows[filter_nodes(nodes, query, rows)]
     if not len(rows):
         return rows
     names = [nodes.names[row] for row in rows.tolist()]

@@ -26,31 +26,20 @@ from gpupack.whatif.kube_checks import (
 )
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.scheduling.available import offered, say_widened, widened
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
-from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, amount, demanded, memory
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, amount, demanded, memory
 from scheduler_plugin.scheduling.request import Query, units_by_card
 
-WORDS: Final = {
-    Misfit.UNKNOWN_NODE: "UnknownNode",
-    Misfit.NO_WORDS: "NoWords",
-    Misfit.CORRUPT: "CorruptWords",
-    Misfit.OTHER_UNIT: "OtherUnit",
-    Misfit.NO_PLUGIN: "NoDaemon",
-    Misfit.NOT_ADMITTED: "NotAdmitted",
-    Misfit.TOO_SMALL: "TooSmall",
-    Misfit.NOT_FREE: "NotFree",
-    Misfit.HELD_BACK: "HeldBack",
-    Misfit.NO_SUCH_CARD: "NoSuchCard",
-}
-"""Filter's reasons, as `-o json` names them."""
-
-_BY_CARDS: Final = tuple(WORDS[misfit] for misfit in CLOSEST_FIRST)
-_LAST: Final = _BY_CARDS.index(WORDS[Misfit.NO_PLUGIN])
+_WITHOUT_CARDS: Final = tuple(reason.json_name for reason in REASONS if reason >= FilterReason.NO_PLUGIN)
+"""Reasons for which a node has no cards to speak of."""
 
 ORDER: Final = (
-    *_BY_CARDS[:2],
+    FilterReason.HELD_BACK.json_name,
+    FilterReason.NOT_FREE.json_name,
     SUM,
-    *_BY_CARDS[2:_LAST],
+    FilterReason.TOO_SMALL.json_name,
+    FilterReason.NOT_ADMITTED.json_name,
+    FilterReason.NO_SUCH_CARD.json_name,
     CPU,
     MEMORY,
     RESOURCE,
@@ -61,11 +50,16 @@ ORDER: Final = (
     SELECTOR,
     CORDONED,
     NOT_READY,
-    *_BY_CARDS[_LAST:],
+    *_WITHOUT_CARDS,
 )
 """Nodes that come closest stand first: filter's reasons as everywhere, kube-scheduler's among them."""
 
-_WITH_CARDS: Final = frozenset({"NotFree", "HeldBack", "TooSmall"})
+_WITH_CARDS: Final = frozenset(
+    reason.json_name for reason in (FilterReason.HELD_BACK, FilterReason.NOT_FREE, FilterReason.TOO_SMALL)
+)
+_SENTENCES: Final = {
+    reason.json_name: wording.sentence for reason, wording in REASONS.items() if wording.sentence is not None
+}
 _EXAMPLES: Final = 3
 OFFERED: Final = 8
 
@@ -95,13 +89,13 @@ def verdicts(cluster: Cluster, query: Query, wish: Wish) -> Verdicts:
     """
     nodes, rows = cluster.state.nodes, cluster.rows
     blocks = cluster.hosts.blocks(wish)
-    out = rows[~fitting(nodes, query, rows)]
-    codes = misfits(nodes, query, out)
+    out = rows[~filter_nodes(nodes, query, rows)]
+    codes = explain_rejections(nodes, query, out)
     sums = cluster.hosts.too_little(query.request.effective_units, percent=query.request.percent)
-    found = {nodes.names[row]: Block(WORDS[Misfit(code)]) for row, code in _pairs(out, codes)}
+    found = {nodes.names[row]: Block(FilterReason(code).json_name) for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
     for name, block in blocks.items():
-        if found.get(name) != Block("NoWords"):
+        if found.get(name) != Block(FilterReason.NO_WORDS.json_name):
             found[name] = block
     for name in sums:
         found.setdefault(name, Block(SUM))
@@ -209,23 +203,20 @@ class _Sentences:
     def of(self, block: Block, rows: RowArray, best: Best | None, asked: int) -> str:
         """Say why not, of the nodes of a group."""
         special = {
-            "NotFree": self._not_free,
-            "TooSmall": self._too_small,
-            "NotAdmitted": self._not_admitted,
-            "NoSuchCard": self._not_admitted,
+            FilterReason.NOT_FREE.json_name: self._not_free,
+            FilterReason.TOO_SMALL.json_name: self._too_small,
+            FilterReason.NOT_ADMITTED.json_name: self._not_admitted,
+            FilterReason.NO_SUCH_CARD.json_name: self._not_admitted,
             CPU: self._cpu,
             MEMORY: self._memory,
             SUM: self._sum,
         }.get(block.reason)
         if special is not None:
             return special(rows, best, asked)
+        fixed = _SENTENCES.get(block.reason)
+        if fixed is not None:
+            return fixed.format(unit=memory(1, self._unit))
         return {
-            "HeldBack": "held back by the node policy for now",
-            "NoWords": "no GPU memory is offered there: no gpupack daemon has published cards",
-            "CorruptWords": "the packed words of the node cannot be read: see gpupack top",
-            "OtherUnit": f"the node counts in another unit than {memory(1, self._unit)}",
-            "NoDaemon": "the kubelet has no gpupack device plugin now: is the daemon running there?",
-            "UnknownNode": "the node is not known yet",
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",
             TAINT: f"the node has the taint {block.detail}, which the pod does not tolerate",

@@ -15,7 +15,7 @@ from gpupack.whatif.kube_checks import Wish
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with, score
 from scheduler_plugin.scheduling.ranking import best
 from scheduler_plugin.scheduling.request import Query
@@ -99,7 +99,7 @@ class Trial:
 
     def fitting_rows(self, rows: RowArray) -> RowArray:
         """Keep the rows of nodes whose cards take one such pod, in their order."""
-        return rows[fitting(self.cluster.state.nodes, self.query, rows)]
+        return rows[filter_nodes(self.cluster.state.nodes, self.query, rows)]
 
     def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
         """Rows of the nodes that take one such pod."""

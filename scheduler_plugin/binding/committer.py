@@ -18,9 +18,9 @@ from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Misfit, misfits, place_on
+from scheduler_plugin.scheduling.filtering import explain_rejections, place_on
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with
-from scheduler_plugin.scheduling.reasons import REQUEUED, reason
+from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, event_text
 from scheduler_plugin.scheduling.request import Query
 
 
@@ -112,8 +112,10 @@ class Committer:
         """
         placement = self._as_planned(pod, query, row) or self._choose(query, row)
         if placement is None:
-            misfit = Misfit(int(misfits(self.state.nodes, query, np.array([row], dtype=np.intp))[0]))
-            why = reason(misfit, query.request.demands, self.state.unit_mib)
+            reason = FilterReason(
+                int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
+            )
+            why = event_text(reason, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 

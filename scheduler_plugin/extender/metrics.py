@@ -12,7 +12,7 @@ from kubeapi.metrics import process_registry
 from scheduler_plugin.cache.nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
-from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.scheduling.reasons import REASONS
 
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
@@ -24,7 +24,7 @@ VERBS: Final = ("filter", "prioritize", "bind", "preempt")
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
 _MIB: Final = 1 << 20
-_REASONS: Final = (*(each.name.lower() for each in Misfit if each is not Misfit.NONE), INVALID, NOT_REFUSED)
+_REASONS: Final = (*(reason.metric_label for reason in REASONS), INVALID, NOT_REFUSED)
 
 
 class Freshness(Protocol):

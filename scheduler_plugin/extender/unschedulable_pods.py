@@ -16,8 +16,7 @@ from scheduler_plugin.cache.objects import Metadata
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.available import offered, say_widened, widened
-from scheduler_plugin.scheduling.filtering import Misfit
-from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, amount, demanded, memory, reason
+from scheduler_plugin.scheduling.reasons import FilterReason, amount, demanded, event_text, memory
 from scheduler_plugin.scheduling.request import Query, units_by_card
 
 TELL_AGAIN_S: Final = 1800.0
@@ -43,20 +42,20 @@ class Refusal:
     """
 
     metadata: Metadata
-    counts: Mapping[Misfit, int] = field(default_factory=dict)
+    counts: Mapping[FilterReason, int] = field(default_factory=dict)
     query: Query | None = None
     rows: RowArray | None = None
     problem: str = ""
 
     @property
-    def cause(self) -> frozenset[Misfit] | str:
+    def cause(self) -> frozenset[FilterReason] | str:
         """What does not change while only numbers do."""
         return self.problem or frozenset(self.counts)
 
     @property
     def label(self) -> str:
         """The cause in one word: of the nodes that come closest to taking the pod."""
-        return INVALID if self.problem else min(self.counts, key=CLOSEST_FIRST.index).name.lower()
+        return INVALID if self.problem else min(self.counts).metric_label
 
     def text(self, state: ClusterState) -> str:
         """Say it with the numbers of this moment."""
@@ -65,14 +64,14 @@ class Refusal:
         demands = self.query.request.demands
         nodes = sum(self.counts.values())
         why = ", ".join(
-            f"{count} {reason(misfit, demands, state.unit_mib)}"
-            for misfit, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+            f"{count} {event_text(reason, demands, state.unit_mib)}"
+            for reason, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         )
         wanted = demanded(demands, state.unit_mib)
         more = _free(state, self.query, self.rows)
         if len(state.reservations):
             more += " Some are kept for pods that others were evicted for."
-        if Misfit.NO_SUCH_CARD in self.counts:
+        if FilterReason.NO_SUCH_CARD in self.counts:
             selector = self.query.request.selector
             rows = np.arange(len(state.nodes.names))
             has = offered(state.nodes, selector, rows, _SHOWN) or "no card whose model is known"
@@ -120,7 +119,7 @@ class WaitingPod:
     """
 
     pod: str
-    cause: frozenset[Misfit] | str
+    cause: frozenset[FilterReason] | str
     label: str
     since: float
     told: float

@@ -35,12 +35,12 @@ from scheduler_plugin.extender.unschedulable_pods import Refusal
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.preemption.reprieving import VictimSet, victims_on
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import CodeArray, Misfit, fitting, misfits
+from scheduler_plugin.scheduling.filtering import CodeArray, explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.pending_pods import Backlog
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, lesson, score, scores_of
 from scheduler_plugin.scheduling.policies.registry import Ask
 from scheduler_plugin.scheduling.ranking import BEST, best, protocol_scores
-from scheduler_plugin.scheduling.reasons import REQUEUED, reason
+from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, event_text
 from scheduler_plugin.scheduling.request import Query
 
 SHORTLIST: Final = 16
@@ -136,7 +136,7 @@ class Extender:
         try:
             with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes)
-                fitting_rows = rows[fitting(self.state.nodes, query, rows)]
+                fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
                 scores = self._scores(bool(pod.planned) and len(rows) == 1, query, fitting_rows)
@@ -148,7 +148,7 @@ class Extender:
         """Answer for a pod that asks for cards."""
         rows, at = self._known(candidates)
         fits = self._failed.untried(
-            self.state.nodes, pod.metadata.uid, rows, fitting(self.state.nodes, query, rows)
+            self.state.nodes, pod.metadata.uid, rows, filter_nodes(self.state.nodes, query, rows)
         )
         ranks_by_itself = ranks_nodes_itself(pod)
         planned = (pod.metadata.annotations or {}).get(POD_PLANNED, "").partition(",")[0]
@@ -220,7 +220,7 @@ class Extender:
                 result[slice(None) if at is None else at] = self._plain_ranks(pod, rows)
             return encode_scores(candidates, self.state.nodes, result)
         with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
-            positions = np.flatnonzero(fitting(self.state.nodes, query, rows))
+            positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
             scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
         ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
@@ -358,9 +358,11 @@ class Extender:
         of them are called incurable, save the one that is being kept for the pod: that error keeps
         kube-scheduler from clearing the pod's nominatedNodeName.
         """
-        codes: CodeArray = np.full(len(candidates.rows(self.state.nodes)), Misfit.UNKNOWN_NODE, dtype=np.int8)
-        found: CodeArray = np.full(len(rows), Misfit.HELD_BACK, dtype=np.int8)
-        found[~held] = misfits(self.state.nodes, query, rows[~held])
+        codes: CodeArray = np.full(
+            len(candidates.rows(self.state.nodes)), FilterReason.UNKNOWN_NODE, dtype=np.int8
+        )
+        found: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
+        found[~held] = explain_rejections(self.state.nodes, query, rows[~held])
         codes[slice(None) if at is None else at] = found
         if pod.metadata.uid not in self._settled_uids:
             for learner in self.policies.learners:
@@ -370,18 +372,18 @@ class Extender:
         kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
-            misfit = Misfit(code)
-            text = reason(misfit, query.request.demands, self.state.unit_mib)
+            reason = FilterReason(code)
+            text = event_text(reason, query.request.demands, self.state.unit_mib)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
                 for curable in (True, False)
             ]
-            counts[misfit] = int(np.count_nonzero(codes == code))
+            counts[reason] = int(np.count_nonzero(codes == code))
         answer = encode_refused(candidates, self.state.nodes, groups)
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if may_preempt(pod) and not held.any():
-            evictable = self._evictable(rows[found == Misfit.NOT_FREE])
+            evictable = self._evictable(rows[found == FilterReason.NOT_FREE])
         refusal = Refusal(pod.metadata, counts, query, rows)
         among = NodeSet.of(self.state.nodes, rows)
         return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, among=among)

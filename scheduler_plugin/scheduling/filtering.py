@@ -6,7 +6,6 @@ cannot be done, sums rule most nodes out, and the others are searched exactly, o
 """
 
 from dataclasses import replace
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -16,9 +15,10 @@ from allocator.place import Placement, place
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
 from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.reasons import REASONS, FilterReason
 from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
 
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
@@ -27,31 +27,6 @@ _NUMA_BITS: Final = 62
 
 _SIZE: Final = 1 << 32
 """Factor of a card's size where size and free units are one number."""
-
-
-class Misfit(IntEnum):
-    """Why a node cannot take a pod; the fixed texts are in `reasons`."""
-
-    NONE = 0
-    UNKNOWN_NODE = 1
-    NO_WORDS = 2
-    CORRUPT = 3
-    OTHER_UNIT = 4
-    NO_PLUGIN = 5
-    NOT_ADMITTED = 6
-    TOO_SMALL = 7
-    NOT_FREE = 8
-    HELD_BACK = 9
-    NO_SUCH_CARD = 10
-
-
-_BY_EXCLUSION: Final = {
-    Exclusion.VACANT: Misfit.UNKNOWN_NODE,
-    Exclusion.NO_WORDS: Misfit.NO_WORDS,
-    Exclusion.CORRUPT: Misfit.CORRUPT,
-    Exclusion.OTHER_UNIT: Misfit.OTHER_UNIT,
-    Exclusion.NO_PLUGIN: Misfit.NO_PLUGIN,
-}
 
 
 class Selectors:
@@ -96,7 +71,7 @@ def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArra
     return admitted
 
 
-def fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+def filter_nodes(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
     """Tell which nodes have the cards for a pod.
 
     Args:
@@ -310,8 +285,8 @@ def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
     return place(cards_of(nodes, row), query.request, query.ask.card_policy)
 
 
-def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
-    """Say why nodes that `fitting` refused cannot take a pod.
+def explain_rejections(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
+    """Say why nodes that `filter_nodes` refused cannot take a pod.
 
     Args:
         nodes: The arrays.
@@ -319,22 +294,24 @@ def misfits(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `Misfit` each: the first in the order of its values that is true; NO_SUCH_CARD in place of
-        NOT_ADMITTED where no card of the whole cluster is admitted, most likely a slip of the pen.
+        int8[m], a `FilterReason` each: of the whole node's exclusion, else NOT_ADMITTED, TOO_SMALL or
+        NOT_FREE. NO_SUCH_CARD stands for NOT_ADMITTED where no card of the whole cluster is admitted,
+        a likely typo.
     """
     ask = query.ask
-    codes: CodeArray = np.full(len(rows), Misfit.NOT_FREE, dtype=np.int8)
-    codes[~_could_fit(nodes, query, rows)] = Misfit.TOO_SMALL
+    codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
+    codes[~_could_fit(nodes, query, rows)] = FilterReason.TOO_SMALL
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
         somewhere = bool((ask.admits & (nodes.size > 0)).any())
-        codes[admitted < most] = Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
+        codes[admitted < most] = FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
     excluded = nodes.exclusion[rows]
-    for exclusion, misfit in _BY_EXCLUSION.items():
-        codes[excluded == exclusion] = misfit
+    for reason, wording in REASONS.items():
+        if wording.exclusion is not None:
+            codes[excluded == wording.exclusion] = reason
     if query.request.percent:
-        codes[nodes.usable[rows] & ~nodes.percent[rows]] = Misfit.NO_PLUGIN
+        codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN
     return codes
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import LongArray, RowArray
 from scheduler_plugin.cache.nodes import NodeArrays
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import Query, units_by_card
 
 MOST_COUNTED: Final = 4096
@@ -38,7 +39,11 @@ def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool 
         total += units * demand.cards
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
-    takes = misfits(nodes, query, rows) == Misfit.NOT_FREE if emptied else fitting(nodes, query, rows)
+    takes = (
+        explain_rejections(nodes, query, rows) == FilterReason.NOT_FREE
+        if emptied
+        else filter_nodes(nodes, query, rows)
+    )
     most[~takes] = 0
     return most
 

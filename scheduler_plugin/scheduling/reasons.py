@@ -1,42 +1,103 @@
-"""The texts that people read in a pod's events.
+"""Reasons for which filter refuses a node: one table, from which every place that names a reason takes it.
 
-A reason depends on the request's shape alone: kube-scheduler writes reasons into the pod, and a pod whose
-text changes is queued again at once. Numbers that change belong to `gpupack why`.
+The text that kube-scheduler writes into a pod depends on the request's shape alone: a pod whose text changes
+is queued again at once. Numbers that change belong to `gpupack why`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from allocator.names import MIB_PER_GIB
 from allocator.request import Demand
-from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.cache.nodes import Exclusion
 
 REQUEUED: Final = "its release was taken back: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""
 
-_FIXED = {
-    Misfit.UNKNOWN_NODE: "node not known to the gpupack scheduler yet",
-    Misfit.NO_WORDS: "no gpupack words on the node",
-    Misfit.CORRUPT: "corrupt gpupack words on the node",
-    Misfit.OTHER_UNIT: "gpupack words of another unit on the node",
-    Misfit.NO_PLUGIN: "the node's kubelet has no gpupack device plugin at the moment",
-    Misfit.HELD_BACK: "held back by the node policy",
-    Misfit.NO_SUCH_CARD: "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
-}
 
-CLOSEST_FIRST: Final = (
-    Misfit.HELD_BACK,
-    Misfit.NOT_FREE,
-    Misfit.TOO_SMALL,
-    Misfit.NOT_ADMITTED,
-    Misfit.NO_SUCH_CARD,
-    Misfit.NO_PLUGIN,
-    Misfit.CORRUPT,
-    Misfit.OTHER_UNIT,
-    Misfit.UNKNOWN_NODE,
-    Misfit.NO_WORDS,
-)
-"""How near a node is to taking a pod, for whatever names one reason out of many: `why`, metrics."""
+class FilterReason(IntEnum):
+    """Reason for which filter refuses a node. A smaller one is closer to taking the pod.
+
+    `why`, metrics and the queue name the smallest one where nodes are refused for several.
+    """
+
+    NONE = 0
+    HELD_BACK = 1
+    NOT_FREE = 2
+    TOO_SMALL = 3
+    NOT_ADMITTED = 4
+    NO_SUCH_CARD = 5
+    NO_PLUGIN = 6
+    CORRUPT_WORDS = 7
+    OTHER_UNIT = 8
+    UNKNOWN_NODE = 9
+    NO_WORDS = 10
+
+    @property
+    def metric_label(self) -> str:
+        """Label `reason` of metrics: `not_free`."""
+        return self.name.lower()
+
+    @property
+    def json_name(self) -> str:
+        """Name in JSON answers: `NotFree`."""
+        return self.name.title().replace("_", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Everything that is said of one reason; its metric label and JSON name are made of its own name.
+
+    Attributes:
+        event: Text in the pod's condition and Events; None where the text names the request.
+        sentence: What `why` says; `{unit}` is the unit of memory. None where it has the numbers of the nodes.
+        exclusion: Exclusion of the whole node in the cache that is told by this reason.
+        freed_by_ends: The end of other pods can make the node take the pod.
+    """
+
+    event: str | None
+    sentence: str | None
+    exclusion: Exclusion | None = None
+    freed_by_ends: bool = False
+
+
+REASONS: Final = {
+    FilterReason.HELD_BACK: Wording(
+        "held back by the node policy", "held back by the node policy for now", freed_by_ends=True
+    ),
+    FilterReason.NOT_FREE: Wording(None, None, freed_by_ends=True),
+    FilterReason.TOO_SMALL: Wording(None, None, freed_by_ends=True),
+    FilterReason.NOT_ADMITTED: Wording(None, None, freed_by_ends=True),
+    FilterReason.NO_SUCH_CARD: Wording(
+        "no card of the cluster that the pod's gpu-model and gpu-uuid admit", None, freed_by_ends=True
+    ),
+    FilterReason.NO_PLUGIN: Wording(
+        "the node's kubelet has no gpupack device plugin at the moment",
+        "the kubelet has no gpupack device plugin now: is the daemon running there?",
+        Exclusion.NO_PLUGIN,
+    ),
+    FilterReason.CORRUPT_WORDS: Wording(
+        "corrupt gpupack words on the node",
+        "the packed words of the node cannot be read: see gpupack top",
+        Exclusion.CORRUPT,
+    ),
+    FilterReason.OTHER_UNIT: Wording(
+        "gpupack words of another unit on the node",
+        "the node counts in another unit than {unit}",
+        Exclusion.OTHER_UNIT,
+    ),
+    FilterReason.UNKNOWN_NODE: Wording(
+        "node not known to the gpupack scheduler yet", "the node is not known yet", Exclusion.VACANT
+    ),
+    FilterReason.NO_WORDS: Wording(
+        "no gpupack words on the node",
+        "no GPU memory is offered there: no gpupack daemon has published cards",
+        Exclusion.NO_WORDS,
+    ),
+}
+"""Every reason with its wording, those of nodes first that come closest to taking the pod."""
 
 
 def memory(units: int, unit_mib: int) -> str:
@@ -63,30 +124,30 @@ def demanded(demands: Sequence[Demand], unit_mib: int) -> str:
     )
 
 
-def reason(misfit: Misfit, demands: Sequence[Demand], unit_mib: int) -> str:
+def event_text(reason: FilterReason, demands: Sequence[Demand], unit_mib: int) -> str:
     """Say why a node cannot take a pod.
 
     Args:
-        misfit: What was found.
+        reason: What was found.
         demands: What the pod asks for, in order.
         unit_mib: MiB a unit.
     """
-    fixed = _FIXED.get(misfit)
+    fixed = REASONS[reason].event
     if fixed is not None:
         return fixed
     if len(demands) > 1:
         what = demanded(demands, unit_mib)
         return {
-            Misfit.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
-            Misfit.TOO_SMALL: f"no healthy cards that hold {what} together",
-        }.get(misfit, f"no cards with {what} free")
+            FilterReason.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
+            FilterReason.TOO_SMALL: f"no healthy cards that hold {what} together",
+        }.get(reason, f"no cards with {what} free")
     cards, each = demands[0].cards, amount(demands[0], unit_mib)
     if cards == 1:
         return {
-            Misfit.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
-            Misfit.TOO_SMALL: f"no healthy card {_of_size(demands[0], unit_mib)}",
-        }.get(misfit, f"no card with {each} free")
+            FilterReason.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
+            FilterReason.TOO_SMALL: f"no healthy card {_of_size(demands[0], unit_mib)}",
+        }.get(reason, f"no card with {each} free")
     return {
-        Misfit.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
-        Misfit.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], unit_mib)}",
-    }.get(misfit, f"no {cards} cards with {each} free each")
+        FilterReason.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
+        FilterReason.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], unit_mib)}",
+    }.get(reason, f"no {cards} cards with {each} free each")

@@ -20,7 +20,8 @@ from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits, place_on
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_on
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
 MODELS = ("", "T4", "A100", "H100")
@@ -151,7 +152,7 @@ def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodReques
     nodes = arrays(drawn)
     query = Policies(card_policy_name=policy).query(nodes, request, 0, 0)
     rows = np.array([nodes.rows[f"n{index}"] for index in range(len(drawn))], dtype=np.intp)
-    found = fitting(nodes, query, rows)
+    found = filter_nodes(nodes, query, rows)
     for index, row in enumerate(rows.tolist()):
         oracle = place(scalar_cards(drawn, index), request, policy)
         assert bool(found[index]) == (oracle is not None)
@@ -164,14 +165,14 @@ def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodR
     nodes = arrays(drawn)
     query = Policies().query(nodes, request, 0, 0)
     rows = np.arange(len(drawn), dtype=np.intp)
-    out = rows[~fitting(nodes, query, rows)]
+    out = rows[~filter_nodes(nodes, query, rows)]
     most = max(demand.cards for demand in request.demands)
     somewhere = any(
         request.selector.admits(card) and card.size_units > 0
         for index in range(len(drawn))
         for card in scalar_cards(drawn, index)
     )
-    for row, code in zip(out.tolist(), misfits(nodes, query, out).tolist(), strict=True):
+    for row, code in zip(out.tolist(), explain_rejections(nodes, query, out).tolist(), strict=True):
         index = int(nodes.names[row][1:])
         here = scalar_cards(drawn, index)
         emptied = [
@@ -179,11 +180,11 @@ def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodR
         ]
         admitted = sum(request.selector.admits(card) and card.size_units > 0 for card in here)
         if not request.selector.admits_all and admitted < most:
-            assert code == (Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD)
+            assert code == (FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD)
         elif place(emptied, request, "least-used") is None:
-            assert code == Misfit.TOO_SMALL
+            assert code == FilterReason.TOO_SMALL
         else:
-            assert code == Misfit.NOT_FREE
+            assert code == FilterReason.NOT_FREE
 
 
 letters = st.characters(codec="ascii", exclude_characters='"\\', min_codepoint=32, max_codepoint=126)

@@ -12,9 +12,9 @@ from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.monitoring.unaccounted_use import card_use
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.placing import place_with
-from scheduler_plugin.scheduling.reasons import reason
+from scheduler_plugin.scheduling.reasons import FilterReason, event_text
 from tests.policy_view import view
 
 WHOLE = PodRequest((ContainerRequest("main", 100, "main"),), percent=True)
@@ -63,12 +63,12 @@ def test_two_whole_cards_and_a_third_pod_with_the_reason():
     nodes = view({"n": (8000, 1 << 30, [44, 44], 0, 0, [0, 1])})
     query = Policies().query(nodes, WHOLE, 0, 0)
     rows = np.array([nodes.rows["n"]])
-    assert fitting(nodes, query, rows).tolist() == [True]
+    assert filter_nodes(nodes, query, rows).tolist() == [True]
     nodes.set_assumed(int(rows[0]), [44, 0])
-    assert fitting(nodes, query, rows).tolist() == [False]
-    (code,) = misfits(nodes, query, rows).tolist()
-    assert code == Misfit.NOT_FREE
-    assert reason(Misfit(code), WHOLE.demands, 1024) == "no card with 100 percent free"
+    assert filter_nodes(nodes, query, rows).tolist() == [False]
+    (code,) = explain_rejections(nodes, query, rows).tolist()
+    assert code == FilterReason.NOT_FREE
+    assert event_text(FilterReason(code), WHOLE.demands, 1024) == "no card with 100 percent free"
 
 
 def test_nobody_comes_on_a_card_that_is_given_whole():

@@ -12,7 +12,8 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Misfit, Selectors, fitting, misfits, place_on
+from scheduler_plugin.scheduling.filtering import Selectors, explain_rejections, filter_nodes, place_on
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
 
@@ -33,8 +34,11 @@ def test_more_cards_than_any_node_has() -> None:
     nodes.set_cards(row, (8, 8), (0, 0))
     for asked in (request(1, cards=3), request(1, cards=3, selector=Selector.parse("!T4", None))):
         query = Policies().query(nodes, asked, 0, 0)
-        assert fitting(nodes, query, rows_of(row)).tolist() == [False]
-        assert misfits(nodes, query, rows_of(row)).tolist()[0] in {Misfit.TOO_SMALL, Misfit.NOT_ADMITTED}
+        assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
+        assert explain_rejections(nodes, query, rows_of(row)).tolist()[0] in {
+            FilterReason.TOO_SMALL,
+            FilterReason.NOT_ADMITTED,
+        }
 
 
 def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
@@ -43,18 +47,21 @@ def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
         nodes.set_cards(nodes.add(name), (8,), (8,), models=(model,), uuids=(f"GPU-{name}",))
     here = rows_of(nodes.rows["a"])
     for model, uuid, found in (
-        ("*T4", None, Misfit.NOT_ADMITTED),
-        (None, "GPU-b", Misfit.NOT_ADMITTED),
-        ("*A10O*", None, Misfit.NO_SUCH_CARD),
-        ("*T4", "GPU-a", Misfit.NO_SUCH_CARD),
-        ("!*", None, Misfit.NO_SUCH_CARD),
+        ("*T4", None, FilterReason.NOT_ADMITTED),
+        (None, "GPU-b", FilterReason.NOT_ADMITTED),
+        ("*A10O*", None, FilterReason.NO_SUCH_CARD),
+        ("*T4", "GPU-a", FilterReason.NO_SUCH_CARD),
+        ("!*", None, FilterReason.NO_SUCH_CARD),
     ):
         asked = request(1, selector=Selector.parse(model, uuid))
-        assert misfits(nodes, Policies().query(nodes, asked, 0, 0), here).tolist() == [found], (model, uuid)
+        assert explain_rejections(nodes, Policies().query(nodes, asked, 0, 0), here).tolist() == [found], (
+            model,
+            uuid,
+        )
     # A node that is gone has no cards, whatever its row still says.
     nodes.remove("b")
     gone = Policies().query(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
-    assert misfits(nodes, gone, here).tolist() == [Misfit.NO_SUCH_CARD]
+    assert explain_rejections(nodes, gone, here).tolist() == [FilterReason.NO_SUCH_CARD]
 
 
 class First:
@@ -85,8 +92,8 @@ def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     # First 3, then 6: on "a" the policy prefers the card that only the 6 can have.
     query = Policies().query(nodes, request(3, 6, policy="first"), 0, 0)
     rows = rows_of(*nodes.rows.values())
-    assert fitting(nodes, query, rows).tolist() == [True, True, False, True]
-    assert misfits(nodes, query, rows_of(nodes.rows["c"])).tolist() == [Misfit.NOT_FREE]
+    assert filter_nodes(nodes, query, rows).tolist() == [True, True, False, True]
+    assert explain_rejections(nodes, query, rows_of(nodes.rows["c"])).tolist() == [FilterReason.NOT_FREE]
     placement = place_on(nodes, nodes.rows["a"], query)
     assert placement is not None
     assert placement.containers == (("c0", ((1, 3),)), ("c1", ((0, 6),)))
@@ -98,9 +105,9 @@ def test_what_evicting_pods_could_cure_does_not_depend_on_what_a_policy_prefers(
     # With all evicted, 8 on the first card would leave nothing for 16: the other card is left.
     with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
         for policy in ("first", "last", "least-used"):
-            for asked, found in (((8, 16), Misfit.NOT_FREE), ((9, 16), Misfit.TOO_SMALL)):
+            for asked, found in (((8, 16), FilterReason.NOT_FREE), ((9, 16), FilterReason.TOO_SMALL)):
                 query = Policies().query(nodes, request(*asked, policy=policy), 0, 0)
-                assert misfits(nodes, query, rows_of(0)).tolist() == [found]
+                assert explain_rejections(nodes, query, rows_of(0)).tolist() == [found]
 
 
 @pytest.mark.parametrize("policy", ["first", "least-used", "most-used", "fragmentation"])
@@ -126,7 +133,7 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
     for node, pod in (("even", shares), ("even", units), ("mixed", shares)):
         row = nodes.rows[node]
         query = Policies().query(nodes, pod, 0, 0)
-        assert fitting(nodes, query, rows_of(row)).tolist() == [fits]
+        assert filter_nodes(nodes, query, rows_of(row)).tolist() == [fits]
         assert (place_on(nodes, row, query) is not None) == fits
 
 
@@ -135,7 +142,7 @@ def test_nothing_is_placed_on_an_unusable_node() -> None:
     row = nodes.add("n")
     query = Policies().query(nodes, request(1), 0, 0)
     assert place_on(nodes, row, query) is None
-    assert fitting(nodes, query, rows_of(row)).tolist() == [False]
+    assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
 
 
 def test_selectors_follow_inventories_and_wider_nodes() -> None:

@@ -1,25 +1,25 @@
 """Questions that several parts of gpupack answer: they answer alike, because one rule has one home."""
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
 
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
-from allocator.request import Demand
 from gpupack.diagnose.evictions import lets_start
 from gpupack.diagnose.why import why
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import Wish
-from gpupack.whatif.node_results import ORDER, WORDS
+from gpupack.whatif.node_results import ORDER
 from gpupack.whatif.trials import Held, Trial
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.objects import Metadata
 from scheduler_plugin.extender.unschedulable_pods import Refusal
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts, node_rules
-from scheduler_plugin.scheduling.filtering import Misfit
-from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, reason
+from scheduler_plugin.scheduling.reasons import REASONS
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
 from tests.queue_world import QueueWorld
@@ -59,19 +59,10 @@ def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
 
 
 def test_the_metric_of_waiting_pods_names_the_reason_that_stands_first_in_why():
-    pairs = [(one, other) for one in CLOSEST_FIRST for other in CLOSEST_FIRST if one is not other]
-    for pair in pairs:
-        counts = dict.fromkeys(pair, 1)
-        label = Refusal(Metadata("p"), counts, None, np.zeros(0, np.intp)).label
-        first = min(pair, key=lambda misfit: ORDER.index(WORDS[misfit]))
-        assert label == first.name.lower()
-
-
-@pytest.mark.parametrize("misfit", [misfit for misfit in Misfit if misfit])
-def test_every_reason_has_a_place_a_word_and_a_text(misfit):
-    assert misfit in CLOSEST_FIRST
-    assert ORDER.count(WORDS[misfit]) == 1
-    assert reason(misfit, [Demand(("c",), 8, 1)], 1024)
+    for pair in itertools.permutations(REASONS, 2):
+        label = Refusal(Metadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
+        first = min(pair, key=lambda reason: ORDER.index(reason.json_name))
+        assert label == first.metric_label
 
 
 def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_others_leave():

@@ -13,9 +13,10 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.placing import lesson, place_with, score
 from scheduler_plugin.scheduling.policies.registry import NODE_POLICIES, CardDemand
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 from tests.extender_world import World
 
@@ -44,7 +45,7 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
     nodes, rows = cluster
 
     def fits(request: PodRequest) -> list[bool]:
-        return fitting(nodes, Policies().query(nodes, request, 0, 0), rows).tolist()
+        return filter_nodes(nodes, Policies().query(nodes, request, 0, 0), rows).tolist()
 
     assert fits(share(50)) == [True, True, True, True]
     # 52 percent of 14 units is 7, of 79 units 41, and 40 are free.
@@ -59,10 +60,10 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
 
 def test_why_a_share_does_not_fit(cluster) -> None:
     nodes, rows = cluster
-    found = misfits(nodes, Policies().query(nodes, share(100), 0, 0), rows[:3])
-    assert found.tolist() == [Misfit.NOT_FREE] * 3
-    (tiny,) = misfits(nodes, Policies().query(nodes, share(1), 0, 0), rows[2:3])
-    assert tiny == Misfit.TOO_SMALL  # 0.14 units
+    found = explain_rejections(nodes, Policies().query(nodes, share(100), 0, 0), rows[:3])
+    assert found.tolist() == [FilterReason.NOT_FREE] * 3
+    (tiny,) = explain_rejections(nodes, Policies().query(nodes, share(1), 0, 0), rows[2:3])
+    assert tiny == FilterReason.TOO_SMALL  # 0.14 units
 
 
 @pytest.mark.parametrize("name", sorted(NODE_POLICIES.names()))
@@ -73,7 +74,7 @@ def test_every_policy_is_asked_in_units_and_its_cards_have_room(cluster, name: s
     for request in (share(50), share(25, cards=2), share(30, 20), share(100)):
         query = policies.query(nodes, request, 0, 0)
         policy = policies.of(request)
-        fits = rows[fitting(nodes, query, rows)]
+        fits = rows[filter_nodes(nodes, query, rows)]
         scores = score(policy, nodes, query, fits)
         assert np.isfinite(scores).any()
         for row in fits.tolist():
@@ -150,11 +151,11 @@ def test_a_kubelet_without_percent_takes_units_only() -> None:
     rows = np.array([state.nodes.rows["n"]], dtype=np.intp)
     policies = Policies()
     query = policies.query(state.nodes, share(50), 0, 0)
-    assert not fitting(state.nodes, query, rows).any()
-    assert misfits(state.nodes, query, rows).tolist() == [Misfit.NO_PLUGIN]
+    assert not filter_nodes(state.nodes, query, rows).any()
+    assert explain_rejections(state.nodes, query, rows).tolist() == [FilterReason.NO_PLUGIN]
     assert place_with(policies.of(query.request), state.nodes, int(rows[0]), query) is None
     units = PodRequest((ContainerRequest("main", 8, "main"),))
-    assert fitting(state.nodes, policies.query(state.nodes, units, 0, 0), rows).all()
+    assert filter_nodes(state.nodes, policies.query(state.nodes, units, 0, 0), rows).all()
 
 
 def test_percent_and_units_of_one_number_do_not_wait_for_each_other() -> None:

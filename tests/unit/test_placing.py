@@ -8,7 +8,7 @@ from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with, score
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
 from scheduler_plugin.scheduling.policies.fragmentation import Fragmentation
@@ -130,7 +130,7 @@ def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, 
         )
         policy = make(name)
         rows = np.arange(2, dtype=np.intp)
-        fits = fitting(nodes, asked, rows)
+        fits = filter_nodes(nodes, asked, rows)
         assert fits.tolist() == [True, selector.admits_all]
         assert np.isfinite(score(policy, nodes, asked, rows[fits])).all()
         placement = place_with(policy, nodes, 0, asked)

@@ -12,7 +12,7 @@ from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make, names
 from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from tests.cluster_builders import MEMORY, pod
@@ -102,7 +102,7 @@ def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bo
     request = read_pod(pod("p", units * cards, annotations=annotations), MEMORY).request
     assert isinstance(request, PodRequest)
     query = Policies().query(nodes, request, 0, 0)
-    assert fitting(nodes, query, np.array([row])).tolist() == [expected]
+    assert filter_nodes(nodes, query, np.array([row])).tolist() == [expected]
 
 
 def test_an_unknown_policy_names_what_exists() -> None:

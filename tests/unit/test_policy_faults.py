@@ -18,7 +18,7 @@ from scheduler_plugin.errors import CommitError, PolicyError
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with, score
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object
@@ -101,7 +101,7 @@ def test_costs_of_many_nodes_that_are_none_are_named(attributes, what):
     with broken(**{"costs": lambda cards, _: [0.0] * len(cards), **attributes}):
         query = Policies(card_policy_name="broken").query(nodes, request(3, 6), 0, 0)
         with pytest.raises(CardPolicyError) as caught:
-            fitting(nodes, query, np.arange(2))
+            filter_nodes(nodes, query, np.arange(2))
     assert str(caught.value).startswith(NAMED + what)
 
 

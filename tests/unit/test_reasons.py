@@ -1,8 +1,15 @@
+from pathlib import Path
+
 import pytest
 
 from allocator.request import Demand
-from scheduler_plugin.scheduling.filtering import Misfit
-from scheduler_plugin.scheduling.reasons import memory, reason
+from gpupack.whatif.kube_checks import Block, Wish
+from gpupack.whatif.node_results import ORDER, _Sentences
+from gpupack.whatif.trials import query_for
+from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.extender.metrics import _REASONS
+from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, event_text, memory
+from tests.ask_world import Node, Pod, World
 
 ONE = (Demand((), 8, 1),)
 TWO = (Demand((), 4, 2),)
@@ -20,21 +27,42 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("misfit", "demands", "text"),
     [
-        (Misfit.NOT_FREE, ONE, "no card with 8 GiB free"),
-        (Misfit.NOT_FREE, TWO, "no 2 cards with 4 GiB free each"),
-        (Misfit.NOT_FREE, MANY, "no cards with 8 GiB + 2 x 4 GiB free"),
-        (Misfit.TOO_SMALL, ONE, "no healthy card of 8 GiB or more"),
-        (Misfit.TOO_SMALL, TWO, "no 2 healthy cards of 4 GiB or more"),
-        (Misfit.TOO_SMALL, MANY, "no healthy cards that hold 8 GiB + 2 x 4 GiB together"),
-        (Misfit.NOT_ADMITTED, ONE, "no card that the pod's gpu-model and gpu-uuid admit"),
-        (Misfit.NOT_ADMITTED, TWO, "no 2 cards that the pod's gpu-model and gpu-uuid admit"),
-        (Misfit.NOT_ADMITTED, MANY, "no cards that the pod's gpu-model and gpu-uuid admit"),
+        (FilterReason.NOT_FREE, ONE, "no card with 8 GiB free"),
+        (FilterReason.NOT_FREE, TWO, "no 2 cards with 4 GiB free each"),
+        (FilterReason.NOT_FREE, MANY, "no cards with 8 GiB + 2 x 4 GiB free"),
+        (FilterReason.TOO_SMALL, ONE, "no healthy card of 8 GiB or more"),
+        (FilterReason.TOO_SMALL, TWO, "no 2 healthy cards of 4 GiB or more"),
+        (FilterReason.TOO_SMALL, MANY, "no healthy cards that hold 8 GiB + 2 x 4 GiB together"),
+        (FilterReason.NOT_ADMITTED, ONE, "no card that the pod's gpu-model and gpu-uuid admit"),
+        (FilterReason.NOT_ADMITTED, TWO, "no 2 cards that the pod's gpu-model and gpu-uuid admit"),
+        (FilterReason.NOT_ADMITTED, MANY, "no cards that the pod's gpu-model and gpu-uuid admit"),
     ],
 )
-def test_reasons_name_the_request(misfit: Misfit, demands: tuple[Demand, ...], text: str) -> None:
-    assert reason(misfit, demands, 1024) == text
+def test_reasons_name_the_request(misfit: FilterReason, demands: tuple[Demand, ...], text: str) -> None:
+    assert event_text(misfit, demands, 1024) == text
 
 
-def test_every_misfit_has_a_text() -> None:
-    texts = [reason(misfit, ONE, 1024) for misfit in Misfit if misfit is not Misfit.NONE]
-    assert len(set(texts)) == len(texts)
+@pytest.mark.parametrize("reason", [reason for reason in FilterReason if reason])
+def test_every_reason_is_whole(reason: FilterReason) -> None:
+    """Wordings, a place in the order of `why`, a label of metrics, and a name that the docs explain."""
+    assert event_text(reason, ONE, 1024)
+    cluster = World((Node("n", (16,)),), (Pod("p", 8),)).cluster
+    pod = cluster.find("default", "p")
+    wish = Wish.of(pod)
+    sentences = _Sentences(
+        cluster, query_for(cluster, cluster.state.pods[pod.metadata.uid].request, wish), wish
+    )
+    assert sentences.of(Block(reason.json_name), cluster.rows, None, 0)
+    assert ORDER.count(reason.json_name) == 1
+    assert reason.metric_label in _REASONS
+    assert f"`{reason.json_name}`" in (Path(__file__).parents[2] / "docs" / "ask.md").read_text()
+
+
+def test_every_exclusion_of_a_node_has_one_reason() -> None:
+    found = [wording.exclusion for wording in REASONS.values() if wording.exclusion is not None]
+    assert sorted(found) == sorted(exclusion for exclusion in Exclusion if exclusion)
+
+
+def test_texts_tell_reasons_apart() -> None:
+    texts = [event_text(reason, ONE, 1024) for reason in REASONS]
+    assert len(set(texts)) == len(texts) == len(FilterReason) - 1

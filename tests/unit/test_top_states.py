@@ -41,8 +41,8 @@ def shown(*nodes, output="table", **more):
         ({"ready": "False"}, "NotReady"),
         ({"ready": "Unknown"}, "NotReady"),
         ({"unschedulable": True}, "Ready,SchedulingDisabled"),
-        ({"allocatable": 0}, "Ready,NoDaemon"),
-        ({"allocatable": 0, "ready": "False", "unschedulable": True}, "NotReady,SchedulingDisabled,NoDaemon"),
+        ({"allocatable": 0}, "Ready,NoPlugin"),
+        ({"allocatable": 0, "ready": "False", "unschedulable": True}, "NotReady,SchedulingDisabled,NoPlugin"),
     ],
     ids=["well", "not-ready", "unknown", "cordoned", "no-daemon", "all"],
 )
@@ -94,7 +94,7 @@ def test_a_node_whose_daemon_said_farewell():
     assert footer[-1].endswith("14/88 in use, whole cards free: 0, largest request: 0")
     made["status"]["capacity"][GIB] = "0"
     (line,), footer = shown(made)
-    assert "NoDaemon" in line
+    assert "NoPlugin" in line
     assert "▎░░░ 4/44  ▉░░░ 10/44  no gpupack node daemon" in line
     assert len(footer) == 1
 

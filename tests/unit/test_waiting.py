@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.extender.unschedulable_pods import TELL_AGAIN_S, Refusal, Waiting
-from scheduler_plugin.scheduling.filtering import Misfit
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.cluster_builders import container, in_percent, pod, pod_object
 from tests.extender_world import World
 
@@ -31,8 +31,8 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
         pytest.param(
             pod_object("p", 9),
             "not_free",
-            "0/4 nodes can take 9 GiB: 2 no card with 9 GiB free, 1 no gpupack words on the node, "
-            "1 no healthy card of 9 GiB or more. "
+            "0/4 nodes can take 9 GiB: 2 no card with 9 GiB free, "
+            "1 no healthy card of 9 GiB or more, 1 no gpupack words on the node. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
             id="one card",
         ),
@@ -40,7 +40,7 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             pod_object("p", 16, annotations={"gpupack.io/cards": "2"}),
             "not_free",
             "0/4 nodes can take 2 x 8 GiB: 2 no 2 cards with 8 GiB free each, "
-            "1 no gpupack words on the node, 1 no 2 healthy cards of 8 GiB or more. "
+            "1 no 2 healthy cards of 8 GiB or more, 1 no gpupack words on the node. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB; "
             "cards with 8 GiB free on one node: 1.",
             id="two cards",
@@ -49,7 +49,7 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             pod_object("p", containers=[container("c", 8), container("d", 7)]),
             "not_free",
             "0/4 nodes can take 8 GiB + 7 GiB: 2 no cards with 8 GiB + 7 GiB free, "
-            "1 no gpupack words on the node, 1 no healthy cards that hold 8 GiB + 7 GiB together. "
+            "1 no healthy cards that hold 8 GiB + 7 GiB together, 1 no gpupack words on the node. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB.",
             id="two containers",
         ),
@@ -57,7 +57,7 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
             pod_object("p", containers=[in_percent(200)], annotations={"gpupack.io/cards": "2"}),
             "not_free",
             "0/4 nodes can take 2 x 100 percent: 2 no 2 cards with 100 percent free each, "
-            "1 no gpupack words on the node, 1 no 2 healthy cards of which 100 percent is a unit. "
+            "1 no 2 healthy cards of which 100 percent is a unit, 1 no gpupack words on the node. "
             "Largest free card: 8 GiB on node a; all cards together: 22 GiB; "
             "cards with 100 percent free on one node: 1.",
             id="a share",
@@ -112,7 +112,7 @@ def test_a_uuid_that_no_card_has_is_shown_beside_those_of_the_models_that_the_po
 def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
     text = refusal(world, pod_object("p", 9), "b", "unknown").text(world.state)
     assert text == (
-        "0/2 nodes can take 9 GiB: 1 node not known to the gpupack scheduler yet, 1 no card with 9 GiB free. "
+        "0/2 nodes can take 9 GiB: 1 no card with 9 GiB free, 1 node not known to the gpupack scheduler yet. "
         "Largest free card: 4 GiB on node b; all cards together: 4 GiB."
     )
 
@@ -179,7 +179,7 @@ def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) 
     meta = refusal(world, pod_object("p", 9), "a").metadata
     for number in range(3000):
         other = type(meta)(name=f"p{number}", namespace="default", uid=f"uid-{number}")
-        waiting.refused(Refusal(other, {Misfit.NOT_FREE: 1}), 0)
+        waiting.refused(Refusal(other, {FilterReason.NOT_FREE: 1}), 0)
     assert len(waiting._waiting) <= 1002
 
 

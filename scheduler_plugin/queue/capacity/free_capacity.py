@@ -19,7 +19,7 @@ from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
 from scheduler_plugin.queue.capacity.total_capacity import Capacity
 from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import fitting
+from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with, score
 from scheduler_plugin.scheduling.policies.registry import Picker, by_row
 from scheduler_plugin.scheduling.ranking import best
@@ -398,7 +398,7 @@ class Room:
     def _able(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
-        fits = fitting(nodes, query, rows)
+        fits = filter_nodes(nodes, query, rows)
         fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
         fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
         able = rows[fits]

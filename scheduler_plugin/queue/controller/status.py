@@ -17,8 +17,8 @@ from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import say_widened, widened
-from scheduler_plugin.scheduling.filtering import Misfit, fitting, misfits
-from scheduler_plugin.scheduling.reasons import CLOSEST_FIRST, demanded, reason
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.reasons import FilterReason, demanded, event_text
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -34,7 +34,9 @@ BY_SUM: Final = (
     "by kube-scheduler's count of a node's sum too little is left, which counts pods on unhealthy cards, too"
 )
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
-HELD_BACK: Final = f"{reason(Misfit.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
+HELD_BACK: Final = (
+    f"{event_text(FilterReason.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
+)
 
 
 class Reason(StrEnum):
@@ -272,13 +274,13 @@ def _why_never(queue: Queue, wants: Wants) -> str:
     """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
     nodes, demands = queue.state.nodes, wants.request.demands
     rows = np.flatnonzero(nodes.usable)
-    codes = misfits(nodes, queue.room.query(wants), rows)
-    closest = min(map(Misfit, codes.tolist()), key=CLOSEST_FIRST.index)
+    codes = explain_rejections(nodes, queue.room.query(wants), rows)
+    closest = FilterReason(min(codes.tolist()))
     what = f"it needs {demanded(demands, queue.state.unit_mib)}"
-    if closest is Misfit.NOT_FREE:
+    if closest is FilterReason.NOT_FREE:
         why = f"{what}, and its rules, processor and memory allow no node with such cards,"
     else:
-        why = f"{what}: {reason(closest, demands, queue.state.unit_mib)}"
+        why = f"{what}: {event_text(closest, demands, queue.state.unit_mib)}"
     return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
 
 
@@ -373,7 +375,7 @@ def _room(queue: Queue, wants: Wants) -> str:
     else:
         need = f"{units} percent of one card" if wants.percent else f"{units} units on one card"
     usable = np.flatnonzero(nodes.usable)
-    able = usable[fitting(nodes, query, usable)]
+    able = usable[filter_nodes(nodes, query, usable)]
     if able.size:
         if queue.room.lacks_sum(wants, able):
             return f"it needs {need}; {BY_SUM}"

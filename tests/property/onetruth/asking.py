@@ -11,12 +11,10 @@ from allocator.request import PodRequest
 from gpupack.rebalance.advise import advise_start
 from gpupack.rebalance.planning import Limits
 from gpupack.whatif import FitAsk, fit
-from gpupack.whatif.node_results import WORDS
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.queue.controller.status import Reason
-from scheduler_plugin.scheduling.filtering import Misfit
-from scheduler_plugin.scheduling.reasons import REQUEUED, reason
+from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, event_text
 
 from . import truth
 from .agreeing import agree
@@ -56,7 +54,7 @@ def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mappin
     agree(f"whether the cards of {node} take {name}", answers)
     if not error:
         return ""
-    text = reason(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
+    text = event_text(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
     found = {"truth": text, "bind": error.rpartition("no longer fits: ")[2]}
     if node in reasons:
         found["filter"] = reasons[node]
@@ -64,19 +62,19 @@ def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mappin
     return text
 
 
-def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -> Misfit:
+def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -> FilterReason:
     """The first thing in the way of a pod on a node that does not take it."""
     nodes = places.extender.state.nodes
     row = nodes.rows[node]
     if not can_have:
-        return Misfit.NO_PLUGIN
+        return FilterReason.NO_PLUGIN
     cards = [card for card in cards_of(nodes, row) if card.size_units]
     most = max(demand.cards for demand in request.demands)
     if sum(map(request.selector.admits, cards)) < most and not request.selector.admits_all:
         everywhere = [card for at in nodes.rows.values() for card in cards_of(nodes, at) if card.size_units]
         somewhere = any(map(request.selector.admits, everywhere))
-        return Misfit.NOT_ADMITTED if somewhere else Misfit.NO_SUCH_CARD
-    return Misfit.NOT_FREE if truth.fits(_emptied(places, node), request) else Misfit.TOO_SMALL
+        return FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
+    return FilterReason.NOT_FREE if truth.fits(_emptied(places, node), request) else FilterReason.TOO_SMALL
 
 
 def _emptied(places: Places, node: str) -> list[Card]:
@@ -139,11 +137,11 @@ def check_people(
         {"why": (told.state, told.text), "dashboard": (pending.state, pending.text)},
     )
     by_node = {node: group for group in told.nodes for node in group.examples}
-    words = {word: misfit for misfit, word in WORDS.items()}
+    words = {reason.json_name: reason for reason in REASONS}
     request = request_of(pod)
     for node, group in by_node.items():
         if group.reason in words:
-            text = reason(words[group.reason], request.demands, UNIT_MIB)
+            text = event_text(words[group.reason], request.demands, UNIT_MIB)
             agree(f"why {node} does not take {name}", {"truth": why_not[node], "why": text})
         else:
             assert group.reason == "NodeSum" or not _offers(scene, node, pod), (node, group)
@@ -154,7 +152,7 @@ def check_people(
         if first is not None and len(counted) == len(told.nodes):
             agree(
                 f"what is most in the way of {name}",
-                {"metric": refused.label, "why": words[first].name.lower()},
+                {"metric": refused.label, "why": words[first].metric_label},
             )
     check_fit(scene, places, pod, passes)
 

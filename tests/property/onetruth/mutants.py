@@ -96,14 +96,14 @@ MUTANTS = tuple(
         (
             "a node without shares of cards says so",
             filtering,
-            "codes[nodes.usable[rows] & ~nodes.percent[rows]] = Misfit.NO_PLUGIN",
+            "codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN",
             "pass",
         ),
         (
             "why says what filter says",
             node_results,
-            "codes = misfits(nodes, query, out)",
-            "codes = misfits(nodes, query, out) * 0 + Misfit.NOT_FREE",
+            "codes = explain_rejections(nodes, query, out)",
+            "codes = explain_rejections(nodes, query, out) * 0 + FilterReason.NOT_FREE",
         ),
     )
 )
