@@ -1,9 +1,6 @@
 """Memory limits by the driver, against a driver whose two functions are patched into pynvml."""
 
-from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
@@ -14,58 +11,10 @@ from deviceplugin.enforcement.limit_setter import Job, hold_all
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitReading, MemoryLimits
 from deviceplugin.gpus.nvidia.memory_limits import PROBE, NvmlLimits
+from tests.nvml_limits_world import LimitsDriver as Driver
 
 MIB = 1 << 20
-UNLIMITED = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
 ABSENT = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-
-
-@dataclass
-class Driver:
-    """Keeps limits by handle and cgroup, in bytes; `error` fails every call, `set_error` those that set.
-
-    `unset` is what a read fails with where nothing is set, None for a read that says so. With the
-    backend dmem soft limits are added to the cgroups above (`reserved`), and stay when their own is deleted.
-    """
-
-    hard: dict[tuple[str, str], int] = field(default_factory=dict)
-    soft: dict[tuple[str, str], int] = field(default_factory=dict)
-    used: dict[tuple[str, str], int] = field(default_factory=dict)
-    reserved: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    error: int | None = None
-    set_error: int | None = None
-    unset: int | None = None
-    reads: int = 0
-    sets: int = 0
-    paths: list[str] = field(default_factory=list)
-
-    def standing(self) -> dict[tuple[str, str], int]:
-        """Hard limits of cgroups that are there: one that goes takes its limit along."""
-        return {key: limit for key, limit in self.hard.items() if Path(key[1]).is_dir()}
-
-    def set(self, handle: str, wanted: Any) -> None:
-        self.sets += 1
-        self._fail()
-        if self.set_error is not None:
-            raise pynvml.NVMLError(self.set_error)
-        self.paths.append(wanted.nameSpace)
-        key = handle, wanted.nameSpace
-        for above in Path(wanted.nameSpace).parents:
-            self.reserved[str(above)] += wanted.softLimit - self.soft.get(key, 0)
-        self.hard[key], self.soft[key] = wanted.hardLimit, wanted.softLimit
-
-    def get(self, handle: str, found: Any) -> None:
-        self.reads += 1
-        self._fail()
-        key = handle, found.nameSpace
-        if self.unset is not None and key not in self.hard:
-            raise pynvml.NVMLError(self.unset)
-        found.hardLimit, found.softLimit = self.hard.get(key, UNLIMITED), self.soft.get(key, 0)
-        found.currentUsed = self.used.get(key, 0)
-
-    def _fail(self) -> None:
-        if self.error is not None:
-            raise pynvml.NVMLError(self.error)
 
 
 @pytest.fixture
@@ -312,3 +261,45 @@ def test_a_soft_limit_of_the_toolkit_is_ended_before_its_cgroup_is(
     sets = driver.sets
     hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
     assert driver.sets == sets
+
+
+@UNSET
+def test_the_limit_of_a_cgroup_above_is_not_taken_for_its_own(
+    driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
+) -> None:
+    driver.unset, driver.inherits = unset, True
+    limits.set("GPU-a", root, 8192)
+    assert limits.read("GPU-a", root / "pod") == LimitReading(8192, 0)
+    (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    assert (outcome.fault, ("handle a", str(root / "pod")) in driver.hard) == (None, True)
+
+
+def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
+    driver: Driver, limits: NvmlLimits, root: Path
+) -> None:
+    """To set a limit there is "Not Found", and a read tells that of a cgroup above."""
+    driver.files = driver.inherits = True
+    (root / "dmem.max").touch()
+    limits.set("GPU-a", root, 8192)
+    (outcome,) = hold_all(limits, "GPU-a", [Job(root / "pod", EIGHT)])
+    lacks = "Not Found; it has no dmem.max: +dmem is missing in cgroup.subtree_control of a cgroup above"
+    assert (outcome.fault, outcome.problem.endswith(lacks)) == ("failed", True)
+    support = limits.support("GPU-a")
+    assert (support.held, lacks in support.reason) == (False, True)
+    driver.files = False
+    assert limits.support("GPU-a") == HELD
+
+
+@UNSET
+def test_a_limit_that_is_taken_back(
+    driver: Driver, limits: NvmlLimits, root: Path, unset: int | None
+) -> None:
+    driver.unset = unset
+    limits.set("GPU-a", root / "pod", 8192)
+    limits.clear("GPU-a", root / "pod")
+    assert driver.standing() == {}
+    if unset is None:
+        assert limits.read("GPU-a", root / "pod") == LimitReading(None, 0)
+    else:
+        with pytest.raises(LimitError, match="there is none"):
+            limits.read("GPU-a", root / "pod")

@@ -73,6 +73,10 @@ class LimitReading:
 
 UNSET = LimitReading(hard_mib=None, used_mib=None)
 
+DMEM_FILE = "dmem.max"
+NO_FILES = f"has no {DMEM_FILE}: +dmem is missing in cgroup.subtree_control of a cgroup above"
+"""Why the kernel's dmem controller takes no limit for a cgroup."""
+
 
 class MemoryLimits(Protocol):
     """Holds containers to their shares of cards. All methods may block, and may be called from any thread."""
@@ -102,6 +106,14 @@ class MemoryLimits(Protocol):
 
         Raises:
             LimitError: it cannot be read; `unset` where the holder finds none, so that one can be set.
+        """
+        ...
+
+    def clear(self, uuid: str, cgroup: Path) -> None:
+        """Take the limit of a cgroup back, while the cgroup stays.
+
+        Raises:
+            LimitError: it stands.
         """
         ...
 

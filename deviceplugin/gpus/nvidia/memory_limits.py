@@ -8,6 +8,8 @@ NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-p
 
 - A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
   NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
+- With the kernel's dmem controller, to set one on a cgroup that has no dmem files answers NOT_FOUND too, and
+  a read there tells the limit of a cgroup above ("Setting on a leaf versus a parent").
 - Setting limits is for the administrator, reading them for everybody (reference of the two calls). NVIDIA's
   kernel module takes for that whoever has CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
   kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. One
@@ -19,13 +21,14 @@ NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-p
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
 from deviceplugin.errors import LimitError, LimitFault
-from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, Support
+from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, Support
 
 SINCE: Final = "driver 615 (CUDA 13.4) or later"
 BINDINGS_SINCE: Final = "nvidia-ml-py 13.615 or later"
@@ -103,6 +106,13 @@ class NvmlLimits:
             soft_mib=-(-int(found.softLimit) // _MIB),
         )
 
+    def clear(self, uuid: str, cgroup: Path) -> None:
+        """Set the limits that mean none, as the reference of `nvmlSetMemoryLimits_v1_t` says."""
+        none = pynvml.c_nvmlSetMemoryLimits_v1_t(
+            nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=_UNLIMITED
+        )
+        self._call(CALLS[0], uuid, cgroup, none, "no limit")
+
     def container_envs(self, hard_mib: int) -> Mapping[str, str]:
         """Both variables of the container toolkit's hook, which wants both; the soft limit is none."""
         return {REQUEST_ENV: "0", LIMIT_ENV: str(hard_mib)}
@@ -126,7 +136,8 @@ class NvmlLimits:
                 self._known[uuid] = Support(False, f"the driver refuses limits: {error}", SINCE)
             elif kind == "forbidden" and name == CALLS[0]:
                 self._known[uuid] = _forbidden(error)
-            raise LimitError(kind, f"{where}: {name}: {error}") from error
+            lacks = f"; it {NO_FILES}" if name == CALLS[0] and _lacks_files(error, cgroup) else ""
+            raise LimitError(kind, f"{where}: {name}: {error}{lacks}") from error
 
     def _find_out(self, uuid: str) -> tuple[Support, bool]:
         """Find out without a change to any cgroup of others; tells also whether the answer is for good."""
@@ -148,7 +159,9 @@ class NvmlLimits:
         except OSError as error:
             return Support(False, f"whether the driver limits memory cannot be tried: {error}"), False
         except pynvml.NVMLError as error:
-            return _judge(error)
+            support, lasting = _judge(error)
+            lacks = f"; it {NO_FILES}" if error.value == pynvml.NVML_ERROR_NOT_FOUND else ""
+            return replace(support, reason=support.reason + lacks), lasting
         if stood_mib is None:
             return Support(False, f"the driver took a limit of {PROBE_MIB} MiB, and there was none"), False
         return HELD, True
@@ -188,6 +201,11 @@ class NvmlLimits:
         finally:
             with suppress(OSError):  # another card's question may have removed it
                 probe.rmdir()
+
+
+def _lacks_files(error: Any, cgroup: Path) -> bool:
+    """Tell whether a cgroup takes no limit because the kernel's controller is not enabled for it."""
+    return error.value == pynvml.NVML_ERROR_NOT_FOUND and not (cgroup / DMEM_FILE).exists()
 
 
 def _reading(cgroup: Path) -> Any:

@@ -18,14 +18,12 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from deviceplugin.errors import GpuError, LimitError
-from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, Support
+from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, Support
 from deviceplugin.gpus.api.source import GpuProcess
 
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
 
-DMEM_FILE: Final = "dmem.max"
-NO_FILES: Final = f"has no {DMEM_FILE}: +dmem is missing in cgroup.subtree_control of a cgroup above"
 FORBIDDEN: Final = Support(
     held=False,
     reason="the driver refuses to limit memory: Insufficient Permissions",
@@ -116,6 +114,14 @@ class SimulatedLimits:
         """Set a hard limit, and end a soft one; see `MemoryLimits.set`."""
         self._set(uuid, cgroup, hard_mib, 0)
 
+    def clear(self, uuid: str, cgroup: Path) -> None:
+        """Take a limit back; see `MemoryLimits.clear`."""
+        self._check(uuid)
+        with self._lock:
+            limit = self._limits.pop((uuid, cgroup), None)
+            if limit is not None and self.mood.backend == "dmem":
+                self._reserve(uuid, cgroup, -limit.soft_mib)
+
     def apply_envs(self, uuid: str, cgroup: Path, envs: Mapping[str, str]) -> None:
         """Set what a container's variables say, as the vendor's toolkit does before the first process.
 
@@ -146,10 +152,13 @@ class SimulatedLimits:
             before = self._limit(uuid, cgroup)
             self._limits[uuid, cgroup] = _Limit(hard_mib, folder, soft_mib)
             if self.mood.backend == "dmem":
-                for above in cgroup.parents:
-                    self._reserved_mib[uuid, above] += soft_mib - (before.soft_mib if before else 0)
+                self._reserve(uuid, cgroup, soft_mib - (before.soft_mib if before else 0))
             if len(self._limits) > self._sweep_at:
                 self._sweep()
+
+    def _reserve(self, uuid: str, cgroup: Path, more_mib: int) -> None:
+        for above in cgroup.parents:
+            self._reserved_mib[uuid, above] += more_mib
 
     def read(self, uuid: str, cgroup: Path) -> LimitReading:
         """Read a limit and what is used of it; see `MemoryLimits.read`."""
