@@ -176,6 +176,8 @@ class Driver:
         # NVML numbers the places; a place without an instance is not found.
         for instance in card.mig or ():
             if self.mig_places.get(instance.uuid, instance.instance) == index:
+                if "Handle" in instance.errors:
+                    raise pynvml.NVMLError(instance.errors["Handle"])
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 

@@ -33,6 +33,7 @@ COMPONENTS = {
     "cdi": ["cdi.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
     "memory-limits": ["memoryLimits.enabled=true"],
+    "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
     "visible-devices": ["visibleDevices.enabled=true"],
 }

@@ -164,6 +164,8 @@ def test_enumeration(start: Callable[..., Child], name: str) -> None:
             "error": None,
             "parent": None,
             "links": switched(device["uuid"], document),
+            "gpu_instance": None,
+            "compute_instance": None,
         }
         for device in document["devices"]
     ]

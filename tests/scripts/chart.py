@@ -141,6 +141,7 @@ def schema() -> dict[str, Any]:
         "memoryLimits": closed(
             {"enabled": _BOOL}, "The right to have NVIDIA's driver limit memory: CAP_SYS_ADMIN."
         ),
+        "mig": closed({"enabled": _BOOL}, "Access to MIG instances that are made later; CAP_SYS_ADMIN."),
         "mps": closed(
             workload(
                 "mps",

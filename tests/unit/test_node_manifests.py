@@ -115,3 +115,16 @@ def test_the_right_to_set_limits_is_given_in_one_place_alone() -> None:
         if not path.is_relative_to(MANIFESTS / "helm") and "[SYS_ADMIN]" in path.read_text()
     }
     assert places == {Path("components/memory-limits/daemonset.yaml")}
+
+
+def test_the_mig_component_gives_access_to_instances_that_are_made_later() -> None:
+    """Both are needed: the variable, and the capability that NVIDIA's runtime wants to see beside it."""
+    mig, limits = (MANIFESTS / "components" / name for name in ("mig", "memory-limits"))
+    (daemon,) = [one for one in build(MANIFESTS / "base", mig) if one["kind"] == "DaemonSet"]
+    environment = {entry["name"]: entry.get("value") for entry in container(daemon)["env"]}
+    assert environment["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert container(daemon)["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
+    # With both named it is given once.
+    (both,) = [one for one in build(MANIFESTS / "base", limits, mig) if one["kind"] == "DaemonSet"]
+    assert both == daemon

@@ -114,6 +114,28 @@ def test_the_library_is_started_again_while_a_card_is_lost_and_not_too_often(
     assert [event.uuid for event in gpus.events(30)] == ["GPU-a"]
 
 
+@pytest.mark.parametrize("tells_zero", [False, True])
+def test_a_card_whose_memory_is_never_told_is_told_once_and_left(
+    driver: Driver, gpus: NvmlGpus, now_s: list[float], tells_zero: bool
+) -> None:
+    """An integrated GPU: to start the library again brings nothing, and takes the other cards' samples."""
+    none = pynvml.NVML_ERROR_NOT_SUPPORTED
+    if tells_zero:
+        driver.cards[0].total_mib = driver.cards[0].reserved_mib = 0
+    else:
+        driver.cards[0].errors = {"DeviceGetMemoryInfo": none, "DeviceGetMemoryInfo_v2": none}
+    gpus.open()
+    card = gpus.cards()[0]
+    assert (card.uuid, card.schedulable_mib) == ("GPU-a", 0)
+    assert "an integrated GPU, which shares the system's" in str(card.error)
+    asked = driver.calls.count("DeviceGetMemoryInfo")
+    for now_s[0] in range(0, 1000, 5):
+        assert [sample.error for sample in gpus.sample()] == [card.error, None]
+    assert driver.calls.count("Init") == 1
+    # Once for each sample of the other card.
+    assert driver.calls.count("DeviceGetMemoryInfo") - asked == 200
+
+
 def test_a_driver_that_is_loaded_again_is_taken_up(driver: Driver, gpus: NvmlGpus) -> None:
     gpus.open()
     driver.errors["DeviceGetCount"] = pynvml.NVML_ERROR_UNINITIALIZED

@@ -1,5 +1,7 @@
 """MIG instances in the place of their card: memory, processes and XIDs."""
 
+from pathlib import Path
+
 import pynvml
 import pytest
 from pytest_mock import MockerFixture
@@ -94,3 +96,85 @@ def test_instances_whose_memory_may_be_that_of_others_are_no_cards(driver: Drive
     unknown.errors = {}
     gpus.sample()
     assert [card.error for card in gpus.cards()] == [None] * 3
+
+
+REFUSED = pynvml.NVML_ERROR_NO_PERMISSION
+REFUSALS = pytest.mark.parametrize("call", ["Handle", "DeviceGetUUID"])
+
+
+@REFUSALS
+def test_an_instance_that_is_refused_is_trouble_of_its_own(driver: Driver, gpus: NvmlGpus, call: str) -> None:
+    """It was made after our container, which has no access to it: its siblings come and go as they do."""
+    first, second = Card("MIG-1", instance=1), Card("MIG-2", total_mib=10240, instance=2)
+    driver.cards[0].mig = [first, second]
+    gpus.open()
+    made_later = Card("MIG-3", total_mib=20480, instance=3, errors={call: REFUSED})
+    driver.cards[0].mig = [second, made_later]
+    gpus.sample()
+    cards = gpus.cards()
+    assert [(card.uuid, card.total_mib) for card in cards] == [
+        ("MIG-2", 10240),
+        ("MIG-unreadable-0-3", 0),
+        ("GPU-b", 81559),
+    ]
+    assert (cards[1].parent, cards[1].minor) == ("GPU-a", 3)
+    said = str(cards[1].error)
+    assert said.startswith("the driver refuses the MIG instance in place 3: Insufficient Permissions")
+    assert "NVIDIA_MIG_MONITOR_DEVICES=all and CAP_SYS_ADMIN" in said
+    assert [sample.error for sample in gpus.sample()] == [None, said, None]
+    made_later.errors = {}
+    assert [sample.uuid for sample in gpus.sample()] == ["MIG-2", "MIG-3", "GPU-b"]
+    assert [card.error for card in gpus.cards()] == [None] * 3
+
+
+@REFUSALS
+@pytest.mark.parametrize("code", [REFUSED, pynvml.NVML_ERROR_UNKNOWN])
+def test_an_instance_that_is_refused_later_stays_what_it_was(
+    driver: Driver, gpus: NvmlGpus, call: str, code: int
+) -> None:
+    first, second = Card("MIG-1", instance=1), Card("MIG-2", total_mib=10240, instance=2)
+    driver.cards[0].mig = [first, second]
+    gpus.open()
+    known = list(gpus.cards())
+    second.errors = {call: code}
+    assert [sample.error is None for sample in gpus.sample()] == [True, False, True]
+    assert list(gpus.cards()) == known
+    second.errors = {}
+    assert [sample.error for sample in gpus.sample()] == [None] * 3
+    # In the place of one that is gone another one may be that is refused.
+    driver.cards[0].mig = [Card("MIG-1", instance=2), Card("MIG-9", instance=1, errors={call: code})]
+    gpus.sample()
+    assert [card.uuid for card in gpus.cards()] == ["MIG-unreadable-0-1", "MIG-1", "GPU-b"]
+
+
+def test_where_all_instances_are_refused_the_card_says_so(driver: Driver, gpus: NvmlGpus) -> None:
+    driver.cards[0].mig = [Card(f"MIG-{n}", instance=n, errors={"Handle": REFUSED}) for n in (1, 2)]
+    gpus.open()
+    said = str(gpus.cards()[0].error)
+    assert said.startswith("its MIG instances cannot be listed: Insufficient Permissions; the daemon's")
+    assert [card.uuid for card in gpus.cards()] == ["GPU-a", "GPU-b"]
+
+
+def test_an_instance_whose_memory_is_refused_is_trouble_of_its_own(driver: Driver, gpus: NvmlGpus) -> None:
+    refused = {"DeviceGetMemoryInfo": REFUSED, "DeviceGetMemoryInfo_v2": REFUSED}
+    driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-2", instance=2)]
+    gpus.open()
+    driver.cards[0].mig = [driver.cards[0].mig[0], Card("MIG-3", instance=3, errors=refused)]
+    gpus.sample()
+    assert [(card.uuid, card.error is None) for card in gpus.cards()] == [
+        ("MIG-1", True),
+        ("MIG-3", False),
+        ("GPU-b", True),
+    ]
+
+
+def test_what_is_refused_for_want_of_a_right_starts_no_library_again(driver: Driver, tmp_path: Path) -> None:
+    """It would say the same, and the other cards are not measured meanwhile."""
+    now_s = [0.0]
+    gpus = NvmlGpus(pci_devices=tmp_path, clock=lambda: now_s[0])
+    driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-2", instance=2, errors={"Handle": REFUSED})]
+    gpus.open()
+    for now_s[0] in range(0, 1000, 5):
+        assert [sample.error is None for sample in gpus.sample()] == [True, False, True]
+    assert driver.calls.count("Init") == 1
+    gpus.close()

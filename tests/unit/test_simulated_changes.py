@@ -57,6 +57,20 @@ def test_instances_are_listed_with_their_card_and_measured_alone() -> None:
     assert list(world.at(0).values()) == [None, "GPU is lost", "GPU is lost"]
 
 
+def test_instances_made_later_are_refused_to_a_container_without_access_to_all() -> None:
+    """NVIDIA_MIG_MONITOR_DEVICES is missing: the siblings, and what was there at the start, are as ever."""
+    world = World("driver: {new_instances: refused}")
+    world.gpus.partition("GPU-b", ["3g.20gb", "2g.10gb", "1g.5gb"])
+    whole, old, *new = world.gpus.cards()
+    assert (whole.error, old.error, old.schedulable_mib // 1024) == (None, None, 19)
+    assert [card.schedulable_mib for card in new] == [0, 0]
+    assert {card.error for card in new} == {"the driver refuses the MIG instance: Insufficient Permissions"}
+    assert list(world.at(0).values()) == [None, None, new[0].error, new[1].error]
+    world.gpus.close()
+    world.gpus.open()
+    assert list(world.at(0).values()) == [None] * 4
+
+
 def test_a_script_happens_in_time() -> None:
     world = World(
         """

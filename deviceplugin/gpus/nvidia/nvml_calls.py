@@ -5,7 +5,8 @@ it give v1: then reserved is unknown (0) and `used` includes it, so that an idle
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
@@ -107,18 +108,58 @@ def mig_enabled(handle: Any) -> bool:
         raise
 
 
-def mig_handles(handle: Any) -> Iterator[Any]:
-    """Yield the handles of a card's MIG instances.
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A MIG instance in one of its card's places.
+
+    Attributes:
+        place: NVML's number of it on the card.
+        handle: of the instance, None where the driver refuses it.
+        uuid: of the instance, None where the driver refuses that.
+        error: what the driver refuses it with, None where it does not.
+    """
+
+    place: int
+    handle: Any
+    uuid: str | None
+    error: Any = None
+
+
+def mig_devices(handle: Any) -> list[MigDevice]:
+    """List a card's MIG instances, those too of which the driver refuses handle or UUID.
+
+    An instance that was made after the container of this process is refused, with NO_PERMISSION, unless the
+    container was given access to all of them (k8s-device-plugin, issues 399 and 992; gpu-feature-discovery,
+    issue 6). So what is refused is trouble of that instance, unless nothing of the card can be had.
 
     Raises:
         NVMLError: the card does not say, for the moment.
     """
-    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    found = []
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        instance = None
         try:
-            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            found.append(MigDevice(place, instance, pynvml.nvmlDeviceGetUUID(instance)))
         except pynvml.NVMLError as error:
-            if error.value not in _HAS_NONE:
-                raise
+            if instance is not None or error.value not in _HAS_NONE:
+                found.append(MigDevice(place, instance, None, error))
+    if found and all(device.error is not None for device in found):
+        raise found[0].error
+    return found
+
+
+def is_refused(error: Any) -> bool:
+    """Tell whether an error is for want of a right: the same process gets the same answer again."""
+    return bool(error.value == pynvml.NVML_ERROR_NO_PERMISSION)
+
+
+def is_without_memory(error: Any) -> bool:
+    """Tell whether a card that answers a question for its memory like this never tells it.
+
+    NVIDIA's DGX Spark User Guide, "Known Issues": memory of a GPU that shares the system's is not supported.
+    """
+    return bool(error.value == pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def gpu_instance(handle: Any) -> int | None:

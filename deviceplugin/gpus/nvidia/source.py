@@ -25,6 +25,7 @@ from deviceplugin.gpus.nvidia.events import NvmlEvents
 from deviceplugin.gpus.nvidia.links import read_links
 from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
+from deviceplugin.gpus.nvidia.nvml_calls import MigDevice
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -40,6 +41,11 @@ _NO_INSTANCE: Final = 0xFFFFFFFF
 _AFFINITY_WORDS: Final = 16
 _AFFINITY_WORD_BITS: Final = 64
 _NOT_SHOWN: Final = "the driver does not show the card any more"
+_NONE_OF_ITS_OWN: Final = "the driver tells none, as of an integrated GPU, which shares the system's"
+_REFUSED: Final = (
+    "; the daemon's container needs NVIDIA_MIG_MONITOR_DEVICES=all and CAP_SYS_ADMIN "
+    "(the component mig, docs/hardware.md)"
+)
 _START_ADVICE: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         "install the NVIDIA driver; in a container let the NVIDIA runtime bring it in "
@@ -61,34 +67,47 @@ class _Shown:
         number: of the driver.
         handle: of the card, None where the driver gives none.
         uuid: of the card, None where the driver does not tell.
-        instances: handle and UUID of each MIG instance, None for a card that is not in MIG mode.
+        instances: each MIG instance, None for a card that is not in MIG mode.
         error: why the card cannot be told now, None when it can.
     """
 
     number: int
     handle: Any
     uuid: str | None
-    instances: tuple[tuple[Any, str | None], ...] | None = None
+    instances: tuple[MigDevice, ...] | None = None
     error: str | None = None
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What makes another list of cards when it changes."""
-        uuids = None if self.instances is None else tuple(uuid for _, uuid in self.instances)
-        return self.number, self.uuid, calls.address(self.handle), uuids, self.error
+        instances = self.instances
+        seen = (
+            None if instances is None else tuple((one.place, one.uuid, str(one.error)) for one in instances)
+        )
+        return self.number, self.uuid, calls.address(self.handle), seen, self.error
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
     """A card with its NVML handle, None while the driver gives none.
 
-    For a MIG instance `parent` is the handle of its card and `gpu_instance` its number there.
+    Attributes:
+        card: as it is listed.
+        handle: of the card or the instance, None while the driver gives none.
+        parent: handle of the whole card.
+        gpu_instance: number of the GPU instance that a MIG instance is of.
+        place: of a MIG instance on its card, see `MigDevice`.
+        trouble: why a card that stays listed as it was cannot be measured, None when it can.
+        lasts: the library, started again, would say the same of it.
     """
 
     card: GpuCard
     handle: Any = None
     parent: Any = None
     gpu_instance: int | None = None
+    place: int | None = None
+    trouble: str | None = None
+    lasts: bool = False
 
 
 class NvmlGpus:
@@ -235,7 +254,7 @@ class NvmlGpus:
             self._start()
             return
         shown = self._survey()
-        doubtful = any(device.card.error is not None for device in self._devices)
+        doubtful = any(device.card.error is not None and not device.lasts for device in self._devices)
         if doubtful or tuple(one.shape for one in shown) != self._shape:
             self._list(shown)
 
@@ -258,12 +277,9 @@ class NvmlGpus:
         if not uuid:
             return _Shown(number, handle, None, error="the driver does not tell its UUID")
         try:
-            instances = None
-            if calls.mig_enabled(handle):
-                handles = list(calls.mig_handles(handle))
-                instances = tuple((mig, pynvml.nvmlDeviceGetUUID(mig)) for mig in handles)
+            instances = tuple(calls.mig_devices(handle)) if calls.mig_enabled(handle) else None
         except pynvml.NVMLError as error:
-            return _Shown(number, handle, uuid, error=f"its MIG instances cannot be listed: {error}")
+            return _Shown(number, handle, uuid, error=f"its MIG instances cannot be listed: {_said(error)}")
         return _Shown(number, handle, uuid, instances)
 
     def _list(self, shown: Sequence[_Shown]) -> None:
@@ -287,16 +303,9 @@ class NvmlGpus:
                 for device in mine
             ]
             devices.update((device.card.uuid, device) for device in linked)
-            certain = one.error is None and all(
-                device.card.error is None or device.handle is None for device in linked
-            )
-            found.append(Found(one.uuid, tuple(device.card for device in linked), certain))
+            found.append(Found(one.uuid, tuple(device.card for device in linked), one.error is None))
         cards = renewed([device.card for device in self._devices], found)
-        self._devices = tuple(
-            _Device(card, known.handle, known.parent, known.gpu_instance)
-            for card in cards
-            for known in [devices.get(card.uuid, _Device(card))]
-        )
+        self._devices = tuple(replace(devices.get(card.uuid, _Device(card)), card=card) for card in cards)
         self._shape = tuple(one.shape for one in shown)
         watched = tuple((one.uuid, calls.address(one.handle)) for one in shown if one.uuid)
         if watched != self._watched:
@@ -307,36 +316,68 @@ class NvmlGpus:
     def _read(self, one: _Shown) -> list[_Device]:
         """Describe what is listed for a card: itself, or its instances."""
         if one.handle is None or one.instances is None:
-            card = self._read_card(one, one.handle, one.uuid)
-            return [_Device(card, one.handle, one.handle)]
+            return [self._with_memory(one, _Device(self._describe(one, one.handle, one.uuid), one.handle))]
         if not one.instances:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
-            card = self._read_card(one, one.handle, one.uuid, reason)
-            return [_Device(card, None, one.handle)]
-        numbers = [calls.gpu_instance(handle) for handle, _ in one.instances]
+            return [_Device(self._describe(one, one.handle, one.uuid, reason), None, one.handle)]
+        readable = [instance for instance in one.instances if instance.error is None]
+        numbers = [calls.gpu_instance(instance.handle) for instance in readable]
+        told = iter(zip(numbers, shared(numbers), strict=True))
         return [
-            _Device(
-                replace(
-                    self._read_card(one, handle, uuid, reason),
-                    gpu_instance=number,
-                    compute_instance=calls.compute_instance(handle),
-                ),
-                None if reason else handle,
-                one.handle,
-                number,
-            )
-            for (handle, uuid), number, reason in zip(one.instances, numbers, shared(numbers), strict=True)
+            self._read_instance(one, instance, *next(told))
+            if instance.error is None
+            else self._without_answer(one, instance)
+            for instance in one.instances
         ]
 
-    def _read_card(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
-        total_mib = reserved_mib = 0
-        error = error or one.error
-        if error is None:
-            try:
-                info = calls.memory(handle)
+    def _read_instance(
+        self, one: _Shown, instance: MigDevice, number: int | None, reason: str | None
+    ) -> _Device:
+        handle = instance.handle
+        card = replace(
+            self._describe(one, handle, instance.uuid, reason),
+            gpu_instance=number,
+            compute_instance=calls.compute_instance(handle),
+        )
+        device = _Device(card, None if reason else handle, one.handle, number, instance.place)
+        return device if reason else self._with_memory(one, device)
+
+    def _without_answer(self, one: _Shown, instance: MigDevice) -> _Device:
+        """Describe an instance that the driver refuses: the one that was in its place, if one was."""
+        trouble = f"the driver refuses the MIG instance in place {instance.place}: {_said(instance.error)}"
+        lasts = calls.is_refused(instance.error)
+        shown = {other.uuid for other in one.instances or ()}
+        for known in self._devices:
+            was_there = whole(known.card) == one.uuid and known.place == instance.place
+            if was_there and known.card.error is None and known.card.uuid not in shown:
+                return replace(known, handle=None, parent=one.handle, trouble=trouble, lasts=lasts)
+        uuid = f"MIG-unreadable-{one.number}-{instance.place}"
+        card = self._describe(one, one.handle, uuid, trouble)
+        return _Device(card, None, one.handle, None, instance.place, lasts=lasts)
+
+    def _with_memory(self, one: _Shown, device: _Device) -> _Device:
+        """Read a card's size. One that is known stays as it was where that fails; its samples tell of it."""
+        device = replace(device, parent=one.handle)
+        if device.card.error is not None:
+            return device
+        try:
+            info = calls.memory(device.handle)
+        except pynvml.NVMLError as error:
+            lasts = calls.is_refused(error) or calls.is_without_memory(error)
+            reason = f"memory cannot be read: {_said(error)}"
+        else:
+            if info.total > 0:
                 total_mib, reserved_mib = info.total // MIB, -(-info.reserved // MIB)
-            except pynvml.NVMLError as failure:
-                error = f"memory cannot be read: {failure}"
+                card = replace(device.card, total_mib=total_mib, reserved_mib=reserved_mib)
+                return replace(device, card=card)
+            reason, lasts = f"memory cannot be read: {_NONE_OF_ITS_OWN}", True
+        for known in self._devices:
+            if known.card.uuid == device.card.uuid and known.card.error is None:
+                return replace(device, card=known.card)
+        return replace(device, card=replace(device.card, error=reason), lasts=lasts)
+
+    def _describe(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
+        """Describe a card without its memory."""
         parent, quietly = one.handle, calls.quietly
         bus_id = minor = numa = model = None
         if parent is not None:
@@ -348,12 +389,12 @@ class NvmlGpus:
             index=one.number,
             uuid=uuid or f"GPU-unreadable-{one.number}",
             model=model or "",
-            total_mib=total_mib,
-            reserved_mib=reserved_mib,
+            total_mib=0,
+            reserved_mib=0,
             numa=numa,
             bus_id=bus_id or "",
             minor=-1 if minor is None else minor,
-            error=error,
+            error=error or one.error,
             parent=one.uuid if one.instances else None,
         )
 
@@ -381,15 +422,16 @@ class NvmlGpus:
 
     def _sample(self, device: _Device, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
         uuid, card = device.card.uuid, whole(device.card)
-        if device.card.error is not None or device.handle is None:
+        if device.card.error is not None or device.trouble is not None or device.handle is None:
             # Of a card in MIG mode without instances the driver tells all that there is.
-            self._lost |= device.handle is not None or device.parent is None
-            return GpuSample(uuid, 0, None, error=device.card.error or _NOT_SHOWN)
+            passing = device.trouble is not None or device.handle is not None or device.parent is None
+            self._lost |= passing and not device.lasts
+            return GpuSample(uuid, 0, None, error=device.card.error or device.trouble or _NOT_SHOWN)
         try:
             used_mib = -(-calls.memory(device.handle).used_alone // MIB)
         except pynvml.NVMLError as error:
-            self._lost = True
-            return GpuSample(uuid, 0, None, error=f"memory cannot be read: {error}")
+            self._lost |= not calls.is_refused(error)
+            return GpuSample(uuid, 0, None, error=f"memory cannot be read: {_said(error)}")
         errors = self._memory_errors.get(card)
         if errors is None:
             errors = calls.memory_errors(device.parent)
@@ -415,3 +457,10 @@ class NvmlGpus:
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
             self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
+
+
+def _said(error: Any) -> str:
+    """Say what the driver answered, with what it takes where a right is missing."""
+    if calls.is_refused(error):
+        return f"{error}{_REFUSED}"
+    return f"{error}: {_NONE_OF_ITS_OWN}" if calls.is_without_memory(error) else str(error)

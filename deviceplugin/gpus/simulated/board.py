@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from deviceplugin.gpus.api.card_listing import shared
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
@@ -9,6 +10,8 @@ from deviceplugin.gpus.api.source import GpuCard, GpuProcess
 from deviceplugin.gpus.nvidia.mig import Instance, Wanted, partition
 from deviceplugin.gpus.simulated.profile import Failure
 from deviceplugin.gpus.simulated.script import Growth
+
+REFUSED: Final = "the driver refuses the MIG instance: Insufficient Permissions"
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class Board:
         calls: samples so far.
         tripped: its failure has come.
         shown: the driver shows it.
+        accessible: UUIDs of its instances that are not refused, None for all.
     """
 
     card: GpuCard
@@ -50,6 +54,7 @@ class Board:
     calls: int = 0
     tripped: bool = False
     shown: bool = True
+    accessible: frozenset[str] | None = None
 
     def lay_out(self, layout: Sequence[Wanted] | None) -> None:
         """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
@@ -75,7 +80,10 @@ class Board:
         if not self.instances:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
             return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
-        reasons = shared([one.start for one in self.instances])
+        reasons = [
+            REFUSED if self.accessible is not None and one.uuid not in self.accessible else reason
+            for one, reason in zip(self.instances, shared([one.start for one in self.instances]), strict=True)
+        ]
         return tuple(
             replace(
                 self.card,

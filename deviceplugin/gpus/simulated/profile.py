@@ -71,6 +71,18 @@ class SimulatedCard:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverMood:
+    """A behaviour of the driver that its documents allow, and of what the container has of it.
+
+    Attributes:
+        new_instances: MIG instances that are made after the source was opened: `shown`, as to a container
+            with NVIDIA_MIG_MONITOR_DEVICES, or `refused`, as to one without.
+    """
+
+    new_instances: Literal["shown", "refused"] = "shown"
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A node's simulated cards, by index."""
 
@@ -80,6 +92,7 @@ class Profile:
     vendor: Vendor = NVIDIA
     script: Script = field(default_factory=Script)
     limits: LimitMood = field(default_factory=LimitMood)
+    driver: DriverMood = field(default_factory=DriverMood)
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -209,6 +222,7 @@ class _Document(Struct, frozen=True):
     vendor: _Vendor | None = None
     script: Any = None
     limits: LimitMood = LimitMood()
+    driver: DriverMood = DriverMood()
 
 
 Form = TypeVar("Form")
@@ -261,9 +275,14 @@ def parse_profile(name: str, text: str) -> Profile:
     _check_partitions(script, {each.card.index: each.card for each in cards}, faults)
     if faults:
         raise ProfileError(name, tuple(faults))
-    driver = (document.system or _System()).driver_version
     return Profile(
-        name, driver, tuple(sorted(cards, key=lambda each: each.card.index)), vendor, script, document.limits
+        name,
+        (document.system or _System()).driver_version,
+        tuple(sorted(cards, key=lambda each: each.card.index)),
+        vendor,
+        script,
+        document.limits,
+        document.driver,
     )
 
 

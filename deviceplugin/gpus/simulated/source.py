@@ -67,8 +67,11 @@ class SimulatedGpus:
         self._cards: tuple[GpuCard, ...] = ()
         self._sizes_mib: dict[str, int] = {}
         self._script, self._began_s, self._done = Script(), 0.0, 0
+        self._mood = profile.driver
+        self._there_at_open: frozenset[str] = frozenset()
         self.limits = SimulatedLimits(self._sizes_mib)
         self.become(profile)
+        self._begin_container()
 
     @property
     def vendor(self) -> Vendor:
@@ -80,6 +83,7 @@ class SimulatedGpus:
         self._events.open()
         self._closing.clear()
         self._began_s, self._done = self._clock(), 0
+        self._begin_container()
 
     def close(self) -> None:
         """Let a waiting `events`, or a call that hangs, return."""
@@ -137,6 +141,7 @@ class SimulatedGpus:
             raise GpuError(f"vendor {profile.vendor.domain}: allowed is {self._vendor.domain} while it runs")
         self.limits.mood = profile.limits
         with self._lock:
+            self._mood = profile.driver
             for board in self._boards.values():
                 board.shown = False
             for simulated in profile.cards:
@@ -294,8 +299,17 @@ class SimulatedGpus:
         first = board.cards()[0]
         self._uses[first.uuid] = Use(simulated.used_mib, simulated.processes)
 
+    def _begin_container(self) -> None:
+        """Give access to the instances that there are, as a container that begins has it."""
+        with self._lock:
+            instances = [one for board in self._boards.values() for one in board.instances or ()]
+            self._there_at_open = frozenset(one.uuid for one in instances)
+            self._list()
+
     def _list(self) -> None:
         """Make the list of cards of what is shown, and have a sample taken."""
+        for board in self._boards.values():
+            board.accessible = self._there_at_open if self._mood.new_instances == "refused" else None
         found = [Found(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown]
         self._cards = tuple(renewed(self._cards, found))
         self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
