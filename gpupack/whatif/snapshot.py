@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.names import QUEUE_NAME
-from allocator.request import PodRequest
+from allocator.request import WHOLE, PodRequest
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster, unit_asked
 from gpupack.whatif.objects import AskPod
@@ -212,7 +212,7 @@ def _pod(
     if request is None:
         notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
         return None
-    cards, units, milli = _cards(request, scale, usual, notes)
+    cards, units, milli = _cards(request, scale, usual)
     cpu, memory = pod_requests(pod)
     created = _whole_seconds(pod.metadata.creation_timestamp)
     ended = _ended(pod)
@@ -237,20 +237,21 @@ def _pod(
     )
 
 
-def _cards(request: PodRequest, scale: _Scale, usual: int, notes: Counter[str]) -> tuple[int, int, int]:
-    """Cards, units of each, and thousandths of a usual card."""
+def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | int, int]:
+    """Cards of all containers, what each container asks of its cards, and thousandths of a usual card.
+
+    Of a pod with several containers the thousandths are the mean: together they are what all cards have.
+    """
     demands = request.demands
-    if len(demands) > 1:
-        notes[
-            "pods have several containers that ask: written as if each asked for as much as the largest"
-        ] += 1
     cards = sum(demand.cards for demand in demands)
     if request.percent:
-        share = max(demand.per_card for demand in demands)
-        units = max(1, share * usual // 100)
-        return cards, units, max(1, share * CARD // 100)
-    units = scale.asked(max(demand.per_card for demand in demands))
-    return cards, units, min(CARD, max(1, units * CARD // usual))
+        percent = "|".join(f"{demand.per_card}%" for demand in demands)
+        milli = sum(demand.per_card * demand.cards for demand in demands) * CARD // WHOLE // cards
+        return cards, percent, min(CARD, max(1, milli))
+    units = [scale.asked(demand.per_card) for demand in demands]
+    total = sum(each * demand.cards for each, demand in zip(units, demands, strict=True))
+    amounts: str | int = units[0] if len(units) == 1 else "|".join(map(str, units))
+    return cards, amounts, min(CARD, max(1, total * CARD // usual // cards))
 
 
 def _ended(pod: AskPod) -> int:

@@ -159,7 +159,7 @@ def replay_one(
         return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
     config = ConfigFile(options.queues).load()
     used = config if variant.borrowing else without_borrowing(config)
-    placer = Placer(cluster, ranked, options.card_policy)
+    placer = Placer(cluster, ranked)
     replaying = QueuedReplaying(cluster, placer, what, used)
     story = follow(replaying, [cluster.kind(each.pod, options.card_policy) for each in what.arrivals])
     result = replay_result(story, what, cluster, time.perf_counter() - began)

@@ -1,18 +1,23 @@
 """The simulated cluster: the extender's own node arrays, filled from a trace."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from allocator.policy import choose
+from allocator.policy import choose, node_policy_chooses
+from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.queue.capacity.dominant_share import Resources
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.filtering import filter_nodes
+from scheduler_plugin.scheduling.placing import place_with
+from scheduler_plugin.scheduling.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
+from scheduler_plugin.scheduling.request import Query
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
@@ -26,21 +31,23 @@ class PodKind:
     """What pods with the same request have in common; one object for each such request.
 
     Attributes:
-        ask: As policies see it.
+        ask: As policies see it; percent as units of the size of card that there is most.
         nodes: bool[R], nodes whose model the pod accepts; None: all.
-        units: GPU units over all cards, as the cluster counts them.
+        units: GPU units over all cards, as of `ask`.
         asked: Thousandths of a card over all cards, as the trace counts them.
+        query: What is asked of cards; None: it asks for none.
     """
 
     ask: Ask
     nodes: BoolArray | None
     units: int
     asked: int
+    query: Query | None
 
     @property
-    def resources(self) -> Resources:
-        """What a pod of the kind has while it runs."""
-        return Resources(self.units, self.ask.cpu_milli, self.ask.memory_bytes)
+    def is_plain(self) -> bool:
+        """Whether it asks for units with one container, as nearly all pods do: that is found faster."""
+        return self.query is None or (len(self.ask.demands) == 1 and not self.query.request.percent)
 
 
 class Cluster:
@@ -70,10 +77,14 @@ class Cluster:
         self.units = int(self.arrays.size.sum())
         host = self.arrays.cpu_capacity, self.arrays.memory_capacity
         self.resources = Resources(self.units, *(int(amounts.sum()) for amounts in host))
-        sizes = {node.card_units or card_units for node in nodes if node.cards}
+        sizes = Counter[int]()
+        for node in nodes:
+            if node.cards:
+                sizes[node.card_units or card_units] += node.cards
         self.even = len(sizes) <= 1
+        self._usual = max(sizes, key=lambda size: (sizes[size], size), default=card_units)
         if self.even:
-            self.card_units = next(iter(sizes), card_units)
+            self.card_units = self._usual
         self._model_of_row = np.array(
             [self.arrays.model[row, 0] if self.arrays.cards[row] else -1 for row in range(len(nodes))],
             dtype=np.int64,
@@ -87,6 +98,7 @@ class Cluster:
             pod.cards,
             pod.gpu_milli,
             pod.gpu_units,
+            pod.percent,
             pod.models,
             card_policy,
         )
@@ -96,7 +108,7 @@ class Cluster:
         return kind
 
     def _kind(self, pod: TracePod, card_policy: str) -> PodKind:
-        units = pod.gpu_units or -(-pod.gpu_milli * self.card_units // CARD)
+        amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
@@ -106,12 +118,22 @@ class Cluster:
         ask = Ask(
             cpu_milli=pod.cpu_milli,
             memory_bytes=pod.memory_mib * MIB,
-            demands=(CardDemand(units, pod.cards),) if pod.cards else (),
+            demands=tuple(
+                CardDemand(max(1, each * self._usual // WHOLE) if pod.percent else each, pod.cards_each)
+                for each in amounts
+            ),
             admits=admits,
             card_policy=card_policy,
             selector=selector,
         )
-        return PodKind(ask, nodes, units * pod.cards, pod.asked)
+        query = None
+        if amounts:
+            containers = tuple(
+                ContainerRequest(f"c{number}", each * pod.cards_each, "main")
+                for number, each in enumerate(amounts)
+            )
+            query = Query(PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask)
+        return PodKind(ask, nodes, ask.gpu_units, pod.asked, query)
 
     def admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -125,10 +147,11 @@ class Cluster:
         arrays, ask = self.arrays, kind.ask
         fits = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
         fits &= arrays.memory_capacity - arrays.memory_used >= ask.memory_bytes
-        cards = self._with_cards(kind)
-        if cards is not None:
-            fits &= cards
-        return np.flatnonzero(fits)
+        if kind.is_plain:
+            cards = self._with_cards(kind)
+            return np.flatnonzero(fits if cards is None else fits & cards)
+        rows = np.flatnonzero(fits)
+        return rows[self._fitting(kind, rows)]
 
     def whole_percent(self) -> float:
         """Cards that are free as a whole, in percent of all."""
@@ -141,15 +164,17 @@ class Cluster:
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes[row]:
             return False
-        for demand in ask.demands:
-            if (
-                demand.cards > len(arrays.free_order)
-                or arrays.free_order[demand.cards - 1, row] < demand.units
-            ):
-                return False
-        return bool(
-            arrays.cpu_capacity[row] - arrays.cpu_used[row] >= ask.cpu_milli
-            and arrays.memory_capacity[row] - arrays.memory_used[row] >= ask.memory_bytes
+        if (
+            arrays.cpu_capacity[row] - arrays.cpu_used[row] < ask.cpu_milli
+            or arrays.memory_capacity[row] - arrays.memory_used[row] < ask.memory_bytes
+        ):
+            return False
+        if not kind.is_plain:
+            return bool(self._fitting(kind, np.array([row], dtype=np.intp))[0])
+        return all(
+            demand.cards <= len(arrays.free_order)
+            and arrays.free_order[demand.cards - 1, row] >= demand.units
+            for demand in ask.demands
         )
 
     def misfit(self, kind: PodKind) -> str:
@@ -159,7 +184,8 @@ class Cluster:
             return "no node of that model"
         left = self._with_cards(kind)
         if left is not None and not left.any():
-            return "no card with enough free" if ask.demands[0].cards == 1 else "not enough cards free"
+            alone = len(ask.demands) == ask.demands[0].cards == 1
+            return "no card with enough free" if alone else "not enough cards free"
         if left is None:
             left = arrays.usable
         cpu = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
@@ -167,21 +193,36 @@ class Cluster:
             return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
         return "not enough host memory beside the rest"
 
-    def choose(self, kind: PodKind, row: int) -> tuple[int, ...]:
-        """Choose cards by the pod's card policy on one of `fitting`'s rows, for a pod that asks for some."""
+    def choose(self, kind: PodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
+        """Choose cards as bind does on one of `fitting`'s rows: units by card.
+
+        Args:
+            kind: Of the pod.
+            row: Where.
+            policy: That ranked the row; it may choose cards itself.
+
+        Raises:
+            PolicyError: what a policy gives is no cards, or no costs.
+        """
+        if kind.query is None:
+            return {}
+        by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.ask.card_policy)
+        if by_node or not kind.is_plain:
+            placement = place_with(policy, self.arrays, row, kind.query)
+            return {} if placement is None else placement.charge
         units, count = kind.ask.demands[0]
         cards = self._cards.get(row)
         if cards is None:
             cards = self._cards[row] = list(cards_of(self.arrays, row))
-        return choose(cards, units, count, kind.ask.card_policy) or ()
+        return dict.fromkeys(choose(cards, units, count, kind.ask.card_policy) or (), units)
 
-    def take(self, kind: PodKind, row: int, cards: Sequence[int]) -> None:
+    def take(self, kind: PodKind, row: int, charge: Mapping[int, int]) -> None:
         """Put a pod on a row's cards."""
-        self._add(kind, row, cards, 1)
+        self._add(kind, row, charge, 1)
 
-    def give_back(self, kind: PodKind, row: int, cards: Sequence[int]) -> None:
+    def give_back(self, kind: PodKind, row: int, charge: Mapping[int, int]) -> None:
         """Take a pod away from a row's cards."""
-        self._add(kind, row, cards, -1)
+        self._add(kind, row, charge, -1)
 
     def block(self, row: int, card: int, units: int) -> None:
         """Keep units of a card from pods, or where negative give them back."""
@@ -192,14 +233,13 @@ class Cluster:
             known[card] = replace(known[card], used_units=taken[card])
         self.arrays.set_assumed(row, taken)
 
-    def _add(self, kind: PodKind, row: int, cards: Sequence[int], times: int) -> None:
+    def _add(self, kind: PodKind, row: int, charge: Mapping[int, int], times: int) -> None:
         arrays, ask = self.arrays, kind.ask
-        if cards:
-            units = times * ask.demands[0].units
+        if charge:
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
-            for card in cards:
-                taken[card] += units
+            for card, units in charge.items():
+                taken[card] += times * units
                 if known is not None:
                     known[card] = replace(known[card], used_units=taken[card])
             arrays.set_assumed(row, taken)
@@ -209,10 +249,18 @@ class Cluster:
             int(arrays.memory_used[row]) + times * ask.memory_bytes,
         )
 
+    def _fitting(self, kind: PodKind, rows: RowArray) -> BoolArray:
+        """Which of these nodes have the cards, as filter says."""
+        if kind.query is None:
+            return np.ones(len(rows), dtype=np.bool_)
+        return filter_nodes(self.arrays, kind.query, rows)
+
     def _with_cards(self, kind: PodKind) -> BoolArray | None:
         """Nodes that have the cards; all cards of a node are of one model."""
         if not kind.ask.demands:
             return None
+        if not kind.is_plain:
+            return self._fitting(kind, np.arange(self.arrays.row_count))
         units, count = kind.ask.demands[0]
         if count > self.arrays.free_order.shape[0]:
             none: BoolArray = np.zeros(self.arrays.row_count, dtype=np.bool_)

@@ -89,7 +89,7 @@ def run(
     whole = cluster.units
     asked = taken = 0
     next_point = 1
-    placer = Placer(cluster, policy, card_policy)
+    placer = Placer(cluster, policy)
     start = clock()
     apart = 0.0
     for number, pod in enumerate(pods):
@@ -97,7 +97,7 @@ def run(
         placed = placer.place(kind, str(number))
         if isinstance(placed, Place):
             outcome.placed += 1
-            taken += kind.units
+            taken += placed.units
         else:
             outcome.failed[placed] += 1
         _count(outcome.placed_units if isinstance(placed, Place) else outcome.failed_units, kind)

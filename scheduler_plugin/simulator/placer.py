@@ -1,20 +1,18 @@
 """Puts one pod where the policies say: the step that every kind of run is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from allocator.policy import node_policy_chooses
 from allocator.registry import Parameters
-from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.scheduling.placing import scores_of
+from scheduler_plugin.cache.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.scheduling.placing import score, scores_of
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
-    CardChooser,
     Learner,
     NodePolicy,
     WorkloadPolicy,
@@ -26,10 +24,15 @@ HELD: Final = "held back by the policy"
 
 
 class Place(NamedTuple):
-    """Where a pod is: a row, and positions of its cards there."""
+    """Where a pod is: a row, and its units by position of the card there."""
 
     row: int
-    cards: Sequence[int]
+    charge: Mapping[int, int]
+
+    @property
+    def units(self) -> int:
+        """Units of all its cards."""
+        return sum(self.charge.values())
 
 
 class Placer:
@@ -38,16 +41,13 @@ class Placer:
     Args:
         cluster: Changed by what is placed.
         policy: Ranks nodes.
-        card_policy: Chooses cards, unless the node policy does.
     """
 
-    def __init__(self, cluster: Cluster, policy: NodePolicy, card_policy: str) -> None:
+    def __init__(self, cluster: Cluster, policy: NodePolicy) -> None:
         self._cluster = cluster
         self._policy = policy
         self._counter = policy if isinstance(policy, AttemptCounter) else None
         self._learner = policy if isinstance(policy, Learner) else None
-        by_node = node_policy_chooses(card_policy)
-        self._chooser = policy if by_node and isinstance(policy, CardChooser) else None
 
     def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> Place | str:
         """Place a pod; the reason when it cannot be.
@@ -65,9 +65,7 @@ class Placer:
             if self._learner is not None:
                 self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))
             return cluster.misfit(kind)
-        if self._counter is not None:
-            ask = replace(ask, pod=uid)
-        scores = scores_of(self._policy, cluster.arrays, ask, rows)
+        scores = self._scores(kind, uid, rows)
         best = int(scores.argmin())
         held = not scores[best] < np.inf
         row = int(rows[best])
@@ -75,18 +73,22 @@ class Placer:
             self._counter.attempted(cluster.arrays, uid, None if held else row)
         if held:
             return HELD
-        cards: Sequence[int] = ()
-        if ask.demands:
-            chosen = None if self._chooser is None else self._chooser.choose_cards(cluster.arrays, ask, row)
-            cards = cluster.choose(kind, row) if chosen is None else chosen[0]
-        cluster.take(kind, row, cards)
+        charge = cluster.choose(kind, row, self._policy)
+        cluster.take(kind, row, charge)
         if self._learner is not None:
             self._learner.settled(uid, ask)
-        return Place(row, cards)
+        return Place(row, charge)
+
+    def _scores(self, kind: PodKind, uid: str, rows: RowArray) -> FloatArray:
+        """Score the nodes that fit."""
+        ask = kind.ask if self._counter is None else replace(kind.ask, pod=uid)
+        if kind.is_plain or kind.query is None:
+            return scores_of(self._policy, self._cluster.arrays, ask, rows)
+        return score(self._policy, self._cluster.arrays, replace(kind.query, ask=ask), rows)
 
     def end(self, kind: PodKind, place: Place, uid: str) -> None:
         """Take a pod away that has ended."""
-        self._cluster.give_back(kind, place.row, place.cards)
+        self._cluster.give_back(kind, place.row, place.charge)
         if self._learner is not None:
             self._learner.settled(uid, None)
 

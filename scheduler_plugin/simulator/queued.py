@@ -210,7 +210,7 @@ class QueuedReplaying(Replaying):
         del self._runs[pod.number]
         self._began_units -= self._began_s.pop(pod.number) * pod.kind.units
         self._places.leave(str(pod.number))
-        self._use(self.queues[pod.number], pod.kind, -1)
+        self._use(self.queues[pod.number], pod, -1)
 
     def _began(self, pod: Running) -> None:
         super()._began(pod)
@@ -318,7 +318,7 @@ class QueuedReplaying(Replaying):
         self._began_s[number] = now
         self._began_units += now * kind.units
         self._places.sit(str(number), self._runs[number].place.row, task.kind)
-        self._use(name, kind, 1)
+        self._use(name, self._runs[number], 1)
         self._waiting -= 1
         self._waiting_milli -= kind.asked
         # What counts is how long it waited in all; an evicted pod waits more than once.
@@ -335,12 +335,12 @@ class QueuedReplaying(Replaying):
     def _near(self, data: frozenset[str]) -> BoolArray:
         return self._places.near(data, self._cluster.arrays.row_count)
 
-    def _use(self, name: str, kind: PodKind, pods: int) -> None:
-        """Count so many pods more, or less."""
-        tenant = self.tenants[name]
-        tenant.has = tenant.has.plus(kind.resources, pods)
+    def _use(self, name: str, pod: Running, pods: int) -> None:
+        """Count a pod that runs, or with -1 one that runs no more."""
+        tenant, ask = self.tenants[name], pod.kind.ask
+        tenant.has = tenant.has.plus(Resources(pod.place.units, ask.cpu_milli, ask.memory_bytes), pods)
         tenant.pods += pods
-        self._cohorts[name].use(name, pods * kind.units)
+        self._cohorts[name].use(name, pods * pod.place.units)
 
     # Who waits long, and lenders.
 
@@ -386,7 +386,7 @@ class QueuedReplaying(Replaying):
             freed: dict[str, int] = {}
             for pod in gone:
                 queue = self.queues[pod.number]
-                freed[queue] = freed.get(queue, 0) + pod.kind.units
+                freed[queue] = freed.get(queue, 0) + pod.place.units
             return cohort.lacks(name, kind.units, freed)
 
         if not cohort.is_own(name, kind.units):
@@ -404,7 +404,7 @@ class QueuedReplaying(Replaying):
             for pod in sorted(mine, key=lambda pod: -pod.number):
                 if left <= 0:
                     break
-                left -= pod.kind.units
+                left -= pod.place.units
                 found.append(pod)
         return found
 

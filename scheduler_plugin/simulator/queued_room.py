@@ -1,19 +1,22 @@
 """Room in a replay through queues: cards kept free for pods that wait long, and who must go for a lender."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from allocator.exact import fit_together
+from allocator.request import Demand
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.replay import Running
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Cards of a row that are kept for a pod, and how many units of each are."""
+    """Cards of a row that are kept for a pod: units that it needs of each, and that are kept by now."""
 
     kind: PodKind
     row: int
-    cards: tuple[int, ...]
+    needs: Mapping[int, int]
     blocked: dict[int, int] = field(default_factory=dict)
 
 
@@ -41,9 +44,8 @@ class KeptRoom:
         arrays = self._cluster.arrays
         if not kind.ask.demands:
             return False
-        units, count = kind.ask.demands[0]
         taken = {kept.row for kept in self._kept.values()}
-        best: tuple[int, str, int, tuple[int, ...]] | None = None
+        best: tuple[int, str, int, Mapping[int, int]] | None = None
         for name, row in arrays.rows.items():
             large = arrays.cpu_capacity[row] >= kind.ask.cpu_milli
             large &= arrays.memory_capacity[row] >= kind.ask.memory_bytes
@@ -51,12 +53,10 @@ class KeptRoom:
                 continue
             cards = int(arrays.cards[row])
             free = arrays.free[row, :cards].tolist()
-            missing = sorted(
-                (max(0, units - free[card]), card) for card in range(cards) if arrays.size[row, card] >= units
-            )[:count]
-            if len(missing) == count:
-                found = (sum(m for m, _ in missing), name, row, tuple(card for _, card in missing))
-                best = found if best is None or found < best else best
+            needs = _cheapest(kind, arrays.size[row, :cards].tolist(), free)
+            if needs is not None:
+                missing = sum(max(0, units - free[card]) for card, units in needs.items())
+                best = (missing, name, row, needs) if best is None or (missing, name) < best[:2] else best
         if best is None:
             return False
         self._kept[uid] = _Kept(kind, best[2], best[3])
@@ -66,7 +66,7 @@ class KeptRoom:
     def grab(self) -> None:
         """Take what has become free of the cards that are kept."""
         for kept in self._kept.values():
-            for card in kept.cards:
+            for card in kept.needs:
                 units = int(self._cluster.arrays.free[kept.row, card])
                 if units:
                     self._cluster.block(kept.row, card, units)
@@ -86,12 +86,50 @@ class KeptRoom:
         found = []
         for uid, kept in self._kept.items():
             ask, row, arrays = kept.kind.ask, kept.row, self._cluster.arrays
-            units = ask.demands[0].units
             host = arrays.cpu_capacity[row] - arrays.cpu_used[row] >= ask.cpu_milli
             host &= arrays.memory_capacity[row] - arrays.memory_used[row] >= ask.memory_bytes
-            if host and all(kept.blocked.get(card, 0) >= units for card in kept.cards):
+            if host and all(kept.blocked.get(card, 0) >= units for card, units in kept.needs.items()):
                 found.append((uid, kept.row))
         return found
+
+
+def _cheapest(kind: PodKind, sizes: Sequence[int], free: Sequence[int]) -> dict[int, int] | None:
+    """Find cards of a node of which the fewest units must become free, the largest demand first.
+
+    Args:
+        kind: Of the pod.
+        sizes: Of the node's cards.
+        free: Units of each.
+
+    Returns:
+        Units that the pod needs by card; None where it does not fit even on empty cards.
+    """
+    demands = kind.query.request.demands if kind.query is not None else ()
+    needs: dict[int, int] = {}
+    for demand in sorted(demands, key=lambda demand: -demand.per_card):
+        costs = []
+        for card, size in enumerate(sizes):
+            before = needs.get(card, 0)
+            after = before + demand.units_on(size)
+            if after <= size:
+                costs.append((max(0, after - free[card]) - max(0, before - free[card]), card))
+        if len(costs) < demand.cards:
+            return _anyhow(sizes, demands)
+        for _, card in sorted(costs)[: demand.cards]:
+            needs[card] = needs.get(card, 0) + demand.units_on(sizes[card])
+    return needs
+
+
+def _anyhow(sizes: Sequence[int], demands: Sequence[Demand]) -> dict[int, int] | None:
+    """Find any cards on which a pod fits once they are empty."""
+    asked = [(demand.asked, demand.cards) for demand in demands]
+    picks = fit_together([(size, size) for size in sizes], asked).picks
+    if picks is None:
+        return None
+    needs: Counter[int] = Counter()
+    for demand, positions in zip(demands, picks, strict=True):
+        needs.update({card: demand.units_on(sizes[card]) for card in positions})
+    return dict(needs)
 
 
 def victims(
@@ -158,8 +196,13 @@ def _fits_without(cluster: Cluster, kind: PodKind, row: int, gone: Iterable[Runn
     for pod in gone:
         cpu += pod.kind.ask.cpu_milli
         memory += pod.kind.ask.memory_bytes
-        for card in pod.place.cards:
-            free[card] += pod.kind.ask.demands[0].units
-    units, count = ask.demands[0] if ask.demands else (0, 0)
-    host = cpu >= ask.cpu_milli and memory >= ask.memory_bytes
-    return host and sum(each >= units for each in free) >= count
+        for card, units in pod.place.charge.items():
+            free[card] += units
+    if cpu < ask.cpu_milli or memory < ask.memory_bytes:
+        return False
+    if kind.query is None:
+        return True
+    sizes = arrays.size[row].tolist()
+    cards = [(size, units) for size, units in zip(sizes, free, strict=True) if size]
+    asked = [(demand.asked, demand.cards) for demand in kind.query.request.demands]
+    return fit_together(cards, asked).picks is not None

@@ -105,7 +105,7 @@ class Replaying:
     def end(self, ended: Running) -> None:
         """Take a pod away that has ended."""
         self._placer.end(ended.kind, ended.place, str(ended.number))
-        self._used -= ended.kind.units
+        self._used -= ended.place.units
 
     def sample(self, at: float) -> None:
         """Note how the cluster is from a moment on."""
@@ -143,7 +143,7 @@ class Replaying:
             return False
         self._held.discard(kind)
         self.story.placed_s[number] = now
-        self._used += kind.units
+        self._used += placed.units
         runs = self.arrivals[number].runs_s
         ends = math.inf if runs is None else now + runs
         self._began(Running(ends, number, kind, placed))
@@ -172,7 +172,7 @@ def replay(
         What happened; the same for the same arguments.
     """
     kinds = [cluster.kind(arrival.pod, card_policy) for arrival in arrivals]
-    return follow(Replaying(cluster, Placer(cluster, policy, card_policy), arrivals), kinds)
+    return follow(Replaying(cluster, Placer(cluster, policy), arrivals), kinds)
 
 
 def follow(replaying: Replaying, kinds: Sequence[PodKind]) -> Story:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from allocator.exact import fit_together
+from allocator.request import WHOLE, Demand
 from scheduler_plugin.errors import TraceError
 
 CARD: Final = 1000
@@ -70,8 +72,9 @@ UNFIT: Final = "fit on no node even when it is empty; the pod is kept and will f
 class TracePod:
     """A pod: thousandths of a core, MiB of host memory, cards, thousandths of each, models, times, queue.
 
-    Where `gpu_units` is not 0 it asks for so many units of each card, whatever that is in thousandths. With
-    the names of the data that it reads, and the job that it belongs to, where there are any.
+    Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths, or
+    with `percent` for so many percent of it: an amount for each container, over which its cards are split
+    evenly. With the names of the data that it reads, and the job that it belongs to, where there are any.
     """
 
     name: str
@@ -82,9 +85,23 @@ class TracePod:
     models: tuple[str, ...] = ()
     times: Times | None = None
     queue: str = ""
-    gpu_units: int = 0
+    gpu_units: tuple[int, ...] = ()
     data: frozenset[str] = frozenset()
     job: str = ""
+    percent: bool = False
+
+    @property
+    def cards_each(self) -> int:
+        """Cards of each container that asks."""
+        return self.cards // max(1, len(self.gpu_units))
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """What it asks of cards whose units it names, container by container."""
+        return tuple(
+            Demand((), units, self.cards_each, percent=self.percent, least=units if self.percent else 0)
+            for units in self.gpu_units
+        )
 
     @property
     def asked(self) -> int:
@@ -136,7 +153,8 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
 
     Args:
         path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
-            `queue`, `gpu_units` (units of each card, in place of `gpu_milli`), `data` (names, `A|B`), `job`.
+            `queue`, `gpu_units` (in place of `gpu_milli` units of each card, or percent, `40%`; for several
+            containers `2|2|4`), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -146,7 +164,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     known = {node.model for node in nodes}
-    possible: dict[tuple[int, int, int, int, tuple[str, ...]], bool] = {}
+    possible: dict[TracePod, bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
     for where, row in _rows(path, columns):
@@ -162,7 +180,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
             if model not in known:
                 what = f"{where}: {MODELS_COLUMN} names {_quote(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
-        shape = (pod.cpu_milli, pod.memory_mib, pod.cards, pod.gpu_units, pod.models)
+        shape = replace(pod, name="", gpu_milli=0, times=None, queue="", data=frozenset(), job="")
         if shape not in possible:
             possible[shape] = any(_could_run(pod, node) for node in nodes)
         if not possible[shape]:
@@ -229,12 +247,33 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
         return None, fault
     models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
-    units, fault = _units(where, GPU_UNITS_COLUMN, row)
+    units, percent, fault = _amounts(where, row, cards)
     if fault:
         return None, fault
     queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
     data = _names(row.get(DATA_COLUMN))
-    return replace(pod, queue=queue, job=job, data=data, gpu_units=units if cards else 0), ""
+    return replace(pod, queue=queue, job=job, data=data, gpu_units=units, percent=percent), ""
+
+
+def _amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
+    """Read the units or percent of each container's cards; none where the row does not say."""
+    text = (row.get(GPU_UNITS_COLUMN) or "").strip()
+    if not text or not cards:
+        return (), False, ""
+    parts = [part.strip() for part in text.split("|")]
+    percent = all(part.endswith("%") for part in parts)
+    most = WHOLE if percent else _MAX_UNITS
+    found = []
+    for part in parts:
+        number, fault = _read(where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most)
+        if fault or (not number and len(parts) > 1):
+            amounts = f"whole numbers from 1 to {_MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
+            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote(text)}; allowed are {amounts}"
+        found.append(number)
+    if cards % len(found):
+        what = f"num_gpu {cards} for {len(found)} containers of {GPU_UNITS_COLUMN} {_quote(text)}"
+        return (), False, f"{where}: {what}; allowed is as many cards for each"
+    return (tuple(found), percent, "") if any(found) else ((), False, "")
 
 
 def _names(text: str | None) -> frozenset[str]:
@@ -258,13 +297,17 @@ def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str
 
 
 def _could_run(pod: TracePod, node: TraceNode) -> bool:
-    return (
-        pod.cpu_milli <= node.cpu_milli
-        and pod.memory_mib <= node.memory_mib
-        and pod.cards <= node.cards
-        and (not pod.models or node.model in pod.models)
-        and (not node.card_units or pod.gpu_units <= node.card_units)
-    )
+    if (
+        pod.cpu_milli > node.cpu_milli
+        or pod.memory_mib > node.memory_mib
+        or pod.cards_each > node.cards
+        or (pod.models and node.model not in pod.models)
+    ):
+        return False
+    if not node.card_units or not pod.gpu_units:
+        return True
+    cards = [(node.card_units, node.card_units)] * node.cards
+    return fit_together(cards, [(demand.asked, demand.cards) for demand in pod.demands]).picks is not None
 
 
 def _name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
@@ -276,7 +319,10 @@ def _name_fault(where: str, column: str, name: str, taken: Mapping[str, object])
 
 
 def _number(where: str, column: str, row: Mapping[str, str | None], most: int) -> tuple[int, str]:
-    text = (row[column] or "").strip()
+    return _read(where, column, (row[column] or "").strip(), most)
+
+
+def _read(where: str, column: str, text: str, most: int) -> tuple[int, str]:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
         return int(text), ""

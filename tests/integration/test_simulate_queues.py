@@ -162,7 +162,7 @@ def test_pods_go_where_their_data_is(trace):
     for enabled, row in (("true", 1), ("false", 0)):
         config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
         cluster = Cluster(what.nodes)
-        placer = Placer(cluster, policy_for("best-fit", {}, None), "least-used")
+        placer = Placer(cluster, policy_for("best-fit", {}, None))
         replaying = QueuedReplaying(cluster, placer, what, config)
         kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
         replaying.look(kinds)
@@ -278,7 +278,7 @@ def test_slots_near_data_and_pods_to_come(trace):
     read = read_nodes(made.nodes, quiet)
     what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
     cluster = Cluster(what.nodes)
-    placer = Placer(cluster, policy_for("best-fit", {}, None), "least-used")
+    placer = Placer(cluster, policy_for("best-fit", {}, None))
     replaying = QueuedReplaying(cluster, placer, what, parse_config("q", config))
     kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
     replaying.look(kinds)

@@ -24,8 +24,8 @@ Where answers differ on purpose:
 - Filter refuses a pod that waits in its queue again on every node; what it says here is said of the pod once
   it is released.
 - What others use beyond a card that is full of pods nobody but its node knows: words stop at the card's size.
-- In the simulator nobody runs when it begins, cards that are out of use are cards, percent are units of the
-  usual card, and of a pod with several containers each asks for as much as the largest.
+- In the simulator nobody runs when it begins, cards that are out of use are cards, cards of several kinds
+  on a node are several nodes, and of containers that share a card only the sum is known.
 """
 
 from pathlib import Path

@@ -2,9 +2,13 @@
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from allocator.cards import Card
+from allocator.selector import ANY_CARD
 from gpupack.whatif.simulating import trace_of
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER
 from scheduler_plugin.errors import TraceError
@@ -21,8 +25,8 @@ from .scene import Scene
 def check_simulator(scene: Scene, places: Places) -> None:
     """The simulator has the cards and the requests of the cluster; nobody runs there when it begins.
 
-    It differs on purpose: cards that are out of use are cards there, of a pod with several containers each
-    asks for as much as the largest, and percent are units of the card that there is most.
+    It differs on purpose: cards that are out of use are cards there, and cards of several kinds on a node are
+    several nodes.
     """
     try:
         taken = trace_of(places.cluster)
@@ -43,26 +47,37 @@ def check_simulator(scene: Scene, places: Places) -> None:
     traced = {pod.name: pod for pod in read_pods(pods, (), _unsaid)}
     for name in scene.asking:
         request = request_of(scene.pods[name])
-        if len(request.demands) > 1 or request.percent or f"default/{name}" not in traced:
+        if f"default/{name}" not in traced:
             continue
-        (demand,) = request.demands
-        row = asked[f"default/{name}"]
+        row, pod = asked[f"default/{name}"], traced[f"default/{name}"]
         agree(
             f"what {name} asks for",
-            {"filter": (demand.cards, demand.per_card), "simulator": (row["num_gpu"], row["gpu_units"])},
+            {
+                "filter": [(demand.cards, demand.per_card, request.percent) for demand in request.demands],
+                "simulator": [(demand.cards, demand.per_card, pod.percent) for demand in pod.demands],
+            },
         )
-        fitting = cluster.fitting(cluster.kind(traced[f"default/{name}"], "least-used"))
+        if not row["gpu_spec"]:
+            # A pod that admits no model that is there is written as if it admitted all.
+            request = replace(request, selector=ANY_CARD)
+        if request.percent and request.shared:
+            # A trace does not say how small the smallest of the containers is that share a card.
+            continue
+        fitting = cluster.fitting(cluster.kind(pod, "least-used"))
         found = {cluster.arrays.names[row] for row in fitting.tolist()}
         cpu = truth.cpu_of(scene.pods[name]) * 1000
         expected = {
-            str(row["sn"])
-            for row in rows
-            if int(row["card_units"]) >= demand.per_card
-            and int(row["gpu"]) >= demand.cards
-            and int(row["cpu_milli"]) >= cpu
-            and (request.selector.admits_model(str(row["model"])) or not asked[f"default/{name}"]["gpu_spec"])
+            str(node["sn"])
+            for node in rows
+            if truth.fits(_empty_cards(node), request) and int(node["cpu_milli"]) >= cpu
         }
         agree(f"empty nodes that take {name}", {"truth": expected, "simulator": found})
+
+
+def _empty_cards(node: dict[str, Any]) -> list[Card]:
+    """Empty cards, as many and as large as those of a row."""
+    size = int(node["card_units"])
+    return [Card(at, f"GPU-{at}", str(node["model"]), size, 0) for at in range(int(node["gpu"]))]
 
 
 @cache

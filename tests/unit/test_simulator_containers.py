@@ -1,0 +1,189 @@
+"""The simulator's pods with several containers, and with percent: placed wherever there is a way."""
+
+import pytest
+
+from allocator.names import POD_CARDS
+from gpupack.whatif.cluster import Cluster as Asked
+from gpupack.whatif.simulating import trace_of
+from scheduler_plugin.errors import PolicyError
+from scheduler_plugin.scheduling.policies import NODE_POLICIES
+from scheduler_plugin.scheduling.policies.registry import make
+from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.placer import Place, Placer, policy_for
+from scheduler_plugin.simulator.queued_room import KeptRoom, victims
+from scheduler_plugin.simulator.replay import Running
+from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
+from tests.ask_world import Node, Pod, World
+from tests.cluster_builders import container, in_percent
+from tests.other_policies import offered
+
+HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_units\n"
+FIVES = TraceNode("n", 8000, 1000, 2, "T4", 5)
+THREE = TracePod("p", 1, 1, 3, 533, gpu_units=(40, 40, 80), percent=True)
+
+
+def pod(*units, cards=None, cpu=1, percent=False):
+    return TracePod("p", cpu, 1, cards or len(units), 500, gpu_units=units, percent=percent)
+
+
+def placer(nodes, policy="least-requested"):
+    cluster = Cluster(nodes)
+    return cluster, Placer(cluster, policy_for(policy, {}, None))
+
+
+@pytest.mark.parametrize("policy", NODE_POLICIES.names())
+@pytest.mark.parametrize("card_policy", ["least-used", "fragmentation"])
+def test_forty_forty_and_eighty_percent_fit_on_two_cards_of_five(policy, card_policy):
+    """Each container counted as the largest: 80 percent on three cards, which two do not have."""
+    cluster = Cluster([FIVES])
+    ranked = policy_for(policy, {}, typical(cluster, [THREE]))
+    outcome = run(cluster, ranked, card_policy, [THREE], lambda: 0.0)
+    assert (outcome.placed, outcome.failed) == (1, {})
+    assert cluster.arrays.assumed[0].tolist()[:2] == [4, 4]
+    assert outcome.allocated_percent["130"] == 80
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "charge"),
+    [
+        (
+            [TraceNode("n", 8000, 1000, 1, "T4", 80), TraceNode("s", 8000, 1000, 1, "T4", 40)],
+            (100,),
+            (80, 40),
+        ),
+        ([TraceNode("n", 8000, 1000, 2, "T4", 8), TraceNode("s", 8000, 1000, 2, "T4", 4)], (50, 50), (8, 4)),
+    ],
+    ids=["whole", "halves"],
+)
+def test_percent_are_of_the_card_that_the_pod_gets(nodes, asked, charge):
+    """All were as many units as of the card that there is most: no whole card of 40 was ever taken."""
+    cluster, where = placer(nodes)
+    kind = cluster.kind(pod(*asked, percent=True), "most-used")
+    places = [where.place(kind, str(number)) for number in range(2)]
+    assert sorted(place.units for place in places) == sorted(charge)
+    where.end(kind, places[0], "0")
+    where.end(kind, places[1], "1")
+    assert not cluster.arrays.assumed.any()
+
+
+def test_what_does_not_fit_together_is_dropped_with_a_reason():
+    cluster, where = placer([FIVES])
+    assert where.place(cluster.kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
+    assert where.place(cluster.kind(pod(3, 3, cards=4), "least-used"), "0") == "not enough cards free"
+    assert isinstance(where.place(cluster.kind(pod(2, 3, cards=4), "least-used"), "0"), Place)
+
+
+def test_cards_that_a_node_policy_may_not_take_are_never_charged():
+    """It was charged what no card has."""
+    cluster = Cluster([FIVES])
+    policy = make("least-requested", {})
+    policy.choose_cards = lambda *_: ((7,),)
+    with offered(NODE_POLICIES, odd=lambda _: policy):
+        kind = cluster.kind(pod(2), "fragmentation")
+        with pytest.raises(PolicyError, match="cards"):
+            Placer(cluster, policy).place(kind, "0")
+    assert not cluster.arrays.assumed.any()
+
+
+def test_room_is_kept_and_made_for_several_containers():
+    """One after the other they would not find room: 3, 3 and 2 of two cards of 5, of which 2 are used."""
+    cluster, where = placer([FIVES])
+    running = []
+    for number in range(2):
+        kind = cluster.kind(pod(2), "least-used")
+        running.append(Running(1.0, number, kind, where.place(kind, str(number))))
+    three = cluster.kind(pod(3, 3, 2), "least-used")
+    assert not cluster.fitting(three).size
+    assert victims(cluster, three, running, lambda _: 0) == (running[:1], 0)
+    room = KeptRoom(cluster)
+    assert room.keep("p", three)
+    assert (room.ready(), cluster.arrays.free[0, :2].tolist()) == ([], [0, 0])
+    where.end(running[0].kind, running[0].place, "0")
+    room.grab()
+    assert room.ready() == [("p", 0)]
+    room.give_up("p")
+    assert isinstance(where.place(three, "p"), Place)
+
+
+def test_room_is_kept_where_the_largest_first_finds_none():
+    """5 to the first card leaves no way for the rest; 5 and 3, 4 and 2 and 2 there is."""
+    cluster, _ = placer([TraceNode("n", 8000, 1000, 2, "T4", 8)])
+    cluster.block(0, 0, 3)
+    assert KeptRoom(cluster).keep("p", cluster.kind(pod(5, 4, 3, 2, 2), "least-used"))
+    assert not KeptRoom(cluster).keep("p", cluster.kind(pod(5, 5, 5), "least-used"))
+
+
+@pytest.mark.parametrize(
+    ("text", "cards", "units", "percent"),
+    [
+        ("2|2|4", 3, (2, 2, 4), False),
+        (" 40% |40%|80%", 3, (40, 40, 80), True),
+        ("2|3", 4, (2, 3), False),
+        ("8", 2, (8,), False),
+        ("50%", 1, (50,), True),
+        ("", 1, (), False),
+        ("0", 1, (), False),
+    ],
+)
+def test_containers_of_a_trace(tmp_path, text, cards, units, percent):
+    (tmp_path / "pods.csv").write_text(f"{HEAD}p,1,1,{cards},500,{text}\n")
+    warnings = []
+    (read,) = read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)
+    assert (read.gpu_units, read.percent) == (units, percent)
+
+
+@pytest.mark.parametrize(
+    ("text", "cards", "said"),
+    [
+        ("2|x", 2, "gpu_units is '2|x'; allowed are whole numbers from 1 to 131072, or all of them percent"),
+        ("2|0", 2, "gpu_units is '2|0'; allowed are whole numbers from 1"),
+        ("2|4%", 2, "gpu_units is '2|4%'; allowed are"),
+        ("101%", 1, "gpu_units is '101%'; allowed are"),
+        ("2|2", 3, "num_gpu 3 for 2 containers of gpu_units '2|2'; allowed is as many cards for each"),
+    ],
+)
+def test_containers_that_cannot_be_are_left_out(tmp_path, text, cards, said):
+    (tmp_path / "pods.csv").write_text(f"{HEAD}p,1,1,{cards},500,{text}\ngood,1,1,1,10,\n")
+    warnings = []
+    assert len(read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)) == 1
+    assert said in warnings[0]
+
+
+@pytest.mark.parametrize(("text", "told"), [("40%|40%|80%", 0), ("4|4|4", 1), ("6|1|1", 1)])
+def test_pods_that_fit_on_no_empty_node_are_told(tmp_path, text, told):
+    (tmp_path / "pods.csv").write_text(f"{HEAD}p,1,1,3,500,{text}\n")
+    warnings = []
+    read_pods(str(tmp_path / "pods.csv"), [FIVES], warnings.append)
+    assert len(warnings) == told
+
+
+@pytest.mark.parametrize(
+    ("containers", "annotations", "row"),
+    [
+        ([in_percent(40, "x"), in_percent(40, "y"), in_percent(80, "z")], {}, (3, 533, "40%|40%|80%")),
+        ([container("x", 2), container("y", 4)], {}, (2, 600, "2|4")),
+        ([container("x", 2), container("y", 4)], {POD_CARDS: "2"}, (4, 300, "1|2")),
+        ([in_percent(50)], {}, (1, 500, "50%")),
+        ([container("x", 3)], {}, (1, 600, 3)),
+    ],
+    ids=["percent", "units", "two-cards-each", "one-in-percent", "one"],
+)
+def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
+    class Waits(Pod):
+        def object(self):
+            made = super().object()
+            made["spec"]["containers"] = containers
+            made["metadata"]["annotations"] |= annotations
+            return made
+
+    taken = trace_of(Asked.read(World((Node("n", (5, 5)),), (Waits("p", 1),)).text))
+    (written,) = taken.pods
+    assert (written[3], written[4], written[-1]) == row
+    assert taken.notes == ()
+    nodes, pods = map(str, taken.write(tmp_path))
+    warnings = []
+    cluster = Cluster(read_nodes(nodes, warnings.append))
+    (read,) = read_pods(pods, read_nodes(nodes, warnings.append), warnings.append)
+    assert cluster.fitting(cluster.kind(read, "least-used")).tolist() == [0]
+    assert warnings == []
