@@ -6,16 +6,25 @@ written, and so that the command can be stopped and started again at any Node.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from allocator.names import DOMAIN, GPU_PREFIX, QUEUE_GATE
+from allocator.names import (
+    DOMAIN,
+    GPU_PREFIX,
+    NODE_KEPT,
+    PLACEHOLDER_LABEL,
+    PLACEHOLDER_SCHEDULER,
+    QUEUE_GATE,
+    STARTUP_TAINT,
+)
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
-from kubeapi.paths import segment
+from kubeapi.paths import pod_path, segment
 from kubeapi.podstate import is_terminal
 
 PREFIX: Final = f"{DOMAIN}/"
@@ -28,6 +37,7 @@ _TRIES: Final = 5
 
 class _Metadata(msgspec.Struct):
     name: str
+    uid: str = ""
     namespace: str = ""
     resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
     labels: dict[str, str] | None = None
@@ -40,10 +50,22 @@ class _Status(msgspec.Struct):
     phase: str = ""
 
 
+class _Taint(msgspec.Struct):
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+    timeAdded: str | None = None  # noqa: N815 (as Kubernetes writes it)
+
+
+class _NodeSpec(msgspec.Struct):
+    taints: list[_Taint] | None = None
+
+
 class Node(msgspec.Struct):
     """What is read of a Node."""
 
     metadata: _Metadata
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -63,6 +85,7 @@ class _Spec(msgspec.Struct):
     containers: list[_Container] | None = None
     initContainers: list[_Container] | None = None  # noqa: N815 (as Kubernetes writes it)
     nodeName: str = ""  # noqa: N815 (as Kubernetes writes it)
+    schedulerName: str = ""  # noqa: N815 (as Kubernetes writes it)
     schedulingGates: list[_Gate] | None = None  # noqa: N815 (as Kubernetes writes it)
 
 
@@ -95,6 +118,12 @@ class Pod(msgspec.Struct):
         return any(gate.name == QUEUE_GATE for gate in self.spec.schedulingGates or ())
 
     @property
+    def is_placeholder(self) -> bool:
+        """Whether it asks a cluster autoscaler for a node, and never runs."""
+        labels = self.metadata.labels or {}
+        return PLACEHOLDER_LABEL in labels and self.spec.schedulerName == PLACEHOLDER_SCHEDULER
+
+    @property
     def is_daemon(self) -> bool:
         """Whether it is gpupack's node daemon."""
         return (self.metadata.labels or {}).get(_NAME_LABEL) == DAEMON
@@ -109,15 +138,17 @@ class Traces:
         annotations: their keys.
         labels: their keys.
         offered: resources that the kubelet still says it has; it writes them again while it knows the plugin.
+        taints: the startup taint, where nobody has taken it away.
     """
 
     resources: tuple[str, ...]
     annotations: tuple[str, ...]
     labels: tuple[str, ...]
     offered: tuple[str, ...]
+    taints: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.resources or self.annotations or self.labels)
+        return bool(self.resources or self.annotations or self.labels or self.taints)
 
     @property
     def text(self) -> str:
@@ -126,6 +157,7 @@ class Traces:
             f"{what} {', '.join(found)}"
             for what, found in (
                 ("resources", self.resources), ("annotations", self.annotations), ("labels", self.labels),
+                ("taints", self.taints),
             )
             if found
         )  # fmt: skip
@@ -148,12 +180,19 @@ def traces(node: Node) -> Traces:
     capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
     return Traces(
         resources=_ours({**capacity, **allocatable}),
-        annotations=_ours(node.metadata.annotations or {}),
+        annotations=_annotations(node.metadata.annotations or {}),
         labels=_ours(node.metadata.labels or {}),
         offered=tuple(
             key for key in _ours(capacity) if key.startswith(GPU_PREFIX) and str(capacity[key]) != "0"
         ),
+        taints=tuple(taint.key for taint in node.spec.taints or () if taint.key == STARTUP_TAINT),
     )
+
+
+def _annotations(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Find ours, and those of autoscalers that `gpupack autoscale` set and nobody has changed since."""
+    written = annotations.get(NODE_KEPT, "").split(",")
+    return _ours(annotations) + tuple(key for key in written if key and annotations.get(key) == "true")
 
 
 def kept_back(pods: Collection[Pod], *, force: bool) -> str:
@@ -175,7 +214,7 @@ def kept_back(pods: Collection[Pod], *, force: bool) -> str:
 
 def warnings(pods: Collection[Pod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
-    living = [pod for pod in pods if not pod.ended]
+    living = [pod for pod in pods if not (pod.ended or pod.is_placeholder)]
     gated = sorted(pod.text for pod in living if pod.is_gated)
     waiting = sorted(pod.text for pod in living if pod.asks and not pod.spec.nodeName and not pod.is_gated)
     holding = sorted(pod.text for pod in living if pod.asks and pod.spec.nodeName)
@@ -216,7 +255,8 @@ class Uninstaller:
     """Cleans the Nodes of one cluster.
 
     Args:
-        client: may list nodes and pods, get nodes and patch nodes/status.
+        client: may list nodes and pods, get nodes and patch nodes/status; delete pods where there are
+            placeholders, patch nodes where there are startup taints.
         dry_run: change nothing.
         force: clean also Nodes where pods hold GPU memory.
     """
@@ -255,6 +295,24 @@ class Uninstaller:
             )
         return [name for name in sorted(found) if found[name] and (not names or name in names)]
 
+    async def remove_placeholders(self, pods: Collection[Pod]) -> list[str]:
+        """Delete the pods that ask a cluster autoscaler for nodes; names those that were there.
+
+        Raises:
+            KubeApiError: the API server refused.
+        """
+        found = [pod for pod in pods if pod.is_placeholder]
+        for pod in [] if self._dry_run else found:
+            options = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": pod.metadata.uid},
+            }
+            with suppress(NotFound, Conflict):
+                await self._client.delete(pod_path(pod.metadata.namespace, pod.metadata.name), options)
+        return sorted(pod.text for pod in found)
+
     async def clean(self, names: Sequence[str], pods: Collection[Pod]) -> AsyncIterator[Outcome]:
         """Clean one Node after the other; those without anything of ours are passed over.
 
@@ -283,7 +341,7 @@ class Uninstaller:
             if why or self._dry_run:
                 return Outcome(name, found, cleaned=not why, why=why)
             try:
-                await self._client.patch_node_status(name, found.patch(node.metadata.resourceVersion))
+                await self._remove(node, found)
             except NotFound:
                 return None
             except Conflict:
@@ -292,6 +350,21 @@ class Uninstaller:
             else:
                 return Outcome(name, found, cleaned=True)
         return None
+
+    async def _remove(self, node: Node, found: Traces) -> None:
+        """Remove what was found, the taint before all else."""
+        name, version = node.metadata.name, node.metadata.resourceVersion
+        if found.taints:
+            left = [
+                {key: value for key, value in msgspec.to_builtins(taint).items() if value}
+                for taint in node.spec.taints or ()
+                if taint.key not in found.taints
+            ]
+            body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
+            answer = await self._client.patch(f"/api/v1/nodes/{segment(name)}", body)
+            version = msgspec.json.decode(answer, type=Node).metadata.resourceVersion
+        if found.resources or found.annotations or found.labels:
+            await self._client.patch_node_status(name, found.patch(version))
 
 
 def _items(page: bytes, kind: Any, server: str) -> list[Any]:

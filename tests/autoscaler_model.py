@@ -368,7 +368,7 @@ def _count(pods: list[Pod], group: Group) -> int:
         else:
             cards, cpu = list(group.sizes), [group.cpu]
             nodes.append((cards, cpu))
-            fitting = sorted((units, card) for card, units in enumerate(cards))
+            fitting = sorted((units, card) for card, units in enumerate(cards) if units >= pod.each)
         for _, card in fitting[: pod.count]:
             cards[card] -= pod.each
         cpu[0] -= pod.cpu

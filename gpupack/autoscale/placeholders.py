@@ -10,8 +10,7 @@ from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHE
 from gpupack.autoscale.packing import NewNode
 from gpupack.autoscale.shapes import HOSTNAME
 from gpupack.autoscale.sums import CPU, MEMORY, UNITS
-from gpupack.autoscale.waiting import is_placeholder
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import AskPod, is_placeholder
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.arrays import LongArray
 

@@ -61,7 +61,7 @@ class PlanRules:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is told of a pod that waits.
+    """What is said of a pod that waits.
 
     Attributes:
         pod: The pod.
@@ -80,7 +80,7 @@ class Plan:
 
     Attributes:
         placeholders: The pods that ask for nodes.
-        said: What is told of each pod that waits for cards, by UID.
+        said: What is said of each pod that waits for cards, by UID.
         shapes: The shapes that were looked at.
         starting: Names of the nodes that are starting.
     """
@@ -96,7 +96,7 @@ class Plan:
 
 
 class _Notes:
-    """What is told of each pod, by UID."""
+    """What is said of each pod, by UID."""
 
     def __init__(self) -> None:
         self.said: dict[str, Said] = {}

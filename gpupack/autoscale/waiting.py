@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from allocator.request import PodRequest
 from gpupack.whatif.affinity import apart, near
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import Wish
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import AskPod, is_placeholder
 from scheduler_plugin.cache.pods import PodRecord
 
 
@@ -43,13 +42,6 @@ SENTENCES = {
     Outcome.NO_LABEL: "no label tells nodes that would take it from others that would not",
     Outcome.LIMIT: "as many placeholder pods as allowed ask for nodes already",
 }
-
-
-def is_placeholder(pod: AskPod) -> bool:
-    """Tell whether a pod is one of ours that asks for a node."""
-    return (
-        PLACEHOLDER_LABEL in (pod.metadata.labels or {}) and pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
-    )
 
 
 @dataclass(frozen=True, slots=True)

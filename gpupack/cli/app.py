@@ -11,6 +11,7 @@ import click
 
 from allocator.errors import AllocatorError
 from gpupack.cli.advise import advise
+from gpupack.cli.autoscale import autoscale
 from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
 from gpupack.cli.completion import completion
 from gpupack.cli.cordon import cordon, uncordon
@@ -102,6 +103,7 @@ def cli() -> None:
 
 for command in (
     advise,
+    autoscale,
     completion,
     cordon,
     dashboard,

@@ -8,7 +8,8 @@ import click
 from gpupack.cli.common import FAILED, context_option, fail, say, version_option
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
-annotations and labels under gpupack.io/. One Node after the other; all of them, or those named.
+annotations and labels under gpupack.io/, the startup taint, what gpupack autoscale set for autoscalers,
+and its placeholder pods. One Node after the other; all of them, or those named.
 
 \b
   gpupack uninstall --dry-run              # what would go, and which pods still need gpupack
@@ -19,7 +20,8 @@ A Node stays as it is while gpupack's daemon runs there, or pods that hold GPU m
 all the same; the pods run on). The kubelet forgets a stopped plugin after five minutes and until then
 writes its resource again: run the command once more then. Exit status 1 says that something is left.
 
-Needed rights: list nodes and pods, get nodes, patch nodes/status.
+Needed rights: list nodes and pods, get nodes, patch nodes/status; delete pods where there are placeholders,
+patch nodes where there are startup taints.
 """
 
 
@@ -64,6 +66,9 @@ async def _run(
         names = await uninstaller.nodes(nodes)
         for warning in warnings(pods):
             say(f"gpupack uninstall: {warning}", err=True)
+        removed = [] if nodes else await uninstaller.remove_placeholders(pods)
+        for text in removed:
+            say(f"pod {text}: {'would remove' if dry_run else 'removed'} it, a placeholder")
         left = again = found = 0
         async for outcome in uninstaller.clean(names, pods):
             found += 1
@@ -74,7 +79,7 @@ async def _run(
             say(f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}")
             if outcome.traces.offered and not dry_run:
                 again += 1
-        if not found:
+        if not (found or removed):
             say(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
         if again:
             say(

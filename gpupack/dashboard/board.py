@@ -20,6 +20,9 @@ PodKey = tuple[str, str]
 class Board:
     """Keeps nodes and pods, and what the page shows of each node.
 
+    Args:
+        unit_mib: MiB of a unit; None: what most nodes publish.
+
     Attributes:
         nodes: by name; None before the first list.
         pods: by namespace and name; None before the first list.
@@ -30,7 +33,7 @@ class Board:
         queued: what the queue says of pods that wait in it; None where it has not answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit_mib: int | None = None) -> None:
         self.nodes: dict[str, AskNode] | None = None
         self.pods: dict[PodKey, AskPod] | None = None
         self.tiles: dict[str, NodeTile] = {}
@@ -42,7 +45,8 @@ class Board:
         self._dirty: set[str] = set()
         self._cluster: Cluster | None = None
         self._usual_unit = UsualUnit()
-        self._unit_mib: int | None = None
+        self._is_unit_fixed = unit_mib is not None
+        self._unit_mib = unit_mib
 
     def replace_nodes(self, nodes: Iterable[AskNode]) -> None:
         """Take a complete list."""
@@ -76,7 +80,7 @@ class Board:
     def _follow_unit(self) -> None:
         """Build the cluster anew where most nodes publish another unit, as when the first daemon starts."""
         unit_mib = self._usual_unit.mib
-        if unit_mib not in {None, self._unit_mib}:
+        if not self._is_unit_fixed and unit_mib not in {None, self._unit_mib}:
             self._unit_mib, self._cluster = unit_mib, None
 
     def replace_pods(self, pods: Iterable[AskPod]) -> None:

@@ -8,6 +8,7 @@ from allocator.errors import RequestError, shown
 from allocator.names import (
     DOMAIN,
     PERCENT_RESOURCE,
+    PLACEHOLDER_FOR,
     POD_ASSIGNED,
     POD_REQUEUED,
     QUEUE_GATE,
@@ -23,7 +24,7 @@ from gpupack.whatif.cluster import Cluster, unit_asked
 from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of, query_for
 from gpupack.whatif.kube_checks import Wish, unchecked
 from gpupack.whatif.node_results import Verdicts, verdicts
-from gpupack.whatif.objects import AskPod, gates_of
+from gpupack.whatif.objects import AskPod, gates_of, is_placeholder
 from gpupack.whatif.trials import Held, Trial
 from gpupack.whatif.unknown_requests import note, refused
 from kubeapi.podstate import is_terminal
@@ -71,6 +72,8 @@ def why(
         return about.ending()
     if pod.spec.node_name:
         return about.running()
+    if is_placeholder(pod):
+        return about.placeholder()
     return about.waiting(ways=ways)
 
 
@@ -142,6 +145,12 @@ class _About:
         said = ": ".join(part for part in (status.reason, status.message) if part)
         text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
         return self._answer("failed", text, notes=_advice(status.reason, status.message))
+
+    def placeholder(self) -> Why:
+        """Say of a pod of `gpupack autoscale` what it is for."""
+        stands_for = (self._pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "") or "nobody any more"
+        text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
+        return self._answer("pending", text)
 
     def ending(self) -> Why:
         """A pod that is being deleted."""
@@ -286,6 +295,12 @@ class _About:
         if self._pod.status.nominated_node_name:
             node = self._pod.status.nominated_node_name
             notes.append(f"node {node} is kept for it while pods of lower priority leave")
+        notes += [
+            f"pod {pod.full_name} stands for it, and asks a cluster autoscaler for a node"
+            for pod in self._cluster.pods.values()
+            if is_placeholder(pod)
+            and self._pod.full_name in (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "").split(",")
+        ]
         broken = [group for group in found.groups if group.reason == "CorruptWords"]
         notes += [f"words that cannot be read are on {', '.join(group.examples)}" for group in broken]
         return tuple(notes)

@@ -17,7 +17,7 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
-from gpupack.whatif.objects import AskNode, AskPod, load_all
+from gpupack.whatif.objects import AskNode, AskPod, is_placeholder, load_all
 from gpupack.whatif.unknown_requests import readable
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.budgets import BudgetLite, Budgets
@@ -249,6 +249,7 @@ class Cluster:
             and not record.ended
             and (record.charged is not None or record.error)
             and (pod := self.pods.get(uid)) is not None
+            and not is_placeholder(pod)
         ]
         return sorted(found, key=lambda pod: pod.full_name)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from allocator.errors import shown
-from allocator.names import POD_REQUEUED
+from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
 from scheduler_plugin.cache.budgets import BudgetLite
 from scheduler_plugin.cache.objects import ContainerLite, Struct
@@ -233,6 +233,13 @@ def _wrong(text: str | bytes, error: Exception) -> str:
     if found.items is None:
         return f"the input is a {shown(found.kind or 'value')}, not a list"
     return f"the input does not hold nodes and pods ({error})"
+
+
+def is_placeholder(pod: AskPod) -> bool:
+    """Tell whether a pod is one of ours that asks a cluster autoscaler for a node, and never runs."""
+    return (
+        PLACEHOLDER_LABEL in (pod.metadata.labels or {}) and pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
+    )
 
 
 def gates_of(pod: AskPod) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.names import PLACEHOLDER_LABEL
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.objects import Metadata
 from scheduler_plugin.cache.pods import PodRecord
@@ -162,7 +163,11 @@ class Waiting:
         counts[NOT_REFUSED] = sum(
             1
             for uid, pod in self._pods.items()
-            if not pod.node and not pod.ended and (pod.charged or pod.error) and uid not in self._waiting
+            if not pod.node
+            and not pod.ended
+            and (pod.charged or pod.error)
+            and uid not in self._waiting
+            and PLACEHOLDER_LABEL not in pod.labels
         )
         return counts
 

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from allocator.errors import RequestError
+from allocator.names import PLACEHOLDER_LABEL
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import Policies
@@ -57,7 +58,7 @@ class Backlog:
 
     def _waits(self, pod: PodRecord) -> bool:
         """Whether a pod without a node waits for one."""
-        if pod.ended or pod.error or pod.leaves_at is not None:
+        if pod.ended or pod.error or pod.leaves_at is not None or PLACEHOLDER_LABEL in pod.labels:
             return False
         return self._state.taken(pod.uid) is None
 

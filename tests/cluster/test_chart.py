@@ -19,6 +19,7 @@ CHART = MANIFESTS / "helm" / "gpupack"
 NAMESPACE = "gpupack-system"
 # The values that make of the chart what an overlay makes of the base.
 OVERLAYS = {
+    "autoscale": ["autoscale.enabled=true"],
     "dashboard": ["dashboard.enabled=true"],
     "join-existing-scheduler": ["scheduler.mode=join"],
     "monitoring": [f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "rules", "dashboard")],

@@ -188,3 +188,29 @@ async def test_a_right_that_is_missing_is_said_and_what_was_done_before_stays_do
     (said,) = err
     assert 'cannot patch resource "nodes/status"' in said
     assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
+
+
+async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscalers_stays(api, uninstall):
+    disabled, disrupt = "cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"
+    api.add_node("n1", {}, {"cpu": 8}, {"gpupack.io/kept": disrupt, disrupt: "true", disabled: "true"})
+    startup = {"key": "startup-taint.cluster-autoscaler.kubernetes.io/gpupack", "effect": "NoSchedule"}
+    api.patch_node("n1", {"spec": {"taints": [startup, {"key": "team", "effect": "NoSchedule"}]}})
+    spec = {"schedulerName": "gpupack-placeholder"}
+    add_pod(api, "asks", spec=spec, metadata={"labels": {"gpupack.io/placeholder": "true"}})
+    add_pod(api, "labelled", metadata={"labels": {"gpupack.io/placeholder": "true"}})
+    before = api.objects("pods"), api.node("n1")
+
+    said = [
+        "pod team/asks: would remove it, a placeholder",
+        f"node n1: would remove annotations gpupack.io/kept, {disrupt}; taints {startup['key']}",
+    ]
+    assert (await uninstall("--dry-run"))[1] == said
+    assert (api.objects("pods"), api.node("n1")) == before
+
+    status, lines, _ = await uninstall()
+    assert (status, lines) == (0, [line.replace("would remove", "removed") for line in said])
+    node = api.node("n1")
+    assert node["metadata"]["annotations"] == {disabled: "true"}
+    assert [taint["key"] for taint in node["spec"]["taints"]] == ["team"]
+    assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["labelled"]
+    assert (await uninstall())[1] == ["Nothing of gpupack is on any node."]

@@ -162,6 +162,18 @@ def schema() -> dict[str, Any]:
             ),
             "The borrowing queue.",
         ),
+        "autoscale": closed(
+            workload(
+                "autoscale",
+                enabled=_BOOL,
+                replicas=replicas,
+                shapes=said(
+                    "Machine types that may have no node yet (docs/howto/autoscaling.md).",
+                    {"type": "array", "items": _OBJECT},
+                ),
+            ),
+            "Nodes for pods that fit by a node's sum and on no card.",
+        ),
         "dashboard": closed(
             workload(
                 "dashboard",

@@ -23,6 +23,7 @@ from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
 from deviceplugin.monitoring.container_use import ContainerMemory
 from deviceplugin.status import Status
+from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.cli.app import cli
 from scheduler_plugin.extender.metrics import ClusterMetrics
 from scheduler_plugin.extender.metrics import Metrics as SchedulerMetrics
@@ -88,6 +89,11 @@ def queue_metrics() -> str:
     return _metrics(QueueMetrics().registry)
 
 
+def autoscale_metrics() -> str:
+    """The metrics of `gpupack autoscale`."""
+    return _metrics(AutoscaleMetrics().registry)
+
+
 def _filled(kind: Any, **given: Any) -> Any:
     """An instance with some value of the right type in every field."""
     values = {"str": "x", "bool": True, "Mapping": {}}
@@ -130,6 +136,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "node-metrics": node_metrics,
     "scheduler-metrics": scheduler_metrics,
     "queue-metrics": queue_metrics,
+    "autoscale-metrics": autoscale_metrics,
 }
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import msgspec
 
 from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
+from gpupack.diagnose.why import why
 from gpupack.whatif.objects import AskPod
+from scheduler_plugin.extender.unschedulable_pods import Waiting
 from tests.autoscale_world import fragments, grown, plan_of, waits
 
 NAMESPACE = "gpupack-system"
@@ -75,3 +77,26 @@ def test_names_of_very_many_pods_are_cut():
     one, _ = two_alike()
     many = replace(one, stands_for=tuple(f"default/{at}" for at in range(60)))
     assert many.named.endswith("default/49,and 10 more")
+
+
+def with_placeholder():
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    (made,) = plan_of(world).placeholders
+    cluster = world.cluster
+    cluster.put_pod(there(made, 1))
+    return made.name(1), cluster
+
+
+def test_why_says_which_placeholder_stands_for_a_pod_and_what_that_is():
+    name, cluster = with_placeholder()
+    said = why(cluster, "default", "waits")
+    assert f"pod {NAMESPACE}/{name} stands for it, and asks a cluster autoscaler for a node" in said.notes
+    said = why(cluster, NAMESPACE, name)
+    assert said.text == "never runs: it asks a cluster autoscaler for a node, for default/waits"
+
+
+def test_placeholders_do_not_count_as_pods_that_wait():
+    _, cluster = with_placeholder()
+    assert [pod.metadata.name for pod in cluster.waiting()] == ["waits"]
+    assert Waiting(cluster.state.pods).by_reason()["not_refused"] == 1

@@ -145,7 +145,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("command", ["dashboard", "node", "queue", "scheduler"])
+@pytest.mark.parametrize("command", ["autoscale", "dashboard", "node", "queue", "scheduler"])
 def test_flags_exist(command: str) -> None:
     environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
     shown = subprocess.run(
@@ -192,7 +192,7 @@ def test_prometheus_is_told_of_a_listener_without_verbs(name: str) -> None:
         told = one["spec"]["template"]["metadata"]["annotations"]
         assert told["prometheus.io/scrape"] == "true"
         port = told["prometheus.io/port"]
-        if gpupack["args"][0] in {"node", "queue"}:
+        if gpupack["args"][0] in {"autoscale", "node", "queue"}:
             assert f"--http=:{port}" in gpupack["args"]
             assert port_of(gpupack, "http") == int(port)
         else:

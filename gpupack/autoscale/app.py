@@ -1,0 +1,274 @@
+"""`gpupack autoscale` as a process: puts the parts together and runs them until told to stop."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from gpupack.autoscale.guarding import KeptNode, find_node_changes, nodes_to_keep
+from gpupack.autoscale.metrics import AutoscaleMetrics
+from gpupack.autoscale.placeholders import find_changes
+from gpupack.autoscale.planning import Plan, Planner, Said
+from gpupack.autoscale.settings import AutoscaleSettings
+from gpupack.autoscale.waiting import Outcome
+from gpupack.autoscale.writing import Writer
+from gpupack.dashboard.board import Board
+from gpupack.dashboard.following import Following
+from kubeapi.client import KubeClient
+from kubeapi.correlation import pod_ref
+from kubeapi.events import EventRecorder
+from kubeapi.lease import LeaseElector
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
+
+SHUTDOWN_S: Final = 2.0
+GAP_S: Final = 1.0
+"""Least time between two passes."""
+
+log = structlog.get_logger(__name__)
+
+
+class Autoscaling:
+    """Plans and writes, again and again.
+
+    Args:
+        board: Keeps nodes and pods.
+        settings: How to run.
+        writer: Writes what was planned.
+        recorder: Takes Events about pods.
+        metrics: Take the time of each pass.
+        trouble: Why nothing may be written, empty for nothing.
+        clock: Monotonic seconds.
+        wall: Seconds since 1970.
+
+    Attributes:
+        plan: What was planned last.
+        kept: Nodes that are kept from scale-down.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        settings: AutoscaleSettings,
+        writer: Writer,
+        recorder: EventRecorder,
+        metrics: AutoscaleMetrics,
+        trouble: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._board = board
+        self._settings = settings
+        self._writer = writer
+        self._recorder = recorder
+        self._metrics = metrics
+        self._trouble = trouble
+        self._clock = clock
+        self._wall = wall
+        self._planner = Planner(settings.rules(), settings.declared())
+        self._guard_at = float("-inf")
+        self._told: dict[str, str] = {}
+        self.plan = Plan((), {})
+        self.kept: Mapping[str, KeptNode] = {}
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            if not self._trouble():
+                await self.do_pass()
+            await asyncio.sleep(max(GAP_S, self._settings.period_s))
+
+    async def do_pass(self) -> None:
+        """Plan once, and write what was planned."""
+        began = self._clock()
+        cluster = self._board.cluster()
+        self.plan = self._planner.plan(cluster, began, self._wall())
+        changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
+        self._metrics.passes.observe(self._clock() - began)
+        self._tell()
+        await self._writer.write_placeholders(changes)
+        if self._clock() >= self._guard_at:
+            self._guard_at = self._clock() + self._settings.guard_period_s
+            await self._guard()
+
+    async def _guard(self) -> None:
+        cluster = self._board.cluster()
+        if self._settings.keep_nodes:
+            freed = [name for name in cluster.nodes if name not in self.kept]
+            self.kept = nodes_to_keep(cluster, freed)
+        changes = find_node_changes(cluster.nodes.values(), self.kept)
+        await self._writer.write_nodes(changes, cluster.nodes)
+
+    def _tell(self) -> None:
+        """Say on pods what is done for them, once for each change."""
+        told: dict[str, str] = {}
+        for uid, said in self.plan.said.items():
+            told[uid] = said.text
+            if self._settings.placeholders and self._told.get(uid) != said.text:
+                self._record(said)
+        self._told = told
+
+    def _record(self, said: Said) -> None:
+        meta = said.pod.pod.metadata
+        ref = pod_ref(meta.namespace, meta.name, said.pod.uid)
+        match said.outcome:
+            case Outcome.ASKED:
+                self._recorder.event(ref, "Normal", "NodeAskedFor", said.text)
+            case Outcome.NO_SHAPE:
+                self._recorder.event(ref, "Warning", "NoNodeWouldHelp", said.text)
+            case Outcome.NO_LABEL | Outcome.LIMIT:
+                self._recorder.event(ref, "Warning", "NodeNotAskedFor", said.text)
+
+    def status(self) -> dict[str, object]:
+        """Write everything for `/status`."""
+        return {
+            "placeholders": [
+                {"shape": each.shape, "standsFor": list(each.stands_for)} for each in self.plan.placeholders
+            ],
+            "pods": [
+                {
+                    "namespace": said.pod.pod.metadata.namespace,
+                    "name": said.pod.pod.metadata.name,
+                    "outcome": said.outcome.value,
+                    "message": said.text,
+                }
+                for said in self.plan.said.values()
+            ],
+            "shapes": [
+                {"name": shape.name, "declared": shape.declared, "nodes": len(shape.nodes)}
+                for shape in self.plan.shapes
+            ],
+            "startingNodes": list(self.plan.starting),
+            "keptNodes": [
+                {"node": name, "reason": kept.reason.value, "pod": kept.pod}
+                for name, kept in sorted(self.kept.items())
+            ],
+            "trouble": self._trouble() or self._writer.trouble,
+        }
+
+
+def make_app(
+    autoscaling: Autoscaling,
+    metrics: AutoscaleMetrics,
+    writer: Writer,
+    unready: Callable[[], str],
+) -> web.Application:
+    """Make health, metrics and status over HTTP."""
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        why = unready()
+        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+
+    async def render(_request: web.Request) -> web.Response:
+        return web.Response(
+            body=metrics.render(autoscaling.plan, autoscaling.kept, writer.failed),
+            headers={"Content-Type": "text/plain; version=0.0.4"},
+        )
+
+    async def status(_request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(autoscaling.status()), content_type="application/json")
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", render),
+            web.get("/status", status),
+        ]
+    )
+    return app
+
+
+class Leadership:
+    """Whether this process may write: it leads, and what it sees is whole and fresh.
+
+    Args:
+        elector: None where nobody else can be writing.
+        following: The view.
+    """
+
+    def __init__(self, elector: LeaseElector | None, following: Following) -> None:
+        self._elector = elector
+        self._following = following
+
+    def leads(self) -> bool:
+        """Tell whether this process may send what it decided."""
+        return self._elector is None or self._elector.is_leader
+
+    @property
+    def blindness(self) -> str:
+        """Why not even a leader could decide, empty for nothing."""
+        if problems := self._following.problems():
+            return problems[0]
+        return "" if self._following.synced else "waiting for the lists of nodes and pods"
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is written, empty for nothing."""
+        return self.blindness or ("" if self.leads() else "another process is the leader")
+
+
+async def run(
+    settings: AutoscaleSettings, *, stop: asyncio.Event, started: Callable[[str], None] | None = None
+) -> None:
+    """Ask for nodes and keep nodes until `stop` is set.
+
+    Args:
+        settings: How to run.
+        stop: Ends it.
+        started: Called once with the URL.
+
+    Raises:
+        SettingsError: the settings cannot work, or the address cannot be used.
+        KubeApiError: no usable way to the API server.
+    """
+    settings.check()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-autoscale")
+        )
+        board = Board(settings.unit_mib)
+        following = Following(client, board, None, lambda: None)
+        elector = elector_of(settings, client)
+        label = leader_label_of(settings, client, elector)
+        leadership = Leadership(elector, following)
+        writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
+        recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)
+        metrics = AutoscaleMetrics()
+        autoscaling = Autoscaling(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
+        unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
+        runner = web.AppRunner(
+            make_app(autoscaling, metrics, writer, unready),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=SHUTDOWN_S,
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, settings.host or None, settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
+        host, port = runner.addresses[0][:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info("serving", url=url, namespace=settings.namespace)
+        if started is not None:
+            started(url)
+        async with asyncio.TaskGroup() as group:
+            work = [following.run(), recorder.run(), autoscaling.run()]
+            work += [each.run() for each in (elector, label) if each is not None]
+            tasks = [group.create_task(each) for each in work]
+            await stop.wait()
+            await recorder.drain(SHUTDOWN_S)
+            for task in tasks:
+                task.cancel()

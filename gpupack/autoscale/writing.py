@@ -1,0 +1,132 @@
+"""Writes what was planned: placeholder pods, their condition, and annotations of Nodes.
+
+Every write does no harm when it is done twice: names of placeholders follow from what they ask for, and a
+deletion names a UID, a patch of a Node its version. What fails is done again in the next pass.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import structlog
+
+from allocator.names import PLACEHOLDER_FOR
+from gpupack.autoscale.guarding import NodeChange
+from gpupack.autoscale.placeholders import Changes, condition_patch
+from gpupack.whatif.objects import AskNode
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.paths import pod_path, segment
+
+STRATEGIC: Final = "application/strategic-merge-patch+json"
+
+NODES_EACH_PASS: Final = 100
+"""Nodes that are annotated in one pass: thousands must not be written at once."""
+
+log = structlog.get_logger(__name__)
+
+
+class Api(Protocol):
+    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
+        """Create an object."""
+        ...
+
+    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
+        """Change an object."""
+        ...
+
+    async def delete(self, path: str, body: Any = ..., *, timeout_s: float = ...) -> bytes:
+        """Delete an object."""
+        ...
+
+
+class Writer:
+    """Writes for as long as this process may.
+
+    Args:
+        api: The API server.
+        namespace: Of the placeholders.
+        may: Whether this process still leads; asked before each request.
+        timeout_s: Of one request.
+
+    Attributes:
+        failed: Writes that the API server refused, or did not answer, by what they were.
+        trouble: The last refusal, in words; empty after a pass without one.
+    """
+
+    def __init__(self, api: Api, namespace: str, may: Callable[[], bool], timeout_s: float) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._may = may
+        self._timeout_s = timeout_s
+        self.failed: Counter[str] = Counter()
+        self.trouble = ""
+
+    async def write_placeholders(self, changes: Changes) -> None:
+        """Delete, create, mark and rename placeholders.
+
+        What nobody needs goes first, so that there are never more than planned.
+        """
+        self.trouble = ""
+        for pod in changes.delete:
+            options = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": pod.metadata.uid},
+            }
+            await self._do("delete", pod.metadata.name, self._delete(pod.metadata.name, options))
+        for name, placeholder in changes.create.items():
+            number = int(name.rpartition("-")[2])
+            if await self._do("create", name, self._create(placeholder.manifest(self._namespace, number))):
+                await self._do("mark", name, self._mark(name))
+        for name in changes.mark:
+            await self._do("mark", name, self._mark(name))
+        for name, stands_for in changes.rename.items():
+            body = {"metadata": {"annotations": {PLACEHOLDER_FOR: stands_for}}}
+            await self._do("rename", name, self._patch(pod_path(self._namespace, name), body))
+
+    async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, AskNode]) -> None:
+        """Write annotations of Nodes, each for the version that was looked at."""
+        for change in list(changes)[:NODES_EACH_PASS]:
+            node = nodes.get(change.name)
+            if node is None:
+                continue
+            body = change.patch(node.metadata.resource_version)
+            await self._do("node", change.name, self._patch(f"/api/v1/nodes/{segment(change.name)}", body))
+
+    async def _delete(self, name: str, options: Any) -> None:
+        await self._api.delete(pod_path(self._namespace, name), options, timeout_s=self._timeout_s)
+
+    async def _create(self, manifest: Any) -> None:
+        path = f"/api/v1/namespaces/{segment(self._namespace)}/pods"
+        await self._api.post(path, manifest, timeout_s=self._timeout_s)
+
+    async def _mark(self, name: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        path = f"{pod_path(self._namespace, name)}/status"
+        await self._api.patch(path, condition_patch(now), STRATEGIC, timeout_s=self._timeout_s)
+
+    async def _patch(self, path: str, body: Any) -> None:
+        await self._api.patch(path, body, timeout_s=self._timeout_s)
+
+    async def _do(self, what: str, name: str, work: Any) -> bool:
+        """Do one write; tell whether it was done."""
+        if not self._may():
+            work.close()
+            return False
+        try:
+            await work
+        except (NotFound, Conflict) as error:
+            # Somebody was faster; the watch brings what is there now.
+            log.debug("not written", what=what, name=name, error=str(error))
+            return False
+        except KubeApiError as error:
+            self.failed[what] += 1
+            self.trouble = f"{what} {name}: {error}"
+            log.warning("not written", what=what, name=name, error=str(error))
+            return False
+        log.info("written", what=what, name=name)
+        return True

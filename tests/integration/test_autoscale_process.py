@@ -1,0 +1,265 @@
+"""`gpupack autoscale` as a process in front of the API server stand-in."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from allocator.names import NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
+from gpupack.autoscale.app import run
+from gpupack.autoscale.guarding import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
+from gpupack.autoscale.settings import AutoscaleSettings
+from scheduler_plugin.errors import SettingsError
+from standins.apiserver.server import ApiServer
+from tests.autoscale_world import fragments, grown, waits
+from tests.extender_client import until
+
+NAMESPACE = "gpupack-system"
+
+
+class Running:
+    def __init__(self, api: ApiServer, url: str, session: aiohttp.ClientSession) -> None:
+        self.api, self.url, self.session = api, url, session
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def status(self) -> dict[str, Any]:
+        return json.loads((await self.get("/status"))[1])  # type: ignore[no-any-return]
+
+
+def refusal(code: int, message: str) -> web.Response:
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+    return web.json_response(body, status=code)
+
+
+def placeholders(api: ApiServer) -> list[dict[str, Any]]:
+    return [pod for pod in api.objects("pods") if PLACEHOLDER_LABEL in pod["metadata"].get("labels", {})]
+
+
+def is_marked(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any((each["type"], each["reason"]) == ("PodScheduled", "Unschedulable") for each in conditions)
+
+
+def fill(api: ApiServer, world: Any) -> None:
+    """Put a world's nodes and pods on the API server."""
+    for item in json.loads(world.text)["items"]:
+        meta = item["metadata"]
+        if item["kind"] == "Node":
+            api.add_node(meta["name"], meta["labels"], item["status"]["allocatable"], meta["annotations"])
+            continue
+        made = {"metadata": meta, "spec": item["spec"], "status": item["status"]}
+        for key in ("uid", "resourceVersion", "ownerReferences", "creationTimestamp"):
+            meta.pop(key, None)
+        api.add_pod(made)
+    node_holds(api)
+
+
+def node_holds(api: ApiServer) -> None:
+    """Make what the nodes say of their pods true for the UIDs that the API server gave."""
+    for node in api.objects("nodes"):
+        text = json.dumps(node["metadata"]["annotations"])
+        for pod in api.objects("pods"):
+            text = text.replace(f"uid-{pod['metadata']['name']}", pod["metadata"]["uid"])
+        api.patch_node(node["metadata"]["name"], {"metadata": {"annotations": json.loads(text)}})
+
+
+@asynccontextmanager
+async def autoscale(api: ApiServer, folder: Path, **options: Any) -> AsyncIterator[Running]:
+    stop = asyncio.Event()
+    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    settings = AutoscaleSettings(
+        kubeconfig=api.kubeconfig(folder / "kubeconfig"),
+        http="127.0.0.1:0",
+        write_timeout_s=0.5,
+        **{"grace_s": 0.0, "period_s": 0.0, "guard_period_s": 0.0, **options},
+    )
+    task = asyncio.create_task(run(settings, stop=stop, started=started.set_result))
+    try:
+        await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        async with aiohttp.ClientSession() as session:
+            yield Running(api, started.result(), session)
+    finally:
+        stop.set()
+        await task
+
+
+@asynccontextmanager
+async def cluster(*, waiting: int = 1) -> AsyncIterator[ApiServer]:
+    """Two nodes with 20 free on each card, and pods of 40 that wait."""
+    nodes, pods = fragments(2)
+    async with ApiServer(seed=1) as api:
+        fill(api, grown(nodes, [*pods, *(waits(f"w{at}", 40) for at in range(waiting))]))
+        api.add_pod(
+            {
+                "metadata": {"name": "first", "namespace": NAMESPACE},
+                "spec": {"containers": [{"name": "c", "image": "i"}]},
+            }
+        )
+        yield api
+
+
+async def there_are(api: ApiServer, number: int) -> None:
+    async def so_many() -> bool:
+        found = placeholders(api)
+        return len(found) == number and all(is_marked(pod) for pod in found)
+
+    await until(so_many)
+
+
+async def test_a_placeholder_comes_and_goes_with_the_need(tmp_path: Path) -> None:
+    async with cluster() as api, autoscale(api, tmp_path) as running:
+        await there_are(api, 1)
+        (made,) = placeholders(api)
+        assert made["metadata"]["namespace"] == NAMESPACE
+        assert made["metadata"]["annotations"][PLACEHOLDER_FOR] == "default/w0"
+        status = await running.status()
+        assert [(pod["name"], pod["outcome"]) for pod in status["pods"]] == [("w0", "asked")]
+        metrics = (await running.get("/metrics"))[1]
+        assert "gpupack_autoscale_placeholders 1.0" in metrics
+        assert 'gpupack_autoscale_waiting_pods{outcome="asked"} 1.0' in metrics
+
+        async def is_told() -> bool:
+            return any(
+                (event["reason"], event["involvedObject"]["name"]) == ("NodeAskedFor", "w0")
+                for event in api.objects("events")
+            )
+
+        await until(is_told)
+        api.delete_pod("default", "w0", 0)
+        await there_are(api, 0)
+
+
+async def test_placeholders_deleted_by_hand_come_back_once(tmp_path: Path) -> None:
+    async with cluster() as api, autoscale(api, tmp_path):
+        await there_are(api, 1)
+        (made,) = placeholders(api)
+        api.delete_pod(NAMESPACE, made["metadata"]["name"], 0)
+        await there_are(api, 1)
+        (again,) = placeholders(api)
+        assert again["metadata"]["uid"] != made["metadata"]["uid"]
+        assert again["metadata"]["name"] == made["metadata"]["name"]
+
+
+async def test_a_leader_that_dies_between_two_writes_leaves_nothing_doubled(tmp_path: Path) -> None:
+    """It creates the placeholder and dies before the condition is there: the next one writes that."""
+    async with cluster() as api:
+
+        async def refuse_status(request: web.Request) -> web.Response | None:
+            if request.method == "PATCH" and request.path.endswith("/status"):
+                return refusal(500, "dies here")
+            return None
+
+        api.http.intercept = refuse_status
+        async with autoscale(api, tmp_path):
+
+            async def one() -> bool:
+                return len(placeholders(api)) == 1
+
+            await until(one)
+        assert not is_marked(placeholders(api)[0])
+        api.http.intercept = None
+        async with autoscale(api, tmp_path), autoscale(api, tmp_path):
+            await there_are(api, 1)
+            await asyncio.sleep(2.5)
+            assert len(placeholders(api)) == 1
+
+
+async def test_a_full_quota_is_told_and_tried_again(tmp_path: Path) -> None:
+    async with cluster() as api:
+
+        async def full(request: web.Request) -> web.Response | None:
+            if request.method == "POST" and request.path.endswith("/pods"):
+                return refusal(403, "exceeded quota: pods")
+            return None
+
+        api.http.intercept = full
+        async with autoscale(api, tmp_path) as running:
+
+            async def is_told() -> bool:
+                return "exceeded quota" in (await running.status())["trouble"]
+
+            await until(is_told)
+            assert 'gpupack_autoscale_failed_writes{what="create"}' in (await running.get("/metrics"))[1]
+            api.http.intercept = None
+            await there_are(api, 1)
+
+
+async def test_while_the_api_server_is_away_nothing_is_decided(tmp_path: Path) -> None:
+    async with cluster() as api, autoscale(api, tmp_path) as running:
+        await there_are(api, 1)
+        await api.away(True)
+
+        async def is_blind() -> bool:
+            return (await running.get("/readyz"))[0] == 503
+
+        await until(is_blind)
+        await api.away(False)
+        api.delete_pod("default", "w0", 0)
+        await there_are(api, 0)
+
+
+async def test_nodes_are_kept_whose_pods_have_no_cards_elsewhere(tmp_path: Path) -> None:
+    async with cluster(waiting=0) as api:
+        api.patch_node("n2", {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "true"}}})
+        async with autoscale(api, tmp_path) as running:
+
+            async def are_kept() -> bool:
+                return all(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
+
+            await until(are_kept)
+            first = api.node("n1")["metadata"]["annotations"]
+            assert (first[SCALE_DOWN_DISABLED], first[DO_NOT_DISRUPT]) == ("true", "true")
+            assert 'gpupack_autoscale_kept_nodes{reason="no_cards"} 2.0' in (await running.get("/metrics"))[1]
+            for card in (0, 1):
+                api.delete_pod("default", f"on-n1-{card}", 0)
+                api.delete_pod("default", f"on-n2-{card}", 0)
+            for name in ("n1", "n2"):
+                api.patch_node(name, {"metadata": {"annotations": {"gpupack.io/holds": None}}})
+
+            async def are_free() -> bool:
+                return not any(NODE_KEPT in node["metadata"]["annotations"] for node in api.objects("nodes"))
+
+            await until(are_free)
+            assert SCALE_DOWN_DISABLED not in api.node("n1")["metadata"]["annotations"]
+            assert api.node("n2")["metadata"]["annotations"][SCALE_DOWN_DISABLED] == "true", "a person's"
+
+
+async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
+    async with cluster() as api:
+        elect = {"leader_elect": True, "lease_namespace": NAMESPACE, "lease_s": 3}
+        async with autoscale(api, tmp_path, **elect, identity="a"):
+            await there_are(api, 1)
+            async with autoscale(api, tmp_path, **elect, identity="b") as other:
+
+                async def stands_by() -> bool:
+                    return await other.get("/readyz") == (503, "another process is the leader\n")
+
+                await until(stands_by)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"grace_s": -1.0}, "grace -1 s: allowed are 0 to 3600 seconds"),
+        ({"most": 0}, "max placeholders 0: allowed are 1 to 500"),
+        ({"namespace": "A B"}, "namespace 'A B': allowed are"),
+        ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
+        ({"unit_mib": 0}, "unit of 0 MiB: allowed are 1 to"),
+    ],
+)
+def test_settings_that_cannot_work_are_said_in_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        AutoscaleSettings(**options).check()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
