@@ -6,6 +6,7 @@ All of it is described in docs/python.md. Nothing here changes a cluster.
 import asyncio
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -124,20 +125,25 @@ def why(cluster: Cluster, namespace: str, name: str) -> Why:
     return why_of(cluster, namespace, name)
 
 
-def fit(cluster: Cluster, units: int, *, cards: int = 1, model: str = "", percent: bool = False) -> FitAnswer:
+def fit(
+    cluster: Cluster, units: int, *more: int, cards: int = 1, model: str = "", percent: bool = False
+) -> FitAnswer:
     """Say how many pods of a size fit now and where, and the largest request that fits.
 
     Args:
         cluster: The cluster.
         units: Of GPU memory over all cards of a pod; percent of a card with `percent`.
-        cards: Cards of a pod.
+        *more: The same of further containers of a pod.
+        cards: Cards of each container.
         model: As the annotation gpupack.io/gpu-model.
         percent: `units` are percent of a card.
 
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    return fit_of(cluster, _ask(units, cards, model, percent=percent))
+    ask = _ask(units, cards, model, percent=percent)
+    others = tuple(_whole("units", each, MAX_UNITS) for each in more)
+    return fit_of(cluster, replace(ask, more=others))
 
 
 def advise(

@@ -13,6 +13,7 @@ FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and t
 Pods of 8 GiB:                   gpupack fit 8
 Of 2 x 40 GiB on cards A100:     gpupack fit 80 --cards 2 --model '*A100*'
 Of half a card:                  gpupack fit 50 --percent
+Of three containers:             gpupack fit 40 40 80 --percent
 What if a node were gone:        gpupack fit 8 --without gpu-node-3
 What if two nodes were added:    gpupack fit 8 --add 8xh100-80x2
 
@@ -22,8 +23,10 @@ See docs/ask.md.
 
 
 @click.command(help=FIT_HELP, short_help="Say how many pods of a size fit now, and where.")
-@click.argument("units", type=int, metavar="UNITS")
-@click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")
+@click.argument("units", type=int, metavar="UNITS...", nargs=-1, required=True)
+@click.option(
+    "--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of each container."
+)
 @click.option("--model", default="", metavar="LIST", help="As the annotation gpupack.io/gpu-model.")
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
 @click.option("--without", multiple=True, metavar="NODE", help="As if this node were gone; may be repeated.")
@@ -46,7 +49,8 @@ def fit(output: str, **options: Any) -> None:
     from gpupack.whatif.rendering import fit_text
 
     source = source_of(options)
-    asked = FitAsk(options["units"], options["cards"], options["model"], options["percent"])
+    first, *more = options["units"]
+    asked = FitAsk(first, options["cards"], options["model"], options["percent"], tuple(more))
 
     async def work() -> str:
         cluster = await read(source)

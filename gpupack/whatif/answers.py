@@ -202,7 +202,7 @@ class FitAnswer(Answer, frozen=True):
 
     Attributes:
         pods: That fit now.
-        largest_units: The largest request that fits now, over as many cards.
+        largest_units: The largest request that fits now, over as many cards; 0: none, or several containers.
         nodes: Where.
         asked: What one of them asks for, in words.
         after: The same after the change that was asked about, None without one.

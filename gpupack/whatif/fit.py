@@ -32,16 +32,18 @@ class FitAsk:
     """What is asked about.
 
     Attributes:
-        units: Of GPU memory over all cards of a pod; percent where `percent`.
-        cards: Cards of a pod.
+        units: Of GPU memory over all cards of a pod, or of its first container; percent where `percent`.
+        cards: Cards of each container.
         model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
         percent: `units` are percent of a card.
+        more: The same as `units` of further containers.
     """
 
     units: int
     cards: int = 1
     model: str = ""
     percent: bool = False
+    more: tuple[int, ...] = ()
 
 
 def request_of(ask: FitAsk, resource: str) -> PodRequest:
@@ -50,26 +52,40 @@ def request_of(ask: FitAsk, resource: str) -> PodRequest:
     Raises:
         InputError: what is wrong with it.
     """
-    if not 1 <= ask.units <= MAX_UNITS:
-        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
-    each, what = f"{ask.units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
-    if ask.cards > 1 and ask.units % ask.cards:
-        raise InputError(f"{each} on {what}: allowed is a multiple of the number of cards")
-    if ask.percent and ask.units > WHOLE * ask.cards > 0:
-        what = "1 card" if ask.cards == 1 else what
-        raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
+    amounts = (ask.units, *ask.more)
+    for units in amounts:
+        _check_amount(ask, units)
     annotations = {POD_CARDS: str(ask.cards)}
     if ask.model:
         annotations[POD_GPU_MODEL] = ask.model
     name = PERCENT_RESOURCE if ask.percent else resource
-    container = {"name": "pod", "resources": {"limits": {name: canonical(ask.units)}}}
+    containers = [
+        {"name": f"c{number}" if number else "pod", "resources": {"limits": {name: canonical(units)}}}
+        for number, units in enumerate(amounts)
+    ]
     try:
-        request = parse_pod(annotations, (), (container,), resource)
+        request = parse_pod(annotations, (), containers, resource)
     except RequestError as error:
         raise InputError(str(error)) from error
     if request is None:
         raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
     return request
+
+
+def _check_amount(ask: FitAsk, units: int) -> None:
+    """Check what one container is to ask for.
+
+    Raises:
+        InputError: what is wrong with it.
+    """
+    if not 1 <= units <= MAX_UNITS:
+        raise InputError(f"{units} units: allowed are 1 to {MAX_UNITS}")
+    each, what = f"{units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
+    if ask.cards > 1 and units % ask.cards:
+        raise InputError(f"{each} on {what}: allowed is a multiple of the number of cards")
+    if ask.percent and units > WHOLE * ask.cards > 0:
+        what = "1 card" if ask.cards == 1 else what
+        raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
 
 
 def fit(
@@ -245,8 +261,14 @@ def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, mos
 
 
 def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
-    """The largest request over as many cards that any node takes now, 0: none; percent in percent."""
+    """Find the largest request over as many cards that any node takes now; percent in percent.
+
+    Returns:
+        0 for none, and of several containers, of which there is no one largest request.
+    """
     nodes, request = cluster.state.nodes, query.request
+    if len(request.demands) > 1:
+        return 0
     if request.percent:
         rows = rows[nodes.percent[rows]]
     rows = rows[[most_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]

@@ -97,7 +97,8 @@ def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
     units = f"{found.largest_units} percent" if percent else memory(found.largest_units, answer.unit_mib)
     pods = "1 pod" if found.pods == 1 else f"{found.pods} pods"
     yield f"{pods} of {answer.asked} {'fits' if found.pods == 1 else 'fit'} {when}."
-    yield f"  The largest request that fits {when}: {units if found.largest_units else 'none'}"
+    if " + " not in answer.asked:
+        yield f"  The largest request that fits {when}: {units if found.largest_units else 'none'}"
     shown = sorted(found.nodes, key=lambda node: (-node.pods, node.node))
     for node in shown[:_NODES_SHOWN]:
         tolerations = f", if the pod tolerates {', '.join(node.tolerations)}" if node.tolerations else ""

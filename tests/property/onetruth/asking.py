@@ -160,9 +160,10 @@ def check_people(
 def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
     """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
     request = request_of(pod)
-    if len(request.containers) > 1 or not request.selector.admits_all:
+    if request.shared or not request.selector.admits_all:
         return
-    ask = FitAsk(request.containers[0].units, request.cards, percent=request.percent)
+    units, *more = (container.units for container in request.containers)
+    ask = FitAsk(units, request.cards, percent=request.percent, more=tuple(more))
     found = fit(places.cluster, ask)
     systems = {UNSCHEDULABLE.key, NOT_READY}
     open_nodes = {
@@ -176,6 +177,8 @@ def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str
         f"nodes for pods like {pod['metadata']['name']}",
         {"truth": open_nodes, "fit": {each.node for each in found.nodes}},
     )
+    if more:
+        return  # `advise` is asked about pods with one container
     untainted = sum(each.pods for each in found.nodes if not scene.nodes[each.node]["spec"].get("taints"))
     advice = advise_start(places.cluster, ask, 1, QUICK)
     agree(
