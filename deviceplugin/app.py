@@ -53,6 +53,9 @@ from kubeapi.reflect import Reflector
 
 log = structlog.get_logger(__name__)
 
+LAST_EVENTS_S: Final = 2.0
+"""A daemon that ends for what it has told in an Event waits so long for that to be written."""
+
 TURN_S: Final = 0.25
 """How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
 
@@ -122,7 +125,7 @@ class Daemon:
         """Serve until `stop` is set.
 
         Raises:
-            GpuError: no cards.
+            GpuError: no cards; or the driver does not come back to this process.
             DeviceListError: the unit is too small for these cards.
             UnitInUseError: containers hold IDs of another unit.
             SettingsError: the HTTP address cannot be had.
@@ -272,14 +275,14 @@ class Daemon:
             self._source.vendor.fault,
         )
         metrics.also(self._memory.metrics(), self._memory.look)
-        http = HttpServer(metrics, status.not_ready, status.explain)
+        http = HttpServer(metrics, status.not_ready, status.explain, lambda: self._sampler.gone)
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
         log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
         settle_memory()
-        stack.push_async_callback(cancelled, asyncio.create_task(recorder.run()))
+        stack.push_async_callback(self._end_events, recorder, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
         await until(stop, nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
@@ -302,6 +305,12 @@ class Daemon:
             self._reflect(client, nodes, pods),
             giving.run(),
         )
+
+    async def _end_events(self, recorder: EventRecorder, running: asyncio.Task[None]) -> None:
+        """End what writes Events; people are to read why the daemon ends."""
+        if self._sampler.gone is not None:
+            await recorder.drain(LAST_EVENTS_S)
+        await cancelled(running)
 
     def _card_list(
         self,

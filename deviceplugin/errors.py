@@ -2,6 +2,7 @@
 
 DevicePluginError
 ├── GpuError                     the GPU source as a whole cannot work (one card's trouble is data, no error)
+│   ├── DriverGoneError          the driver does not come back to this process, which must end
 │   ├── ProfileError             a profile of simulated GPUs that cannot be used; names every fault in it
 │   └── UnaskedError             a question to MPS could not be put, so nothing is known of it
 ├── LimitError                   a memory limit that does not hold; `kind` says what to do
@@ -35,6 +36,14 @@ class DevicePluginError(Exception):
 
 class GpuError(DevicePluginError):
     """The GPU source as a whole cannot work: no driver, no right to use it, no such card."""
+
+
+class DriverGoneError(GpuError):
+    """The driver that this process began with does not come back to it: the process must end.
+
+    A process keeps the driver's library that it has loaded, whatever driver the node has by now. A container
+    that is started again gets that of the node.
+    """
 
 
 class UnaskedError(GpuError):

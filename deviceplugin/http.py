@@ -28,14 +28,20 @@ class HttpServer:
         metrics: for /metrics.
         not_ready: why the node cannot serve pods yet; empty when it can.
         explain: everything of interest to a person, as JSON values.
+        ends: why the process is of no use any more and must end; None while it is.
     """
 
     def __init__(
-        self, metrics: Metrics, not_ready: Callable[[], list[str]], explain: Callable[[], dict[str, Any]]
+        self,
+        metrics: Metrics,
+        not_ready: Callable[[], list[str]],
+        explain: Callable[[], dict[str, Any]],
+        ends: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
         self._explain = explain
+        self._ends = ends
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -78,7 +84,10 @@ class HttpServer:
             await runner.cleanup()
 
     async def _on_healthz(self, _request: web.Request) -> web.Response:
-        """The event loop turns, or this would not answer."""
+        """The event loop turns, or this would not answer; and the process has not to be another one."""
+        reason = self._ends()
+        if reason is not None:
+            return web.Response(status=503, text=f"{reason}\n")
         return web.Response(text="ok\n")
 
     async def _on_readyz(self, _request: web.Request) -> web.Response:

@@ -18,6 +18,7 @@ GONE: Final = "GPUGone"
 CARDS_CHANGED: Final = "GPUsChanged"
 HANGS: Final = "GPUDriverHangs"
 ANSWERS: Final = "GPUDriverAnswers"
+DRIVER_GONE: Final = "GPUDriverGone"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
 OTHER_PLUGIN_GONE: Final = "ConflictingDevicePluginGone"
 OTHER_DAEMON: Final = "ConflictingDaemon"
@@ -113,6 +114,10 @@ class Notices:
     def driver_answers(self) -> None:
         """Tell that the driver answers again."""
         self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")
+
+    def driver_gone(self, reason: str) -> None:
+        """Tell that the driver does not come back to this daemon, which ends for it."""
+        self._record(self._ref, "Warning", DRIVER_GONE, reason)
 
     def other_plugin(self, said: str) -> None:
         """Tell of another device plugin."""

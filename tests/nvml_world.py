@@ -61,6 +61,7 @@ class Driver:
     def __init__(self, mocker: MockerFixture) -> None:
         self.cards = [Card("GPU-a"), Card("GPU-b", minor=4, numa_mask=1)]
         self.errors: dict[str, int] = {}
+        self.version = "580.65.06"
         self.news: list[SimpleNamespace | int] = []
         self.registered: list[str] = []
         self.calls: list[str] = []
@@ -69,6 +70,8 @@ class Driver:
         for name in [
             "Init",
             "Shutdown",
+            "SystemGetDriverVersion",
+            "SystemGetNVMLVersion",
             "EventSetCreate",
             "EventSetFree",
             "EventSetWait_v2",
@@ -112,6 +115,13 @@ class Driver:
         return call
 
     def Init(self) -> None: ...
+
+    def SystemGetDriverVersion(self) -> str:
+        return self.version
+
+    def SystemGetNVMLVersion(self) -> str:
+        return f"13.{self.version}"
+
     def Shutdown(self) -> None: ...
     def EventSetFree(self, events: object) -> None: ...
 

@@ -10,7 +10,7 @@ import structlog
 
 from allocator.ledger import Pod
 from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
@@ -82,6 +82,7 @@ class Sampler:
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
+        gone: why the driver does not come back to this process, which ends; None while it may.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Sampler:
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()
         self.health_changes: Counter[tuple[str, bool]] = Counter()
+        self.gone: str | None = None
 
     @property
     def hangs_s(self) -> float:
@@ -135,6 +137,8 @@ class Sampler:
     @property
     def problem(self) -> str | None:
         """Why the cards are not measured; None while they are."""
+        if self.gone is not None:
+            return self.gone
         if self.hangs_s:
             return f"the cards' driver has not answered for {self.hangs_s:.0f} s"
         return next(iter(self._unmeasured.values()), None)
@@ -143,6 +147,7 @@ class Sampler:
         """Measure until cancelled.
 
         Raises:
+            DriverGoneError: the driver does not come back to this process.
             DeviceListError: the cards have changed, and no kubelet could take their devices.
         """
         while True:
@@ -170,6 +175,11 @@ class Sampler:
         before, began_s = self._promises(), self._account.now_s()
         try:
             samples, gpus = await self._measure()
+        except DriverGoneError as error:
+            self.gone = str(error)
+            log.error("the cards' driver is gone", error=self.gone)  # noqa: TRY400 - the reason is all there is
+            self._notices.driver_gone(self.gone)
+            raise
         except GpuError as error:
             self.errors += 1
             log.warning("cards cannot be measured", error=str(error))

@@ -4,8 +4,10 @@ import asyncio
 import json
 
 import aiohttp
+import pytest
 
 from allocator.names import NODE_CARDS
+from deviceplugin.errors import DriverGoneError
 from tests.integration.node_world import NODE, NodeWorld, card, metrics, node_world, until
 
 GIB = 2**30
@@ -166,6 +168,48 @@ async def test_the_daemon_ends_while_the_driver_hangs():
         await until(lambda: world.daemon._driver.busy_s > 0)
         await world.stop_daemon()
         world.source.resume()
+
+
+async def healthy(world: NodeWorld) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{world.daemon.http_port}/healthz"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_the_daemon_ends_for_a_driver_that_was_exchanged_and_says_why():
+    async with node_world(8) as world:
+        await on(world, "stays", 3, card(0))
+        # As long as it takes to end.
+        monitor = world.daemon._sampler
+        world.source.load(other=True)
+        with pytest.raises(
+            DriverGoneError, match="the driver was exchanged; this process ends, and its cont"
+        ):
+            await world.running
+        assert "GPUDriverGone" in told(world)
+        assert told(world)["GPUDriverGone"] == monitor.gone
+        # The container begins anew: with the library of the node's driver all is as it was.
+        await world.start_daemon()
+        await until(lambda: world.used == [3])
+        assert world.phase("stays") == "Running"
+
+
+async def test_a_driver_that_is_loaded_again_soon_is_taken_up_by_the_same_daemon():
+    async with node_world(8) as world:
+        world.source.unload()
+        await until(lambda: world.daemon._sampler.errors)
+        world.source.load()
+        await on(world, "a", 3, card(0))
+        await world.settled([3], {world.api.pod("default", "a")["metadata"]["uid"]})
+        assert (await healthy(world))[0] == 200
+
+
+async def test_probes_say_that_the_process_is_of_no_use_any_more():
+    async with node_world(8) as world:
+        world.daemon._sampler.gone = "the driver was exchanged"
+        assert await healthy(world) == (503, "the driver was exchanged\n")
+        status, said = await ready(world)
+        assert (status, "the driver was exchanged" in said) == (503, True)
 
 
 async def test_another_vendors_cards_are_told_as_it_does():

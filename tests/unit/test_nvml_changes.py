@@ -6,7 +6,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import DriverGoneError, GpuError, LimitError
+from deviceplugin.gpus.api.source import GONE_S
 from deviceplugin.gpus.nvidia.source import AGAIN_S, NvmlGpus
 from tests.nvml_world import LOST, Card, Driver, driver, xid
 
@@ -147,6 +148,86 @@ def test_a_driver_that_is_loaded_again_is_taken_up(driver: Driver, gpus: NvmlGpu
     assert [card.uuid for card in gpus.cards()] == ["GPU-a", "GPU-b"]
     driver.errors = {}
     assert errors(gpus) == [None, None]
+
+
+def unload(driver: Driver, gpus: NvmlGpus) -> None:
+    """Let the driver be taken out while the source is open."""
+    driver.errors = {
+        "DeviceGetCount": pynvml.NVML_ERROR_UNINITIALIZED,
+        "Init": pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    }
+    with pytest.raises(GpuError, match="cannot count the cards"):
+        gpus.sample()
+
+
+def test_a_driver_that_was_exchanged_ends_the_process(driver: Driver, gpus: NvmlGpus) -> None:
+    """The library in this process stays that of the driver before: no try ever succeeds."""
+    gpus.open()
+    unload(driver, gpus)
+    driver.errors = {"Init": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}
+    with pytest.raises(DriverGoneError, match=r"NVML/RM version mismatch; this process ends, and"):
+        gpus.sample()
+
+
+def test_a_driver_that_stays_unloaded_ends_the_process(
+    driver: Driver, gpus: NvmlGpus, now_s: list[float]
+) -> None:
+    gpus.open()
+    unload(driver, gpus)
+    for now_s[0] in range(0, int(GONE_S), 5):
+        with pytest.raises(GpuError, match="modprobe nvidia"):
+            gpus.sample()
+    now_s[0] = GONE_S
+    with pytest.raises(DriverGoneError, match="Driver Not Loaded; this process ends"):
+        gpus.sample()
+
+
+def test_a_driver_that_is_away_again_and_again_is_not_away_for_long(
+    driver: Driver, gpus: NvmlGpus, now_s: list[float]
+) -> None:
+    gpus.open()
+    for now_s[0] in range(0, 5 * int(GONE_S), int(GONE_S) - 1):
+        unload(driver, gpus)
+        with pytest.raises(GpuError, match="modprobe nvidia"):
+            gpus.sample()
+        driver.errors = {}
+        assert errors(gpus) == [None, None]
+
+
+def test_a_driver_of_another_version_that_starts_ends_the_process(driver: Driver, gpus: NvmlGpus) -> None:
+    gpus.open()
+    unload(driver, gpus)
+    # A version that is not told is no other one.
+    driver.errors = {"SystemGetDriverVersion": pynvml.NVML_ERROR_UNKNOWN}
+    assert errors(gpus) == [None, None]
+    unload(driver, gpus)
+    driver.errors, driver.version = {}, "615.10.01"
+    with pytest.raises(DriverGoneError, match=r"the driver was version 580\.65\.06 and is 615\.10\.01; this"):
+        gpus.sample()
+    # Another process begins with what is there.
+    gpus.close()
+    gpus.open()
+    assert errors(gpus) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
+)
+def test_a_driver_that_never_worked_is_no_exchanged_one(driver: Driver, gpus: NvmlGpus, code: int) -> None:
+    driver.errors = {"Init": code}
+    with pytest.raises(GpuError) as error:
+        gpus.open()
+    assert not isinstance(error.value, DriverGoneError)
+
+
+def test_no_handle_outlasts_the_library_that_gave_it(driver: Driver, gpus: NvmlGpus) -> None:
+    """Limits are set from threads of their own, also while the library is started again."""
+    gpus.open()
+    assert gpus._handle_of("GPU-a") is driver.cards[0]
+    unload(driver, gpus)
+    assert gpus._handle_of("GPU-a") is None
+    with pytest.raises(LimitError, match="does not show the card now"):
+        gpus.limits.set("GPU-a", Path("/x"), 1024)
 
 
 WHOLE = {"Init", "DeviceGetCount", "EventSetCreate"}

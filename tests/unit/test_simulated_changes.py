@@ -1,5 +1,6 @@
 """Simulated cards that change: by a script, by a profile that is written again, by a driver that hangs."""
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from deviceplugin.errors import GpuError, ProfileError
+from deviceplugin.errors import DriverGoneError, GpuError, ProfileError
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.api.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import parse_profile
@@ -69,6 +70,38 @@ def test_instances_made_later_are_refused_to_a_container_without_access_to_all()
     world.gpus.close()
     world.gpus.open()
     assert list(world.at(0).values()) == [None] * 4
+
+
+def test_a_driver_that_is_unloaded_loaded_and_exchanged() -> None:
+    script = [
+        {"at_s": 10, "driver": "unloaded"},
+        {"at_s": 20, "driver": "loaded"},
+        {"at_s": 30, "driver": "exchanged"},
+    ]
+    world = World(f"script: {json.dumps(script)}")
+    good = world.at(0)
+    with pytest.raises(GpuError, match="not loaded") as error:
+        world.at(15)
+    assert not isinstance(error.value, DriverGoneError)
+    assert world.at(20) == good
+    with pytest.raises(DriverGoneError, match="exchanged; this process ends"):
+        world.at(30)
+    world.gpus.close()
+    world.gpus.open()
+    assert world.at(31) == good
+
+
+def test_a_driver_that_stays_unloaded() -> None:
+    world = World()
+    world.at(31)
+    world.gpus.unload()
+    with pytest.raises(GpuError, match="not loaded"):
+        world.at(31)
+    with pytest.raises(DriverGoneError, match="not loaded for 120 s; this process ends"):
+        world.at(31 + 120)
+    world.gpus.close()
+    with pytest.raises(GpuError, match="not loaded"):
+        world.gpus.open()
 
 
 def test_a_script_happens_in_time() -> None:

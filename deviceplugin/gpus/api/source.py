@@ -7,11 +7,17 @@ whole source (no driver) is an exception, `GpuError`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from deviceplugin.gpus.api.links import Links
 from deviceplugin.gpus.api.memory_limits import MemoryLimits
 from deviceplugin.gpus.api.vendor import Vendor
+
+GONE_S: Final = 120.0
+"""A driver that cannot be started for so many seconds does not come back to this process: to load it anew
+takes seconds, to install another one a minute or two."""
+
+ENDS: Final = "this process ends, and its container begins anew with the node's driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,12 @@ class GpuSource(Protocol):
         ...
 
     def sample(self) -> Sequence[GpuSample]:
-        """Measure every card, in the order of `cards`; a card that fails has its `error` set."""
+        """Measure every card, in the order of `cards`; a card that fails has its `error` set.
+
+        Raises:
+            DriverGoneError: the driver does not come back to this process.
+            GpuError: the cards cannot be measured now.
+        """
         ...
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import pynvml
 
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import Found, renewed, shared, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import EventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
-from deviceplugin.gpus.api.source import GpuCard, GpuSample, HealthEvent, sysfs_bus_id
+from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuSample, HealthEvent, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
 from deviceplugin.gpus.nvidia import nvml_calls as calls
 from deviceplugin.gpus.nvidia.events import NvmlEvents
@@ -149,6 +149,8 @@ class NvmlGpus:
         self._open = self._lost = False
         self._again_s = AGAIN_S
         self._started_s = float("-inf")
+        self._versions: Mapping[str, str] | None = None
+        self._failing_since_s: float | None = None
         self.limits = NvmlLimits(self._handle_of, cgroup_root, probe_parent)
 
     @property
@@ -162,7 +164,7 @@ class NvmlGpus:
         Raises:
             GpuError: no driver, or it shows no card; the message says what to do.
         """
-        self._devices = ()
+        self._devices, self._versions, self._failing_since_s = (), None, None
         self._events.open()
         try:
             self._start()
@@ -226,17 +228,60 @@ class NvmlGpus:
     # --- the library --------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        """Start the library and list the cards.
+
+        Raises:
+            DriverGoneError: it worked in this process, and does not any more.
+            GpuError: it cannot be started now.
+        """
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             advice = _START_ADVICE.get(error.value, "look at dmesg and nvidia-smi")
-            raise GpuError(f"NVML ({LIBRARY}) cannot start: {error}; {advice}") from error
+            said = f"NVML ({LIBRARY}) cannot start: {str(error).rstrip('.')}"
+            if self._is_gone(error):
+                raise DriverGoneError(f"{said}; {ENDS}") from error
+            raise GpuError(f"{said}; {advice}") from error
+        self._failing_since_s = None
         self._open, self._started_s = True, self._clock()
+        self._check_versions()
         self._list(self._survey())
+
+    def _is_gone(self, error: Any) -> bool:
+        """Tell whether a library that cannot be started will not be, in this process.
+
+        The library stays loaded, also by pynvml's nvmlShutdown. With another driver's kernel module it says
+        that the two do not match (NVML API Reference, NVML_ERROR_LIB_RM_VERSION_MISMATCH), as often as it is
+        asked. While no module is loaded it may be the same one that comes back.
+        """
+        if self._versions is None:
+            return False
+        now_s = self._clock()
+        self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+        exchanged = error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        return bool(exchanged or now_s - self._failing_since_s >= GONE_S)
+
+    def _check_versions(self) -> None:
+        """Compare driver and library with those that this process began with.
+
+        Raises:
+            DriverGoneError: they are others.
+        """
+        calls_for = {"driver": pynvml.nvmlSystemGetDriverVersion, "library": pynvml.nvmlSystemGetNVMLVersion}
+        before = self._versions or {}
+        now = {what: str(found) for what, call in calls_for.items() if (found := calls.quietly(call))}
+        self._versions = {**before, **now}
+        for what, version in now.items():
+            was = before.get(what, version)
+            if version != was:
+                self._stop()
+                raise DriverGoneError(f"the {what} was version {was} and is {version}; {ENDS}")
 
     def _stop(self) -> None:
         self._driver_events.stop()
         self._shape = self._watched = ()
+        # A handle is the library's that gave it.
+        self._devices = tuple(replace(device, handle=None, parent=None) for device in self._devices)
         if self._open:
             self._open = False
             calls.quietly(pynvml.nvmlShutdown)

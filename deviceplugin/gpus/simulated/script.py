@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 _Seconds = Annotated[float, Meta(ge=0, le=1_000_000)]
 
-ACTIONS: Final = ("xid", "vanish", "return", "mig", "grow", "hang_s")
+ACTIONS: Final = ("xid", "vanish", "return", "mig", "grow", "hang_s", "driver")
 
 
 class Growth(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
 
     Attributes:
         at_s: seconds after the node began, or its profile was changed.
-        card: index of the card; `hang_s` and `xid` need none.
+        card: index of the card; `hang_s`, `xid` and `driver` need none.
         xid: code of a numbered error of the driver, of `card` or, without one, of all cards in turn.
         times: how often that comes.
         over_s: seconds over which those are spread; 0: all at once.
@@ -40,6 +40,7 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
         mig: the card is partitioned anew, into these profiles; `off` ends MIG mode.
         grow: a process on the card grows; of a partitioned card on its first instance.
         hang_s: seconds that every call of the driver takes.
+        driver: it is `unloaded`, `loaded` again, or another one takes its place (`exchanged`).
     """
 
     at_s: _Seconds
@@ -52,6 +53,12 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
     mig: tuple[str, ...] | str | None = None
     grow: Growth | None = None
     hang_s: _Seconds | None = None
+    driver: Literal["unloaded", "loaded", "exchanged"] | None = None
+
+    @property
+    def of_the_node(self) -> bool:
+        """Whether it needs no card."""
+        return self.hang_s is not None or self.xid is not None or self.driver is not None
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -63,6 +70,7 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
             self.mig is not None,
             self.grow is not None,
             self.hang_s is not None,
+            self.driver is not None,
         )
         return tuple(name for name, there in zip(ACTIONS, said, strict=True) if there)
 
@@ -105,7 +113,7 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Scr
         if len(step.actions) != 1:
             had = " and ".join(step.actions) or "nothing to do"
             faults.append(f"{path}: {had}; allowed is exactly one of {', '.join(ACTIONS)}")
-        elif step.card not in cards and (step.card is not None or (step.hang_s is None and step.xid is None)):
+        elif step.card not in cards and (step.card is not None or not step.of_the_node):
             faults.append(f"{path}.card: {step.card}; allowed are {', '.join(map(str, cards))}")
         elif isinstance(step.mig, str) and step.mig != "off":
             faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed is a list of MIG profiles, or off")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from deviceplugin.errors import GpuError
+from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import Found, renewed, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import EventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
-from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
+from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted
 from deviceplugin.gpus.simulated.board import Board, Use
@@ -28,6 +28,8 @@ POLL_S: Final = 0.5
 
 STORM_STEP_S: Final = 0.001
 """The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
+
+UNLOADED: Final = "the driver is not loaded"
 
 GONE: Final = "the card is not there any more"
 
@@ -68,6 +70,7 @@ class SimulatedGpus:
         self._sizes_mib: dict[str, int] = {}
         self._script, self._began_s, self._done = Script(), 0.0, 0
         self._mood = profile.driver
+        self._loaded, self._exchanged, self._unloaded_s = True, False, 0.0
         self._there_at_open: frozenset[str] = frozenset()
         self.limits = SimulatedLimits(self._sizes_mib)
         self.become(profile)
@@ -79,7 +82,14 @@ class SimulatedGpus:
         return self._vendor
 
     def open(self) -> None:
-        """Start taking events; the script begins."""
+        """Start taking events; the script begins.
+
+        Raises:
+            GpuError: the driver is not loaded.
+        """
+        if not self._loaded:
+            raise GpuError(UNLOADED)
+        self._exchanged = False
         self._events.open()
         self._closing.clear()
         self._began_s, self._done = self._clock(), 0
@@ -101,6 +111,7 @@ class SimulatedGpus:
             self._tick()
             while (left_s := self._hangs_until_s - self._clock()) > 0:
                 self._works.wait(min(left_s, 3600.0))
+            self._check_driver()
             for board in self._boards.values():
                 self._count(board)
             return [self._sample(card) for card in self._cards]
@@ -276,6 +287,18 @@ class SimulatedGpus:
             self._hangs_until_s = self._clock() + seconds
         self._events.poke()
 
+    def unload(self) -> None:
+        """Take the driver out of the kernel."""
+        with self._lock:
+            self._loaded, self._unloaded_s = False, self._clock()
+        self._events.poke()
+
+    def load(self, *, other: bool = False) -> None:
+        """Load the driver again, or another one, for which who has the source open has the wrong library."""
+        with self._lock:
+            self._loaded, self._exchanged = True, self._exchanged or other
+        self._events.poke()
+
     def resume(self) -> None:
         """Let the driver answer again."""
         with self._lock:
@@ -321,9 +344,24 @@ class SimulatedGpus:
             self._done += 1
             self._take(step)
 
+    def _check_driver(self) -> None:
+        """Raise what a driver that is not there, or is another one, makes of every measurement."""
+        if self._loaded and self._exchanged:
+            raise DriverGoneError(f"the driver was exchanged; {ENDS}")
+        if not self._loaded and self._clock() - self._unloaded_s >= GONE_S:
+            raise DriverGoneError(f"{UNLOADED} for {GONE_S:.0f} s; {ENDS}")
+        if not self._loaded:
+            raise GpuError(UNLOADED)
+
     def _take(self, step: Step) -> None:
         if step.hang_s is not None:
             self.hang(step.hang_s)
+            return
+        if step.driver == "unloaded":
+            self.unload()
+            return
+        if step.driver is not None:
+            self.load(other=step.driver == "exchanged")
             return
         if step.xid is not None and (step.card is None or step.over_s > 0):
             present = set(self._present.values()) if step.card is None else {self._present[step.card]}
