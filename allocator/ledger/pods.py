@@ -130,8 +130,8 @@ class PodFacts:
     @property
     def shows(self) -> Hashable:
         """What others than the ledger work with; see `Facts.version`."""
-        ids = (*self.ids.items(), *self.given.items())
-        return (ids, self.admitted, self.ran, self.death is None)
+        ids = tuple(self.ids.items()), tuple(self.given.items())
+        return (*ids, self.admitted, self.ran, self.death is None)
 
     def sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
         """IDs that were given to each of these containers."""

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import structlog
 
-from allocator.ledger import Pod
+from allocator.ids import SEPARATOR
+from allocator.ledger import Pod, PodFacts
+from allocator.ledger.facts import Facts
 from allocator.records import CardRecord
 from deviceplugin.allocation.inventory import cards_in_units, check_units, records
 from deviceplugin.allocation.ledger_service import Account
@@ -23,6 +25,9 @@ class CardList:
     offered any more, and its pods are named in Events. So are those on a card that stays and has fewer units
     than they hold, as one whose parts are shared out instead, or one that the driver has lost: once the parts
     replace it, nobody has a share of it any more. All this happens between two answers to the kubelet.
+
+    Cards may change while no daemon runs, as where MIG takes effect with a reboot. A daemon that starts names
+    the pods of such cards once it has read the kubelet's book and a list of pods.
 
     Args:
         account: the ledger, made of the first list.
@@ -48,6 +53,8 @@ class CardList:
         self._notices = notices
         self._on_change = on_change
         self._enforcement = enforcement
+        self._looked_back = False
+        account.follow(self._look_back)
 
     @property
     def gpus(self) -> tuple[GpuCard, ...]:
@@ -113,3 +120,29 @@ class CardList:
         for uuid in went:
             if pods.get(uuid):
                 self._notices.gone(uuid, pods[uuid])
+
+    def _look_back(self) -> None:
+        """Name the pods whose cards were lost before this daemon started."""
+        ledger = self._account.ledger
+        if self._looked_back or not ledger.complete:
+            return
+        self._looked_back = True
+        lost: dict[str, list[Pod]] = {}
+        for one in ledger.facts.pods.values():
+            for uuid in lost_cards(ledger.facts, one) if one.live else ():
+                lost.setdefault(uuid, []).append(one.pod)
+        listed = {gpu.uuid: gpu for gpu in self._gpus}
+        for uuid, pods in sorted(lost.items()):
+            if uuid in listed:
+                units = ledger.facts.cards[uuid].size_units
+                self._notices.too_small(uuid, listed[uuid].error or f"it has {units} units", pods)
+            else:
+                self._notices.gone(uuid, pods)
+
+
+def lost_cards(facts: Facts, one: PodFacts) -> set[str]:
+    """Find the UUIDs of cards of which a pod has devices that the node has no more."""
+    ids = frozenset().union(*one.ids.values())
+    unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(facts.card_of)}
+    empty = {uuid for text in ids if (uuid := facts.card_of.get(text)) and not facts.cards[uuid].size_units}
+    return unknown | empty

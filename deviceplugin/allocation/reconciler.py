@@ -76,7 +76,10 @@ class Reconciler:
 
     def kubelet_restarted(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
+        before = self._account.state()
         self._account.ledger.kubelet_restarted()
+        if self._account.state() != before:
+            self._account.changed()
         self._wake.set()
 
     async def run(self) -> None:

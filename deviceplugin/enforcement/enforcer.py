@@ -20,7 +20,13 @@ from deviceplugin.enforcement.limit_capability import Supports
 from deviceplugin.enforcement.limit_plan import wanted
 from deviceplugin.enforcement.limit_setter import Job, Outcome
 from deviceplugin.enforcement.limit_state import Limit, LimitedPod
-from deviceplugin.host.containers import PodFolders, container_cgroups, logged, uid_of
+from deviceplugin.host.containers import (
+    PodFolders,
+    container_cgroups,
+    logged,
+    read_container_cgroups,
+    uid_of,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +38,7 @@ BLIND_RESCAN_S: Final = 0.25
 
 SLICE: Final = 2
 SLICE_S: Final = 0.01
-"""So many pods are looked at in one go, and then what happened meanwhile has its turn."""
+"""The limits of so many pods are read in one go, and then what happened meanwhile has its turn."""
 
 RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 5.0
@@ -117,6 +123,7 @@ class Enforcer:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._rescans())
+                group.create_task(self._check_limits())
                 group.create_task(self._passes())
         finally:
             self._watch.close()
@@ -191,16 +198,12 @@ class Enforcer:
                 self._name(uid, self._pods[uid])
 
     async def _rescans(self) -> None:
-        """Look at everything again and again, beside the quick passes."""
-        clock = asyncio.get_running_loop().time
-        looked_s = float("-inf")
+        """Look for other cgroups again and again, beside the quick passes."""
         while True:
             self._rescan_due.clear()
-            every = clock() - looked_s >= self._rescan_s
-            looked_s = clock() if every else looked_s
             unread: OSError | None = None
             try:
-                await self._rescan(limits=every)
+                await self._rescan()
             except OSError as error:
                 unread = error
             self._watch.record_read(unread)
@@ -211,11 +214,8 @@ class Enforcer:
             except TimeoutError:
                 continue
 
-    async def _rescan(self, *, limits: bool) -> None:
-        """Look which pods have other cgroups than were seen last, a few at a time.
-
-        Args:
-            limits: Read every limit too.
+    async def _rescan(self) -> None:
+        """Look which pods have other cgroups than were seen last.
 
         Raises:
             OSError: A folder cannot be read, though it is there.
@@ -224,34 +224,33 @@ class Enforcer:
         if self._watch.problem is not None:
             # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
             self._account.refresh()
-        if limits:
-            self._supports.ask_again()
         holders = set(await asyncio.to_thread(self._folders.holders))
         for gone in self._holders - holders:
             self._watch.unwatch(gone)
         self._holders = {folder for folder in holders if self._watch.watch(folder)}
-        await self._rescan_pods(limits=limits)
+        # In a thread: with hundreds of pods this takes milliseconds, and the kubelet may ask meanwhile.
+        known = {uid: pod.folder for uid, pod in self._pods.items() if pod.folder is not None}
+        found, unread = await asyncio.to_thread(read_container_cgroups, known)
+        for uid, pod in self._pods.items():
+            if pod.folder is None or (uid in found and pod.cgroups != found[uid]):
+                self._dirty.add(uid)
+        self._wake.set()
+        if unread is not None:
+            raise unread
         if self._unnamed:
             self._read_logs()
 
-    async def _rescan_pods(self, *, limits: bool) -> None:
-        unread: OSError | None = None
-        for number, uid in enumerate(list(self._pods)):
-            if number % SLICE == 0:
-                await asyncio.sleep(SLICE_S if number else 0)
-            pod = self._pods.get(uid)
-            if pod is None:
-                continue
-            try:
-                if pod.folder is None or container_cgroups(pod.folder) != pod.cgroups:
-                    self._dirty.add(uid)
-                    self._wake.set()
-            except OSError as error:
-                unread = error
-            for limit in pod.limits.values() if limits else ():
-                self._submit(limit, urgent=False)
-        if unread is not None:
-            raise unread
+    async def _check_limits(self) -> None:
+        """Read every limit again and again, a few at a time, and set those that somebody changed."""
+        while True:
+            self._supports.ask_again()
+            for number, uid in enumerate(list(self._pods)):
+                if number % SLICE == 0:
+                    await asyncio.sleep(SLICE_S if number else 0)
+                pod = self._pods.get(uid)
+                for limit in pod.limits.values() if pod is not None else ():
+                    self._submit(limit, urgent=False)
+            await asyncio.sleep(self._rescan_s)
 
     def _follow_book(self) -> set[str]:
         """Take what the containers were given now; tells which pods are new or were given something else."""

@@ -17,7 +17,7 @@ class Shares:
     def __init__(self, account: Account, unit_mib: int) -> None:
         self._account = account
         self._unit_mib = unit_mib
-        self._read: float | None = None
+        self._version: int | None = None
         self._cards: object = None
         self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
@@ -25,12 +25,11 @@ class Shares:
     def follow(self) -> tuple[set[str], set[str]]:
         """Take the book's present state; tells which pods are new or changed, and which are gone."""
         facts, news = self._account.ledger.facts, set()
-        held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
         same_cards = facts.card_of is self._cards
-        if same_cards and facts.read == self._read and len(held) == len(self._ids):
-            # A pod comes with another book only, and one that goes is one less.
+        if same_cards and facts.version == self._version:
             return set(), set()
-        self._read, self._cards = facts.read, facts.card_of
+        self._version, self._cards = facts.version, facts.card_of
+        held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
         for uid, mine in held.items():
             if same_cards and self._ids.get(uid) == mine:
                 continue

@@ -6,6 +6,7 @@ CRI-O's monitor (`crio-conmon-<id>`), which is no container, one with its contai
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +79,25 @@ def container_cgroups(pod: Path) -> dict[Path, str]:
     """
     found = ((path, container_id(path.name)) for path in folders(pod))
     return {path: identifier for path, identifier in found if identifier is not None}
+
+
+def read_container_cgroups(pods: Mapping[str, Path]) -> tuple[dict[str, dict[Path, str]], OSError | None]:
+    """Read the cgroups of containers of several pods.
+
+    Args:
+        pods: Folders of the pods by UID.
+
+    Returns:
+        As of `container_cgroups` for each pod that can be read, and why one cannot.
+    """
+    found: dict[str, dict[Path, str]] = {}
+    unread: OSError | None = None
+    for uid, folder in pods.items():
+        try:
+            found[uid] = container_cgroups(folder)
+        except OSError as error:
+            unread = error
+    return found, unread
 
 
 def _is_quality(name: str) -> bool:

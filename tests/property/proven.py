@@ -2,18 +2,19 @@
 
 A model of random histories keeps a record beside it. The record has for each mutant the seed of a
 history that failed, and a digest of the shipped modules that the mutant changes, of the change,
-and of the model.
+and of the model. Comments, docstrings, wrapping and the folders of imported modules do not count.
 
 `GPUPACK_MUTANTS=all` runs every mutant, as the nightly workflow does. `GPUPACK_MUTANTS=record` runs those
 whose digest differs and writes the record. What else a history runs through is left to the nightly run.
 """
 
+import ast
 import fcntl
 import hashlib
 import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -67,7 +68,7 @@ class Record(Generic[C]):
         self._path = model / "proven.json"
         self._mutants = mutants
         files = sorted(path for path in model.glob("*.py") if not path.stem.endswith("mutants"))
-        self._model = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        self._model = "\0".join(read_code(path.read_text(encoding="utf-8")) for path in files)
 
     def pending(self) -> list[C]:
         """List the mutants that must run."""
@@ -101,6 +102,30 @@ class Record(Generic[C]):
         return {name: Proof(*proof) for name, proof in json.loads(self._path.read_text()).items()}
 
     def _digest(self, mutant: C) -> str:
-        sources = [inspect.getsource(module) for module in mutant.modules]
+        sources = [read_code(inspect.getsource(module)) for module in mutant.modules]
         text = "\0".join([self._model, mutant.definition, *sources])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_code(source: str) -> str:
+    """Write what a module does, in a form that comments, docstrings, wrapping and folders do not change."""
+    return " ".join(_write(ast.parse(source)))
+
+
+def _write(node: object) -> Iterator[str]:
+    if isinstance(node, list):
+        for each in node:
+            yield from _write(each)
+    elif not isinstance(node, ast.AST):
+        yield repr(node)
+    elif not (isinstance(node, ast.Expr) and _is_text(node.value)):
+        yield type(node).__name__
+        for name, value in ast.iter_fields(node):
+            moves = isinstance(node, ast.ImportFrom) and name in {"module", "level"}
+            # Newer versions of Python have more fields; empty ones say nothing.
+            if not moves and (isinstance(node, ast.Constant) or value not in (None, [])):
+                yield from _write(value)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from allocator.ledger import Ledger
-from deviceplugin.allocation.card_list import CardList
+from allocator.ids import percent_id
+from allocator.ledger import Ledger, PodFacts
+from deviceplugin.allocation.card_list import CardList, lost_cards
 from deviceplugin.allocation.inventory import cards_in_units
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.gpus.api.source import GpuCard
@@ -23,9 +24,9 @@ def gpu(number: int, gib: int = 8, error: str | None = None) -> GpuCard:
 class Node:
     """Cards c0 and c1 of 8 units; pod a has 5 of c0, pod b 3 of c1."""
 
-    def __init__(self) -> None:
+    def __init__(self, *gpus: GpuCard) -> None:
         self.events: list[tuple[str, str, str]] = []
-        gpus = (gpu(0), gpu(1))
+        gpus = gpus or (gpu(0), gpu(1))
         self.book = FakeBook()
         ledger = Ledger(cards_in_units(gpus, GIB))
         self.account = Account(ledger, self.book.read, RESOURCE)
@@ -36,11 +37,16 @@ class Node:
         self.book.write("b", ids("c1", *range(3)))
         self.account.refresh()
 
+    @property
+    def told(self) -> list[str]:
+        """Whose GPUGone Events there are."""
+        return sorted(name for name, why, _ in self.events if why == "GPUGone")
+
     def take(self, *gpus: GpuCard) -> list[str]:
         """Take a list; returns whose GPUGone Events there are for it."""
         self.events.clear()
         self.cards.take(gpus, lambda _: True)
-        return sorted(name for name, why, _ in self.events if why == "GPUGone")
+        return self.told
 
 
 @pytest.mark.parametrize(
@@ -76,3 +82,42 @@ def test_a_card_without_pods_makes_no_event() -> None:
     node = Node()
     assert node.take(gpu(0), gpu(1), gpu(2)) == []
     assert node.take(gpu(0), gpu(1), gpu(2, error="lost")) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ([gpu(0, error="MIG mode without instances"), gpu(1)], "MIG mode without instances"),
+        ([gpu(0, 4), gpu(1)], "it has 4 units"),
+        ([gpu(1)], "is gone"),
+        ([gpu(0, 5), gpu(1)], ""),
+    ],
+)
+def test_pods_whose_card_was_lost_while_no_daemon_ran_are_told_once(now: list[GpuCard], said: str) -> None:
+    """As where MIG takes effect with a reboot."""
+    node = Node(*now)
+    assert node.told == (["n", "pod-a"] if said else [])
+    assert all(said in text for _, _, text in node.events)
+    node.account.changed()
+    assert node.told == (["n", "pod-a"] if said else [])
+
+
+def test_shares_in_percent_of_a_card_without_units_are_told_too() -> None:
+    node = Node(gpu(1), gpu(2, error="lost"))
+    node.events.clear()
+    percent = {percent_id("c2", slot) for slot in range(30)}
+    assert lost_cards(node.account.ledger.facts, PodFacts(pod("x", 1), ids={"main": frozenset(percent)})) == {
+        "c2"
+    }
+
+
+def test_a_pod_that_no_list_shows_is_not_told() -> None:
+    node = Node(gpu(0), gpu(1))
+    again = Account(Ledger(cards_in_units((gpu(1),), GIB)), node.book.read, RESOURCE)
+    told = []
+    CardList(again, (gpu(1),), GIB, Notices(lambda *event: told.append(event), "n", {}), lambda: None)
+    again.refresh()
+    again.ledger.pods_synced([pod("b", 3, "c1")], again.now_s() + 1, 0)
+    again.changed()
+    assert again.ledger.complete
+    assert told == []

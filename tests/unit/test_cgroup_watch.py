@@ -57,6 +57,23 @@ async def test_without_watches_left_new_containers_are_looked_for(
     await quick.end()
 
 
+async def test_a_quick_look_is_at_all_pods_at_once(
+    quick: LimitsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has hundreds: a pause after each few of them would be the longer part."""
+    monkeypatch.setattr("deviceplugin.enforcement.enforcer.SLICE_S", 3600.0)
+    FullKernel(monkeypatch, 0)
+    await quick.start()
+    uids = [f"{number}{UID[1:]}" for number in range(8)]
+    for number, uid in enumerate(uids):
+        quick.give(uid, "main", [number])
+        quick.pod(uid)
+    await quick.settle()
+    for letter, uid in zip("abcdef12", uids, strict=True):
+        await quick.limited(quick.container(letter, uid), 1)
+    await quick.end()
+
+
 async def test_the_book_is_read_at_each_quick_look(
     quick: LimitsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -405,3 +405,16 @@ async def test_nothing_is_released_if_the_book_becomes_unreadable_during_a_look(
     bench.cgroups.during, bench.book.problem = lambda: None, None
     await bench.once()
     assert bench.promised == 0
+
+
+async def test_what_a_restarted_kubelet_forgot_is_told():
+    """A limit is set by what the ledger says that a container has had."""
+    bench = Bench()
+    bench.list_pods(pod("a", 3, "c0"))
+    await bench.reconciler._once()
+    bench.ledger.allocate(ids("c0", 0, 1, 2), bench.now_s, [("ns", "pod-a")])
+    told = bench.told
+    bench.reconciler.kubelet_restarted()
+    assert bench.told == told + 1
+    bench.reconciler.kubelet_restarted()
+    assert bench.told == told + 1

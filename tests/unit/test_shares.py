@@ -8,6 +8,9 @@ from allocator.cards import Card
 from allocator.ids import device_id, percent_id
 from allocator.ledger import BookEntry, Ledger
 from deviceplugin.enforcement.granted_memory import Shares
+from tests.ledger_world import pod
+
+SLOTS = {"a": range(3), "b": range(3, 6)}
 
 
 def card(size: int) -> Card:
@@ -27,3 +30,19 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
     assert shares.follow() == ({"a"}, set())
     assert shares.of("a") == {"main": {"c0": (10 if make is device_id else 2) * 1024}}
     assert shares.follow() == (set(), set())
+
+
+def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends() -> None:
+    """One pod more and one less: their number says nothing, and the book was not written."""
+    ledger = Ledger([card(20)])
+    shares = Shares(SimpleNamespace(ledger=ledger), 1024)
+    wanted = {uid: frozenset(device_id("c0", slot) for slot in slots) for uid, slots in SLOTS.items()}
+    ledger.read_book([BookEntry("a", "main", "r", wanted["a"])], 1.0)
+    ledger.pods_synced([pod("b", 3, "c0")], 2.0, 2.0)
+    ledger.read_book([], 3.0)
+    ledger.allocate(wanted["b"], 4.0, [("ns", "pod-b")])
+    assert shares.follow() == ({"a"}, set())
+    ledger.looked({"a"}, (), 99.0)
+    ledger.kubelet_restarted()
+    assert shares.follow() == ({"b"}, {"a"})
+    assert shares.of("b") == {"main": {"c0": 3 * 1024}}

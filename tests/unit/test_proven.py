@@ -1,0 +1,103 @@
+"""Mutants run again where the code that they depend on is another one, and not where its text is."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.property import proven
+from tests.property.proven import Record, read_code
+
+MODEL = '''
+"""A model."""
+
+from shipped.old.place import rule
+
+LIMIT = 3
+"""Of the histories."""
+
+
+def history(seed: int) -> int:
+    """Run one."""
+    return rule(seed, f"{seed:d} {LIMIT}", limit=None)
+'''
+SAME = '''
+"""The model of something."""
+from shipped.new_place import rule
+
+LIMIT = (
+    3
+)
+
+
+def history(seed: int) -> int:
+    # Why so.
+    return rule(
+        seed,
+        f"{seed:d} {LIMIT}",
+        limit=None,
+    )
+'''
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    definition: str = "a line, and another one"
+    modules: tuple[ModuleType, ...] = (inspect,)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record[Mutant]:
+    """Two mutants of one model, one of which was seen to fail."""
+    monkeypatch.setattr(proven, "MODE", "record")
+    (tmp_path / "model.py").write_text(MODEL)
+    found = Record(tmp_path, [Mutant("a"), Mutant("b")])
+    found.add(Mutant("a"), 7)
+    return found
+
+
+def pending(folder: Path, *mutants: Mutant) -> list[str]:
+    return [each.name for each in Record(folder, mutants).pending()]
+
+
+def test_what_was_seen_to_fail_need_not_run(record: Record[Mutant], tmp_path: Path) -> None:
+    assert pending(tmp_path, Mutant("a"), Mutant("b")) == ["b"]
+    assert record.seeds(Mutant("a")) == [7]
+
+
+def test_other_words_run_nothing(record: Record[Mutant], tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(SAME)
+    assert pending(tmp_path, Mutant("a")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("rule", "other_rule"),
+        ("LIMIT = 3", "LIMIT = 4"),
+        ("limit=None", "limit=False"),
+        ("limit=None", ""),
+        ("{seed:d} ", "{seed:x} "),
+    ],
+)
+def test_another_model_runs_all(record: Record[Mutant], tmp_path: Path, old: str, new: str) -> None:
+    assert old in MODEL
+    (tmp_path / "model.py").write_text(MODEL.replace(old, new))
+    assert pending(tmp_path, Mutant("a")) == ["a"]
+
+
+def test_another_change_or_module_runs_it(record: Record[Mutant], tmp_path: Path) -> None:
+    assert pending(tmp_path, Mutant("a", "another line")) == ["a"]
+    assert pending(tmp_path, Mutant("a", modules=(inspect, proven))) == ["a"]
+
+
+def test_nightly_runs_all(record: Record[Mutant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proven, "MODE", "all")
+    assert pending(tmp_path, Mutant("a")) == ["a"]
+
+
+def test_code_without_a_body_but_its_docstring() -> None:
+    assert read_code('def f():\n    """Do nothing."""') == read_code("def f():\n    'Nothing.'")
