@@ -37,12 +37,14 @@ def node_object(
     cordon: str | None = None,
     extra: Mapping[str, str] | None = None,
     allocatable_units: int | None = None,
+    resources: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """One Node; sizes None: without our words; seen defaults to the node's own version.
 
-    `allocatable_units` is what the kubelet says of the resource itself, None: nothing.
+    `allocatable_units` is what the kubelet says of the resource itself, None: nothing; `resources` is what
+    it says of further ones.
     """
-    allocatable: dict[str, str] = {"cpu": cpu, "memory": memory, "pods": "110"}
+    allocatable: dict[str, str] = {"cpu": cpu, "memory": memory, "pods": "110", **(resources or {})}
     if allocatable_units is not None:
         allocatable[resource_name(unit_mib)] = str(allocatable_units)
     annotations: dict[str, str] = {}
@@ -77,9 +79,14 @@ def node_object(
 
 
 def container(
-    name: str = "main", units: int | str = 1, cpu: str = "1", memory: str = "1Gi", **more: str
+    name: str = "main",
+    units: int | str = 1,
+    cpu: str = "1",
+    memory: str = "1Gi",
+    resources: Mapping[str, str] | None = None,
+    **more: str,
 ) -> dict[str, object]:
-    amounts = {MEMORY: str(units), "cpu": cpu, "memory": memory}
+    amounts = {MEMORY: str(units), "cpu": cpu, "memory": memory, **(resources or {})}
     return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **more}
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _FIELDS: Final = (
     "cpu_used",
     "memory_used",
+    "other_used",
     "gpu_used",
     "assumed",
     "occupied",
@@ -35,7 +36,7 @@ class SharedRows:
 
     def __init__(self, nodes: NodeArrays, name: str | None = None) -> None:
         self._nodes = nodes
-        arrays = [nodes.version, *(getattr(nodes, field) for field in _FIELDS)]
+        arrays = [nodes.version, *(_by_row(nodes, field) for field in _FIELDS)]
         size = 8 * _EPOCH_WORDS + sum(_rounded(array.nbytes) for array in arrays)
         self._memory = SharedMemory(name, create=name is None, size=size)
         self._owner = name is None
@@ -65,7 +66,7 @@ class SharedRows:
     def publish(self, row: int, epoch: int | None = None) -> None:
         """Write a row of the own arrays, and the weights epoch."""
         for field, shared in self._fields.items():
-            shared[row] = getattr(self._nodes, field)[row]
+            shared[row] = _by_row(self._nodes, field)[row]
         if epoch is not None:
             self._epoch[0] = epoch
         self._version[row] = self._nodes.version[row]
@@ -76,7 +77,7 @@ class SharedRows:
         versions = self._version.copy()
         for row in np.flatnonzero(versions != self._nodes.version).tolist():
             for field, shared in self._fields.items():
-                getattr(self._nodes, field)[row] = shared[row]
+                _by_row(self._nodes, field)[row] = shared[row]
             self._nodes.free_order[:, row] = np.sort(self._nodes.free[row])[::-1]
             self._nodes.version[row] = versions[row]
         return epoch
@@ -88,6 +89,12 @@ class SharedRows:
         self._memory.close()
         if self._owner:
             self._memory.unlink()
+
+
+def _by_row(nodes: NodeArrays, field: str) -> Any:
+    """Look into an array whose first axis is the rows."""
+    array = getattr(nodes, field)
+    return array.T if field == "other_used" else array
 
 
 def _rounded(size: int) -> int:

@@ -19,7 +19,9 @@ from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
 from scheduler_plugin.binding.two_tier import Candidate, Rescore, Turn, Turns, decide
 from scheduler_plugin.cache.arrays import RowArray
+from scheduler_plugin.cache.hosts import with_host
 from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.pods import Amounts
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -33,11 +35,12 @@ _PATIENCE_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pod of a batch: what it asks of cards, thousandths of a core, bytes of host memory."""
+    """A pod of a batch: what it asks of cards, thousandths of a core, bytes of host memory, and the rest."""
 
     request: PodRequest
     cpu_milli: int = 0
     memory_bytes: int = 0
+    other_resources: Amounts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
     """Schedule a batch. Blocks until every job is placed or has failed.
 
     Args:
-        nodes: The cluster; pods placed are added to `assumed` and to what is requested.
+        nodes: The cluster; pods placed are added to `assumed` and to what is requested. Has the further
+            resources that policies are to see.
         jobs: The pods.
         settings: How.
         bind: Binds a job to a node's cards, or says no.
@@ -196,6 +200,11 @@ class _Committer:
         nodes.set_assumed(row, taken)
         nodes.set_requested(
             row, int(nodes.cpu_used[row]) + job.cpu_milli, int(nodes.memory_used[row]) + job.memory_bytes
+        )
+        amounts = dict(job.other_resources)
+        used = zip(nodes.other_resources, nodes.other_used[:, row].tolist(), strict=True)
+        nodes.set_others(
+            row, nodes.other_capacity[:, row].tolist(), [each + amounts.get(name, 0) for name, each in used]
         )
         if self.shared is not None:
             self.shared.publish(row, epoch)
@@ -310,13 +319,9 @@ def prepare(
 
 
 def _query(policies: Policies, nodes: NodeArrays, job: Job, pod: str) -> Query:
-    return policies.query(nodes, job.request, job.cpu_milli, job.memory_bytes, pod)
+    return policies.query(nodes, job.request, job.cpu_milli, job.memory_bytes, pod, job.other_resources)
 
 
 def _fits(nodes: NodeArrays, query: Query, rows: RowArray) -> RowArray:
-    """Rows that have the cards, cpu and memory."""
-    ask = query.ask
-    fits = filter_nodes(nodes, query, rows)
-    fits &= nodes.cpu_capacity[rows] - nodes.cpu_used[rows] >= ask.cpu_milli
-    fits &= nodes.memory_capacity[rows] - nodes.memory_used[rows] >= ask.memory_bytes
-    return rows[fits]
+    """Rows that have the cards, and what is asked for beside them."""
+    return rows[filter_nodes(nodes, query, rows) & with_host(nodes, query.ask.host, rows)]

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gpupack.cli.asking import ask, source_of, source_options
-from gpupack.cli.common import say, version_option
+from gpupack.cli.common import fail, say, version_option
 
 SNAPSHOT_HELP = """Write the cluster as nodes.csv and pods.csv, for `gpupack simulate` and for others.
 
@@ -23,18 +23,31 @@ them, and nodes with cards. See docs/ask.md.
 @click.command(help=SNAPSHOT_HELP, short_help="Write the cluster as nodes.csv and pods.csv.")
 @click.option("--out", required=True, metavar="DIR", help="Folder for the files; made if it is not there.")
 @click.option("--hash", "hidden", is_flag=True, help="Write digests in place of names.")
+@click.option(
+    "--resource",
+    "resources",
+    multiple=True,
+    metavar="NAME",
+    help="Write a further resource, too, such as ephemeral-storage. May be repeated.",
+)
 @source_options
 @version_option
-def snapshot(out: str, hidden: bool, **options: Any) -> None:
+def snapshot(out: str, hidden: bool, resources: tuple[str, ...], **options: Any) -> None:
     """Write the cluster as a trace."""
     from gpupack.whatif.fetching import read
     from gpupack.whatif.snapshot import snapshot as snapshot_of
     from gpupack.whatif.snapshot import told
+    from scheduler_plugin.errors import PolicyError
+    from scheduler_plugin.scheduling.policies.fractions import parse_resources
 
     source = source_of(options)
+    try:
+        others = parse_resources("snapshot", {"resources": ",".join(resources)})
+    except PolicyError as error:
+        fail(error)
 
     async def work() -> list[str]:
-        found = snapshot_of(await read(source), hidden=hidden)
+        found = snapshot_of(await read(source), hidden=hidden, others=others)
         return told(found, found.write(Path(out)))
 
     for line in ask(work):

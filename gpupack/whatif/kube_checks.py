@@ -19,7 +19,7 @@ from gpupack.whatif.affinity import Neighbours
 from gpupack.whatif.objects import AskPod
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.cache.pods import pod_requests, requested
+from scheduler_plugin.cache.pods import other_requests, pod_requests, requested
 from scheduler_plugin.cache.sums import sum_left
 from scheduler_plugin.queue.cache.pods import node_rules
 
@@ -41,8 +41,6 @@ SUM: Final = "NodeSum"
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 
-_OURS: Final = "gpupack.io/"
-_KNOWN: Final = frozenset({"cpu", "memory", "pods"})
 _REMEMBERED: Final = 3
 UNKNOWN: Final = 1 << 30
 """What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
@@ -93,7 +91,7 @@ class Wish:
             rules,
             cpu_milli,
             memory_bytes,
-            {name: amount for name in _named(pod) if (amount := requested(pod, name, _whole))},
+            dict(other_requests(pod)),
             ports(pod),
             pod,
         )
@@ -363,16 +361,6 @@ def ports(pod: AskPod) -> frozenset[int]:
         for port in container.ports or ()
         if port.host_port
     )
-
-
-def _named(pod: AskPod) -> set[str]:
-    """Resources besides cpu, memory and ours that a pod asks for."""
-    lists = [pod.spec.overhead, pod.spec.resources.requests if pod.spec.resources is not None else None]
-    for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):
-        if container.resources is not None:
-            lists += [container.resources.limits, container.resources.requests]
-    found = {name for amounts in lists for name in amounts or ()}
-    return {name for name in found - _KNOWN if not name.startswith(_OURS)}
 
 
 def _whole(value: str | int) -> int:

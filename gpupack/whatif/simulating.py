@@ -66,13 +66,13 @@ def scenarios(
     return found
 
 
-def trace_of(cluster: Cluster, unit_mib: int | None = None) -> Snapshot:
-    """Write a cluster down as a trace that can be simulated.
+def trace_of(cluster: Cluster, unit_mib: int | None = None, others: Sequence[str] = ()) -> Snapshot:
+    """Write a cluster down as a trace that can be simulated, with what counts of further resources.
 
     Raises:
         TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
-    taken = snapshot(cluster, unit_mib=unit_mib)
+    taken = snapshot(cluster, unit_mib=unit_mib, others=others)
     if not taken.nodes:
         largest = memory(int(cluster.state.nodes.size.max(initial=0)), cluster.unit_mib)
         unit = memory(1, unit_mib or cluster.unit_mib)
@@ -103,7 +103,8 @@ def simulate_all(
         TraceError: a cluster without pods that ask for GPU memory, or without a card that has a unit of it.
     """
     options.check()
-    traces = [trace_of(scenario.cluster, scenario.unit_mib) for scenario in found]
+    others = options.other_resources
+    traces = [trace_of(scenario.cluster, scenario.unit_mib, others) for scenario in found]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
         places = [Path(folder) / str(number) for number in range(len(found))]

@@ -18,7 +18,7 @@ from gpupack.whatif.objects import AskPod
 from gpupack.whatif.unknown_requests import readable
 from kubeapi.metadata import parse_time
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.cache.pods import pod_requests, read_asking
+from scheduler_plugin.cache.pods import other_requests, pod_requests, read_asking
 from scheduler_plugin.simulator.trace import (
     CARD,
     CARD_UNITS_COLUMN,
@@ -56,14 +56,16 @@ class Snapshot:
     """A cluster as two tables.
 
     Attributes:
-        nodes: Rows under `NODE_HEADER`.
-        pods: Rows under `POD_HEADER`, in the order in which they came.
+        nodes: Rows under `NODE_HEADER` and the names of further resources.
+        pods: Rows under `POD_HEADER` and those names, in the order in which they came.
         notes: What the tables do not say as it is, a sentence each.
+        others: Further resources.
     """
 
     nodes: tuple[Row, ...]
     pods: tuple[Row, ...]
     notes: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> list[Path]:
         """Write both files into a folder, which is made where it is not there.
@@ -80,7 +82,7 @@ class Snapshot:
         for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
             text = StringIO()
             table = csv.writer(text, lineterminator="\n")
-            table.writerow(header)
+            table.writerow((*header, *self.others))
             table.writerows(rows)
             path = folder / name
             path.write_text(text.getvalue(), encoding="utf-8")
@@ -88,13 +90,16 @@ class Snapshot:
         return written
 
 
-def snapshot(cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = None) -> Snapshot:
+def snapshot(
+    cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = None, others: Sequence[str] = ()
+) -> Snapshot:
     """Write a cluster down as a trace.
 
     Args:
         cluster: The cluster.
         hidden: Names of nodes, pods and queues as digests: with a key that nobody keeps, equal ones alike.
         unit_mib: MiB of a unit to count in, as if the daemons ran with that; None: as they do.
+        others: Further resources to write down, too.
     """
     name_of = _hider() if hidden else _plain
     scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
@@ -102,14 +107,14 @@ def snapshot(cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = N
     models = {model for model in _models(cluster) if model}
     usual = _usual(cluster, scale)
     rows = [
-        row
+        (*row, *(dict(other_requests(pod)).get(name, 0) for name in others))
         for pod in cluster.pods.values()
         if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
     ]
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
-    written = tuple(_nodes(cluster, name_of, scale, notes))
+    written = tuple(_nodes(cluster, name_of, scale, notes, others))
     told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
-    return Snapshot(written, tuple(rows), told + cluster.left_out(named=not hidden))
+    return Snapshot(written, tuple(rows), told + cluster.left_out(named=not hidden), tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +157,15 @@ def _usual(cluster: Cluster, scale: _Scale) -> int:
 
 
 def _nodes(
-    cluster: Cluster, name_of: Callable[[str, str], str], scale: _Scale, notes: Counter[str]
+    cluster: Cluster,
+    name_of: Callable[[str, str], str],
+    scale: _Scale,
+    notes: Counter[str],
+    others: Sequence[str],
 ) -> list[Row]:
     """A row for each node with cards; one whose cards differ in model or size becomes several."""
     arrays = cluster.state.nodes
-    besides = _besides(cluster)
+    besides = _besides(cluster, others)
     rows: list[Row] = []
     for name in arrays.sorted_names:
         row = arrays.rows[name]
@@ -171,28 +180,33 @@ def _nodes(
         )
         if len(kinds) > 1:
             notes["nodes have cards of several kinds: each kind is written as a node of its own"] += 1
-        cpu, memory = besides[name]
+        cpu, memory, *left = besides[name]
         for number, ((model, size), cards) in enumerate(sorted(kinds.items())):
             if size:
                 shown = name_of("node", name) + (f"-{number}" if len(kinds) > 1 else "")
-                rows.append(
-                    (shown, max(0, cpu) * cards // count, max(0, memory) * cards // count, cards, model, size)
-                )
+                part = [max(0, amount) * cards // count for amount in (cpu, memory, *left)]
+                rows.append((shown, *part[:2], cards, model, size, *part[2:]))
     return rows
 
 
-def _besides(cluster: Cluster) -> dict[str, tuple[int, int]]:
-    """What pods that ask for no cards leave of every node: thousandths of a core, MiB."""
+def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
+    """What pods that ask for no cards leave of every node: thousandths of a core, MiB, further resources."""
+    cluster.state.count_resources(others)
     arrays = cluster.state.nodes
     left = {
-        name: (int(arrays.cpu_capacity[row]), int(arrays.memory_capacity[row]))
+        name: [
+            int(arrays.cpu_capacity[row]),
+            int(arrays.memory_capacity[row]),
+            *arrays.other_capacity[:, row].tolist(),
+        ]
         for name, row in arrays.rows.items()
     }
     for uid, record in cluster.state.pods.items():
         if record.node in left and not record.ended and record.charged is None and uid in cluster.pods:
-            cpu, memory = left[record.node]
-            left[record.node] = cpu - record.cpu_milli, memory - record.memory_bytes
-    return {name: (cpu, memory // _MIB) for name, (cpu, memory) in left.items()}
+            amounts = dict(record.other_resources)
+            uses = (record.cpu_milli, record.memory_bytes, *(amounts.get(name, 0) for name in others))
+            left[record.node] = [has - use for has, use in zip(left[record.node], uses, strict=True)]
+    return {name: [cpu, memory // _MIB, *more] for name, (cpu, memory, *more) in left.items()}
 
 
 def _pod(

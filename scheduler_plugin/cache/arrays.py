@@ -22,6 +22,8 @@ class ClusterView(Protocol):
         cpu_capacity, cpu_used: int64[R], thousandths of a core; used is what the pods of the node request.
         memory_capacity, memory_used: int64[R], bytes of host memory.
         gpu_capacity, gpu_used: int64[R], units, sums over the cards.
+        other_resources: Names of further resources, those that some policy wants to see.
+        other_capacity, other_used: int64[C, R], whole amounts of each of them, in the order of the names.
         cards: int32[R], number of cards.
         size: int32[R, K], units a card, 0 beyond the last card.
         occupied: int32[R, K], min(size, used + assumed) units.
@@ -45,6 +47,9 @@ class ClusterView(Protocol):
     memory_used: LongArray
     gpu_capacity: LongArray
     gpu_used: LongArray
+    other_resources: list[str]
+    other_capacity: LongArray
+    other_used: LongArray
     cards: IntArray
     size: IntArray
     occupied: IntArray

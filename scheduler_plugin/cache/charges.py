@@ -77,6 +77,8 @@ class NodeRecord:
         offered: Units and percent that its kubelet offers over all cards, None where the Node does not say.
         cpu_milli: Requested by the bound pods of any kind.
         memory_bytes: Likewise.
+        other_resources: What those request of further resources, by name.
+        allocatable: What the Node says that it has of further resources, as written there.
     """
 
     name: str
@@ -95,6 +97,17 @@ class NodeRecord:
     offered: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
     memory_bytes: int = 0
+    other_resources: dict[str, int] = field(default_factory=dict)
+    allocatable: tuple[tuple[str, str | int], ...] = ()
+
+    def count_requests(self, pod: PodRecord, times: int) -> None:
+        """Count what a bound pod requests, or with -1 count it no more."""
+        self.cpu_milli += times * pod.cpu_milli
+        self.memory_bytes += times * pod.memory_bytes
+        for name, amount in pod.other_resources:
+            self.other_resources[name] = self.other_resources.get(name, 0) + times * amount
+            if not self.other_resources[name]:
+                del self.other_resources[name]
 
     def forget_words(self) -> None:
         """Drop what the node published of its cards."""
@@ -107,7 +120,12 @@ class NodeRecord:
     def empty(self) -> bool:
         """Nothing would be lost by forgetting the name."""
         return self.row < 0 and not (
-            self.pods or self.takes or self.tombstones or self.cpu_milli or self.memory_bytes
+            self.pods
+            or self.takes
+            or self.tombstones
+            or self.cpu_milli
+            or self.memory_bytes
+            or self.other_resources
         )
 
 

@@ -93,6 +93,9 @@ class NodeArrays:
         self.memory_used: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_capacity: LongArray = np.zeros(rows, dtype=np.int64)
         self.gpu_used: LongArray = np.zeros(rows, dtype=np.int64)
+        self.other_resources: list[str] = []
+        self.other_capacity: LongArray = np.zeros((0, rows), dtype=np.int64)
+        self.other_used: LongArray = np.zeros((0, rows), dtype=np.int64)
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
@@ -166,6 +169,7 @@ class NodeArrays:
         self.exclude(row, Exclusion.VACANT)
         self.set_capacity(row, 0, 0)
         self.set_requested(row, 0, 0)
+        self.set_others(row, [0] * len(self.other_resources), [0] * len(self.other_resources))
         self.names[row] = ""
         self.quoted[row] = b""
         self._vacant.append(row)
@@ -271,6 +275,22 @@ class NodeArrays:
             self.memory_used[row] = memory_bytes
             self._count_change(row)
 
+    def count_resources(self, names: Sequence[str]) -> None:
+        """Have arrays for these further resources and no others; nodes have nothing of them so far."""
+        self.other_resources = list(names)
+        self.other_capacity = np.zeros((len(names), self.row_count), dtype=np.int64)
+        self.other_used = np.zeros((len(names), self.row_count), dtype=np.int64)
+        for row in self.rows.values():
+            self._count_change(row)
+
+    def set_others(self, row: int, capacity: Sequence[int], used: Sequence[int]) -> None:
+        """Set how much a node has of each further resource, and how much of it its pods request."""
+        capacity, used = [min(each, _MOST) for each in capacity], [min(each, _MOST) for each in used]
+        if self.other_capacity[:, row].tolist() != capacity or self.other_used[:, row].tolist() != used:
+            self.other_capacity[:, row] = capacity
+            self.other_used[:, row] = used
+            self._count_change(row)
+
     def changed_since(self, changes: int) -> "RowArray | None":
         """List the rows that have changed since there were so many changes, each once.
 
@@ -359,6 +379,8 @@ class NodeArrays:
             grown = np.zeros((old * 2, *array.shape[1:]), dtype=array.dtype)
             grown[:old] = array
             setattr(self, name, grown)
+        for name in ("other_capacity", "other_used"):
+            setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, old))))
         self.exclusion[old:] = Exclusion.VACANT
         self.model[old:] = -1
         self.numa[old:] = -1

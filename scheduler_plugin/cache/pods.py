@@ -23,6 +23,12 @@ _milli = lru_cache(maxsize=4096)(parse_milli)
 _bytes = lru_cache(maxsize=4096)(parse_bytes)
 
 
+Amounts = tuple[tuple[str, int], ...]
+"""Whole amounts of resources, by name, in the order of the names."""
+
+COUNTED_APART: Final = frozenset({"cpu", "memory", "pods"})
+"""Resources that are no further ones, beside those of `_OURS`."""
+
 MOST_REQUESTED: Final = 1 << 53
 """More thousandths of a core, or bytes, than any machine has; the API server accepts far larger requests."""
 
@@ -41,6 +47,7 @@ class PodRecord:
         priority: Larger ones may evict smaller ones.
         cpu_milli: Thousandths of a core that it requests, by Kubernetes' rule.
         memory_bytes: Bytes of host memory that it requests.
+        other_resources: What it requests of further resources.
         request: What it asks of cards; None when it does not ask, or asks for what cannot be given.
         error: Why it cannot be given, in words, else empty.
         charged: What to account for a pod on a node: `request`, or where that is an error what its containers
@@ -80,6 +87,7 @@ class PodRecord:
     gated: bool = False
     planned: frozenset[str] = frozenset()
     requeued: bool = False
+    other_resources: Amounts = ()
 
     @property
     def version(self) -> int:
@@ -112,6 +120,7 @@ class Asking:
     charged: PodRequest | None
     cpu_milli: int
     memory_bytes: int
+    other_resources: Amounts = ()
 
 
 _REMEMBERED: Final = 1024
@@ -149,8 +158,8 @@ def _read_asking(pod: PodLite, resource: str) -> Asking:
             resource,
         )
     if problem is None:
-        return Asking(charged, "", charged, *pod_requests(pod))
-    return Asking(None, str(problem), charged, *pod_requests(pod))
+        return Asking(charged, "", charged, *pod_requests(pod), other_requests(pod))
+    return Asking(None, str(problem), charged, *pod_requests(pod), other_requests(pod))
 
 
 def _asking_key(pod: PodLite, resource: str) -> Hashable | None:
@@ -206,6 +215,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         priority=pod.spec.priority or 0,
         cpu_milli=found.cpu_milli,
         memory_bytes=found.memory_bytes,
+        other_resources=found.other_resources,
         request=found.request,
         error=found.error,
         charged=found.charged,
@@ -237,6 +247,24 @@ def pod_requests(pod: PodLite) -> tuple[int, int]:
     larger counts, plus the overhead. Requests of the pod as a whole go before those of its containers.
     """
     return requested(pod, "cpu", _milli), requested(pod, "memory", _bytes)
+
+
+def other_requests(pod: PodLite) -> Amounts:
+    """Add up what a pod requests of each further resource, as `pod_requests` does; none of which is 0."""
+    spec = pod.spec
+    lists = [spec.overhead, *_lists(spec.resources)]
+    for container in (*(spec.containers or ()), *(spec.init_containers or ())):
+        lists += _lists(container.resources)
+    names = {name for amounts in lists for name in amounts or () if is_other_resource(name)}
+    if not names:
+        return ()
+    found = ((name, requested(pod, name, _bytes)) for name in sorted(names))
+    return tuple((name, amount) for name, amount in found if amount)
+
+
+def is_other_resource(name: str) -> bool:
+    """Tell whether a resource is a further one: not cpu, memory, the number of pods, or GPU memory."""
+    return name not in COUNTED_APART and not name.startswith(_OURS)
 
 
 def requested(pod: PodLite, resource: str, parse: Callable[[str | int], int]) -> int:

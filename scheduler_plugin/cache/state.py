@@ -9,7 +9,7 @@ from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
-from scheduler_plugin.cache.node_records import Books
+from scheduler_plugin.cache.node_records import Books, other_amounts
 from scheduler_plugin.cache.nodes import Exclusion
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
@@ -62,6 +62,10 @@ class ClusterState:
         self._takes: dict[str, Take] = {}
         self._pod_versions = Versions()
         self._node_versions = Versions()
+
+    def count_resources(self, names: Sequence[str]) -> None:
+        """Have these further resources of nodes and pods in the arrays, and no others."""
+        self._books.count_resources(names)
 
     # Nodes.
 
@@ -131,6 +135,7 @@ class ClusterState:
             _quantity(allocatable, "cpu", parse_milli),
             _quantity(allocatable, "memory", parse_bytes),
         )
+        book.allocatable = other_amounts(allocatable)
         offered = read_offered(allocatable, self.resource)
         if book.offered != offered:
             book.offered = offered
@@ -173,6 +178,7 @@ class ClusterState:
         self.nodes.remove(name)
         self._node_versions.ended(name, version)
         book.row, book.version, book.revision = -1, 0, 0
+        book.allocatable = ()
         book.forget_words()
         if not self.rules.keeps_without_node():
             book.pods.clear()
@@ -272,8 +278,7 @@ class ClusterState:
             return
         if not record.ended:
             book = self._books.of(record.node)
-            book.cpu_milli += record.cpu_milli
-            book.memory_bytes += record.memory_bytes
+            book.count_requests(record, 1)
             if record.charged is not None:
                 book.pods[record.uid] = record
             self._books.changed(record.node)
@@ -306,8 +311,7 @@ class ClusterState:
         """Undo what a bound pod did to its book."""
         if record.node and not record.ended:
             book = self._books.of(record.node)
-            book.cpu_milli -= record.cpu_milli
-            book.memory_bytes -= record.memory_bytes
+            book.count_requests(record, -1)
             book.pods.pop(record.uid, None)
             self._books.changed(record.node)
 

@@ -12,7 +12,7 @@ from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowAr
 from scheduler_plugin.cache.budgets import Budgets
 from scheduler_plugin.cache.cards import has_card
 from scheduler_plugin.cache.objects import PodLite, may_preempt, ranks_nodes_itself
-from scheduler_plugin.cache.pods import PodRecord, asks, is_requeued, pod_requests, read_asking
+from scheduler_plugin.cache.pods import PodRecord, asks, is_requeued, read_asking
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
@@ -89,6 +89,8 @@ class Extender:
         self._failed = FailedBindings()
         self._first_evictable = 0
         state.settled.connect(self._settled)
+        state.count_resources(policies.other_resources)
+        policies.resources_changed.connect(state.count_resources)
 
     def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
         """Answer a filter call.
@@ -132,7 +134,14 @@ class Extender:
         self.state.expire(now)
         if pod.request is None or pod.gated:
             return False
-        query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes, pod.uid)
+        query = self.policies.query(
+            self.state.nodes,
+            pod.request,
+            pod.cpu_milli,
+            pod.memory_bytes,
+            pod.uid,
+            pod.other_resources,
+        )
         try:
             with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes)
@@ -230,8 +239,14 @@ class Extender:
     def _plain_ranks(self, pod: PodLite, rows: RowArray) -> IntArray:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
         nodes = self.state.nodes
-        cpu_milli, memory_bytes = pod_requests(pod)
-        ask = Ask(cpu_milli, memory_bytes, (), pod=pod.metadata.uid)
+        asked = read_asking(pod, self.state.resource)
+        ask = Ask(
+            asked.cpu_milli,
+            asked.memory_bytes,
+            (),
+            pod=pod.metadata.uid,
+            other_resources=asked.other_resources,
+        )
         scores = scores_of(self.policies.of_cluster, nodes, ask, rows)
         return protocol_scores(scores, nodes.name_rank[rows])
 
@@ -291,7 +306,10 @@ class Extender:
 
     def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
         """What a bound pod asked for, for policies that learn."""
-        nodes, ask = self.state.nodes, self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes)
+        nodes, ask = (
+            self.state.nodes,
+            self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes, others=pod.other_resources),
+        )
         row = nodes.rows.get(pod.node)
         rows = np.array([] if row is None else [row], dtype=np.intp)
         return lesson(nodes, Query(request, ask), rows)
@@ -330,7 +348,12 @@ class Extender:
         if found.request is None:
             return None
         return self.policies.query(
-            self.state.nodes, found.request, found.cpu_milli, found.memory_bytes, pod.metadata.uid
+            self.state.nodes,
+            found.request,
+            found.cpu_milli,
+            found.memory_bytes,
+            pod.metadata.uid,
+            found.other_resources,
         )
 
     def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:

@@ -1,6 +1,6 @@
 """Policies of the cluster and of single pods, and a pod's request made ready for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_POLICY
@@ -8,6 +8,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy, node_policy_chooses
 from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.pods import Amounts
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.scheduling.card_costs import card_costs
 from scheduler_plugin.scheduling.filtering import Selectors
@@ -20,6 +21,7 @@ from scheduler_plugin.scheduling.policies.registry import (
     CardDemand,
     Learner,
     NodePolicy,
+    other_resources,
 )
 from scheduler_plugin.scheduling.request import Query
 
@@ -54,6 +56,8 @@ class Policies:
     Attributes:
         learners: The policies in use that learn from what happens to pods.
         backlog_readers: Those whose weights depend on the pods that wait.
+        other_resources: Further resources that those want to see, in the order of their names.
+        resources_changed: Says that they are others now.
         slow: Says, once a card policy, why it takes long, see `slow_line`.
         told: What it has said.
     """
@@ -76,6 +80,8 @@ class Policies:
         self._counters: dict[str, AttemptCounter] = {}
         self.learners: list[Learner] = []
         self.backlog_readers: list[BacklogReader] = []
+        self.other_resources: tuple[str, ...] = ()
+        self.resources_changed: Signal[[Sequence[str]]] = Signal()
         self.slow: Signal[[str]] = Signal()
         self.told: list[str] = []
         self._looked_at: set[tuple[str, str]] = set()
@@ -117,6 +123,7 @@ class Policies:
         self.node_policy, self._parameters = name, known
         for kept in (self._made, self._counters, self.learners, self.backlog_readers):
             kept.clear()
+        self._see(made.values())
         self._add(name, made[name])
         return True
 
@@ -128,8 +135,17 @@ class Policies:
             policy = self._add(name, make(name, self._parameters.get(name)))
         return policy
 
+    def _see(self, policies: Iterable[NodePolicy]) -> None:
+        """Say which further resources these policies want to see."""
+        wanted = tuple(sorted({name for policy in policies for name in other_resources(policy)}))
+        if wanted != self.other_resources:
+            self.other_resources = wanted
+            self.resources_changed(wanted)
+
     def _add(self, name: str, policy: NodePolicy) -> NodePolicy:
         self._made[name] = policy
+        if not set(other_resources(policy)) <= set(self.other_resources):
+            self._see(self._made.values())
         if isinstance(policy, Learner):
             self.learners.append(policy)
         if isinstance(policy, BacklogReader):
@@ -151,7 +167,13 @@ class Policies:
             counter.attempted(nodes, query.ask.pod, row)
 
     def query(
-        self, nodes: NodeArrays, request: PodRequest, cpu_milli: int, memory_bytes: int, pod: str = ""
+        self,
+        nodes: NodeArrays,
+        request: PodRequest,
+        cpu_milli: int,
+        memory_bytes: int,
+        pod: str = "",
+        others: Amounts = (),
     ) -> Query:
         """Make a pod's request ready.
 
@@ -161,13 +183,14 @@ class Policies:
             cpu_milli: Thousandths of a core.
             memory_bytes: Bytes of host memory.
             pod: UID, for policies that count attempts.
+            others: Amounts of further resources.
 
         Raises:
             RequestError: it names a node policy that does not exist.
         """
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
-        ask = self.lesson(request, cpu_milli, memory_bytes, pod)
+        ask = self.lesson(request, cpu_milli, memory_bytes, pod, others)
         names = request.node_policy or self.node_policy, ask.card_policy
         if names not in self._looked_at:
             self._looked_at.add(names)
@@ -180,7 +203,14 @@ class Policies:
             self.told.append(line)
             self.slow(line)
 
-    def lesson(self, request: PodRequest, cpu_milli: int, memory_bytes: int, pod: str = "") -> Ask:
+    def lesson(
+        self,
+        request: PodRequest,
+        cpu_milli: int,
+        memory_bytes: int,
+        pod: str = "",
+        others: Amounts = (),
+    ) -> Ask:
         """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
         return Ask(
             cpu_milli=cpu_milli,
@@ -189,4 +219,5 @@ class Policies:
             card_policy=request.card_policy or self.card_policy,
             selector=request.selector,
             pod=pod,
+            other_resources=others,
         )

@@ -43,10 +43,11 @@ class Backlog:
             return
         self._counted = now
         # Pods that ask alike were read alike: comparing requests by identity is enough, and fast.
-        shapes: dict[tuple[int, int, int], list[PodRecord]] = {}
+        shapes: dict[tuple[object, ...], list[PodRecord]] = {}
         for pod in self._state.pods.values():
             if not pod.node and self._waits(pod):
-                shapes.setdefault((id(pod.request), pod.cpu_milli, pod.memory_bytes), []).append(pod)
+                asked_for = (id(pod.request), pod.cpu_milli, pod.memory_bytes, pod.other_resources)
+                shapes.setdefault(asked_for, []).append(pod)
         most = sorted(shapes.values(), key=len, reverse=True)[:MOST_SHAPES]
         asked = []
         for pods in most:
@@ -65,9 +66,15 @@ class Backlog:
     def _ask(self, pod: PodRecord) -> Ask | None:
         """What a pod asks for; None where it waits for its own name of a policy that does not exist."""
         if pod.request is None:
-            return Ask(pod.cpu_milli, pod.memory_bytes, ())
+            return Ask(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
         try:
-            query = self._policies.query(self._state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+            query = self._policies.query(
+                self._state.nodes,
+                pod.request,
+                pod.cpu_milli,
+                pod.memory_bytes,
+                others=pod.other_resources,
+            )
         except RequestError:
             return None
         return lesson(self._state.nodes, query, np.arange(self._state.nodes.row_count))

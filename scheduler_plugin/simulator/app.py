@@ -101,8 +101,9 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     options.check()
     if options.plot is not None:
         library()
-    nodes = read_nodes(options.nodes, warn)
-    pods = read_pods(options.pods, nodes, warn, timed=options.replay)
+    others = options.other_resources
+    nodes = read_nodes(options.nodes, warn, others)
+    pods = read_pods(options.pods, nodes, warn, timed=options.replay, others=others)
     if options.queues is not None:
         check(ConfigFile(options.queues).load(), pods)
     if not any(pod.cards for pod in pods):
@@ -131,7 +132,7 @@ def run_one(
     options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: Variant, seed: int
 ) -> Run:
     """Run one policy with one seed, on pods that all come and never end."""
-    cluster = Cluster(nodes, options.card_units)
+    cluster = Cluster(nodes, options.card_units, options.other_resources)
     workload = typical(cluster, pods)
     ranked = _ranked(options, variant, workload)
     drawn = draw(pods, cluster.gpus, options.inflation, seed)
@@ -150,7 +151,7 @@ def replay_one(
 ) -> Run:
     """Run one policy with one seed, on pods that come and end."""
     what = replayed(nodes, pods, options.load, options.max_pods, seed)
-    cluster = Cluster(what.nodes, options.card_units)
+    cluster = Cluster(what.nodes, options.card_units, options.other_resources)
     ranked = _ranked(options, variant, typical(cluster, pods))
     began = time.perf_counter()
     if options.queues is None:

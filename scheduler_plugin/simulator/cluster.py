@@ -12,6 +12,7 @@ from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.hosts import Host, has_host, host_columns
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -36,6 +37,7 @@ class PodKind:
         units: GPU units over all cards, as of `ask`.
         asked: Thousandths of a card over all cards, as the trace counts them.
         query: What is asked of cards; None: it asks for none.
+        host: What a pod asks for beside cards.
     """
 
     ask: Ask
@@ -43,6 +45,7 @@ class PodKind:
     units: int
     asked: int
     query: Query | None
+    host: Host
 
     @property
     def is_plain(self) -> bool:
@@ -56,6 +59,7 @@ class Cluster:
     Args:
         nodes: Sorted by name, so that the first of equal rows has the smallest name.
         card_units: Units a card has whose node does not say; requests are rounded up to whole units.
+        others: Further resources that count.
 
     Attributes:
         units: Of all cards together.
@@ -63,15 +67,20 @@ class Cluster:
         even: All cards have one size.
     """
 
-    def __init__(self, nodes: Sequence[TraceNode], card_units: int = CARD) -> None:
+    def __init__(
+        self, nodes: Sequence[TraceNode], card_units: int = CARD, others: Sequence[str] = ()
+    ) -> None:
         self.card_units = card_units
         self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
+        self.arrays.count_resources(others)
         self._cards: dict[int, list[Card]] = {}
         self._kinds: dict[tuple[object, ...], PodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         for node in nodes:
             row = self.arrays.add(node.name)
             self.arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
+            has = dict(node.others)
+            self.arrays.set_others(row, [has.get(name, 0) for name in others], [0] * len(others))
             cards = [node.card_units or card_units] * node.cards
             self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         self.units = int(self.arrays.size.sum())
@@ -100,6 +109,7 @@ class Cluster:
             pod.gpu_units,
             pod.percent,
             pod.models,
+            pod.others,
             card_policy,
         )
         kind = self._kinds.get(key)
@@ -125,6 +135,7 @@ class Cluster:
             admits=admits,
             card_policy=card_policy,
             selector=selector,
+            other_resources=pod.others,
         )
         query = None
         if amounts:
@@ -133,7 +144,7 @@ class Cluster:
                 for number, each in enumerate(amounts)
             )
             query = Query(PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask)
-        return PodKind(ask, nodes, ask.gpu_units, pod.asked, query)
+        return PodKind(ask, nodes, ask.gpu_units, pod.asked, query, ask.host)
 
     def admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -144,9 +155,10 @@ class Cluster:
 
     def fitting(self, kind: PodKind) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""
-        arrays, ask = self.arrays, kind.ask
-        fits = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
-        fits &= arrays.memory_capacity - arrays.memory_used >= ask.memory_bytes
+        arrays = self.arrays
+        fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
+        for needed, capacity, used in host_columns(arrays, kind.host):
+            fits &= capacity - used >= needed
         if kind.is_plain:
             cards = self._with_cards(kind)
             return np.flatnonzero(fits if cards is None else fits & cards)
@@ -164,10 +176,7 @@ class Cluster:
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes[row]:
             return False
-        if (
-            arrays.cpu_capacity[row] - arrays.cpu_used[row] < ask.cpu_milli
-            or arrays.memory_capacity[row] - arrays.memory_used[row] < ask.memory_bytes
-        ):
+        if not has_host(arrays, kind.host, row):
             return False
         if not kind.is_plain:
             return bool(self._fitting(kind, np.array([row], dtype=np.intp))[0])
@@ -188,10 +197,16 @@ class Cluster:
             return "no card with enough free" if alone else "not enough cards free"
         if left is None:
             left = arrays.usable
-        cpu = arrays.cpu_capacity - arrays.cpu_used >= ask.cpu_milli
-        if not (left & cpu).any():
-            return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
-        return "not enough host memory beside the rest"
+        others = [name for name, _ in kind.host.others if name in arrays.other_resources]
+        columns = host_columns(arrays, kind.host)
+        for name, (needed, capacity, used) in zip(("cpu", "host memory", *others), columns, strict=True):
+            left = left & (capacity - used >= needed)
+            if left.any():
+                continue
+            if name == "cpu":
+                return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
+            return f"not enough {name} beside the rest"
+        return "no room where it may run"
 
     def choose(self, kind: PodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
         """Choose cards as bind does on one of `fitting`'s rows: units by card.
@@ -248,6 +263,14 @@ class Cluster:
             int(arrays.cpu_used[row]) + times * ask.cpu_milli,
             int(arrays.memory_used[row]) + times * ask.memory_bytes,
         )
+        if arrays.other_resources:
+            amounts = dict(ask.other_resources)
+            used = zip(arrays.other_resources, arrays.other_used[:, row].tolist(), strict=True)
+            arrays.set_others(
+                row,
+                arrays.other_capacity[:, row].tolist(),
+                [each + times * amounts.get(name, 0) for name, each in used],
+            )
 
     def _fitting(self, kind: PodKind, rows: RowArray) -> BoolArray:
         """Which of these nodes have the cards, as filter says."""

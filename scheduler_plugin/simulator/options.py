@@ -12,7 +12,7 @@ from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.registry import make
+from scheduler_plugin.scheduling.policies.registry import make, other_resources
 from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 
@@ -80,6 +80,16 @@ class Options:
     load: float | None = 1.0
     max_pods: int = 20_000
     queues: str | None = None
+
+    @property
+    def other_resources(self) -> tuple[str, ...]:
+        """Further resources that the policies want to see, in the order of their names.
+
+        Raises:
+            PolicyError: a policy that there is not, or parameters that it refuses.
+        """
+        made = (make(policy, self.parameters.get(policy)) for policy in self.policies)
+        return tuple(sorted({name for policy in made for name in other_resources(policy)}))
 
     def variants(self) -> list["Variant"]:
         """What is run with every seed."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from allocator.exact import fit_together
 from allocator.request import Demand
+from scheduler_plugin.cache.hosts import NO_HOST, has_host
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.replay import Running
 
@@ -47,8 +48,7 @@ class KeptRoom:
         taken = {kept.row for kept in self._kept.values()}
         best: tuple[int, str, int, Mapping[int, int]] | None = None
         for name, row in arrays.rows.items():
-            large = arrays.cpu_capacity[row] >= kind.ask.cpu_milli
-            large &= arrays.memory_capacity[row] >= kind.ask.memory_bytes
+            large = has_host(arrays, kind.host, row, emptied=True)
             if row in taken or not large or (kind.nodes is not None and not kind.nodes[row]):
                 continue
             cards = int(arrays.cards[row])
@@ -85,9 +85,8 @@ class KeptRoom:
         """Tasks that fit on what is kept for them, and the rows; what they do not need is kept on."""
         found = []
         for uid, kept in self._kept.items():
-            ask, row, arrays = kept.kind.ask, kept.row, self._cluster.arrays
-            host = arrays.cpu_capacity[row] - arrays.cpu_used[row] >= ask.cpu_milli
-            host &= arrays.memory_capacity[row] - arrays.memory_used[row] >= ask.memory_bytes
+            row, arrays = kept.row, self._cluster.arrays
+            host = has_host(arrays, kept.kind.host, row)
             if host and all(kept.blocked.get(card, 0) >= units for card, units in kept.needs.items()):
                 found.append((uid, kept.row))
         return found
@@ -189,16 +188,14 @@ def _until_it_fits(
 
 def _fits_without(cluster: Cluster, kind: PodKind, row: int, gone: Iterable[Running]) -> bool:
     """Whether a pod fits on a row once some pods are gone."""
-    arrays, ask = cluster.arrays, kind.ask
+    arrays = cluster.arrays
     free = arrays.free[row].tolist()
-    cpu = int(arrays.cpu_capacity[row] - arrays.cpu_used[row])
-    memory = int(arrays.memory_capacity[row] - arrays.memory_used[row])
+    freed = NO_HOST
     for pod in gone:
-        cpu += pod.kind.ask.cpu_milli
-        memory += pod.kind.ask.memory_bytes
+        freed = freed.plus(pod.kind.host)
         for card, units in pod.place.charge.items():
             free[card] += units
-    if cpu < ask.cpu_milli or memory < ask.memory_bytes:
+    if not has_host(arrays, kind.host, row, freed):
         return False
     if kind.query is None:
         return True

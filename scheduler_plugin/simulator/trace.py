@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from allocator.errors import QuantityError
 from allocator.exact import fit_together
+from allocator.quantity import parse_bytes
 from allocator.request import WHOLE, Demand
+from scheduler_plugin.cache.pods import MOST_REQUESTED, Amounts
 from scheduler_plugin.errors import TraceError
 
 CARD: Final = 1000
@@ -45,7 +48,8 @@ Warn = Callable[[str], None]
 class TraceNode:
     """A node: thousandths of a core, MiB of host memory, cards, their model and units (0: not said).
 
-    With the names of the data that it has, and its rack, where there are any.
+    With the names of the data that it has, and its rack, where there are any, and what it has of further
+    resources.
     """
 
     name: str
@@ -56,6 +60,7 @@ class TraceNode:
     card_units: int = 0
     data: frozenset[str] = frozenset()
     rack: str = ""
+    others: Amounts = ()
 
 
 class Times(NamedTuple):
@@ -74,7 +79,8 @@ class TracePod:
 
     Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths, or
     with `percent` for so many percent of it: an amount for each container, over which its cards are split
-    evenly. With the names of the data that it reads, and the job that it belongs to, where there are any.
+    evenly. With the names of the data that it reads, and the job that it belongs to, where there are any, and
+    what it asks of further resources.
     """
 
     name: str
@@ -89,6 +95,7 @@ class TracePod:
     data: frozenset[str] = frozenset()
     job: str = ""
     percent: bool = False
+    others: Amounts = ()
 
     @property
     def cards_each(self) -> int:
@@ -109,19 +116,20 @@ class TracePod:
         return self.cards * self.gpu_milli
 
 
-def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
+def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceNode]:
     """Read the node list, sorted by name.
 
     Args:
         path: CSV file with the columns of `NODE_COLUMNS`; `card_units` where cards differ in size, `data`
             (names, `A|B`) and `rack` where they are.
         warn: Called with a line for each row that is left out.
+        others: Further resources, each with a column of its name; quantities as Kubernetes writes them.
 
     Raises:
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     nodes: dict[str, TraceNode] = {}
-    for where, row in _rows(path, NODE_COLUMNS):
+    for where, row in _rows(path, (*NODE_COLUMNS, *others)):
         name = row["sn"] or ""
         fault = _name_fault(where, "sn", name, nodes)
         numbers = {}
@@ -129,6 +137,8 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
             numbers[column], wrong = _number(where, column, row, most)
             fault = fault or wrong
         units, wrong = _units(where, CARD_UNITS_COLUMN, row)
+        fault = fault or wrong
+        amounts, wrong = _other_amounts(where, others, row)
         fault = fault or wrong
         if fault:
             warn(f"{fault}; the node is left out")
@@ -142,13 +152,21 @@ def read_nodes(path: str, warn: Warn) -> list[TraceNode]:
             units,
             _names(row.get(DATA_COLUMN)),
             (row.get(RACK_COLUMN) or "").strip(),
+            amounts,
         )
     if not any(node.cards for node in nodes.values()):
         raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
     return [nodes[name] for name in sorted(nodes)]
 
 
-def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool = False) -> list[TracePod]:
+def read_pods(
+    path: str,
+    nodes: Sequence[TraceNode],
+    warn: Warn,
+    *,
+    timed: bool = False,
+    others: Sequence[str] = (),
+) -> list[TracePod]:
     """Read the pod list, in the file's order.
 
     Args:
@@ -159,6 +177,7 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
             (empty: never), and `scheduled_time`, from which a pod ran, where there is one.
+        others: Further resources, as of `read_nodes`.
 
     Raises:
         TraceError: the file cannot be read, lacks a column, or has no usable row.
@@ -167,8 +186,8 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
     possible: dict[TracePod, bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
-    for where, row in _rows(path, columns):
-        pod, fault = _pod(where, row)
+    for where, row in _rows(path, (*columns, *others)):
+        pod, fault = _pod(where, row, others)
         if pod is not None and timed:
             times, fault = _times(where, row)
             pod = None if times is None else replace(pod, times=times)
@@ -184,7 +203,9 @@ def read_pods(path: str, nodes: Sequence[TraceNode], warn: Warn, *, timed: bool 
         if shape not in possible:
             possible[shape] = any(_could_run(pod, node) for node in nodes)
         if not possible[shape]:
+            asked = [f"{amount} {name}" for name, amount in pod.others]
             what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
+            what = ", ".join([what, *asked])
             warn(f"{where}: {what} {UNFIT}")
     if not pods:
         raise TraceError(f"{path}: no usable pod in it; allowed is one or more")
@@ -233,7 +254,7 @@ def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, st
         raise TraceError(f"{path}: cannot be read: {reason}") from error
 
 
-def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, str]:
+def _pod(where: str, row: Mapping[str, str | None], others: Sequence[str]) -> tuple[TracePod | None, str]:
     cpu, fault = _number(where, "cpu_milli", row, _MAX_CPU)
     memory, wrong = _number(where, "memory_mib", row, _MAX_MEMORY)
     fault = fault or wrong
@@ -248,11 +269,13 @@ def _pod(where: str, row: Mapping[str, str | None]) -> tuple[TracePod | None, st
     models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
     units, percent, fault = _amounts(where, row, cards)
-    if fault:
-        return None, fault
+    amounts, wrong = _other_amounts(where, others, row)
+    if fault or wrong:
+        return None, fault or wrong
     queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
     data = _names(row.get(DATA_COLUMN))
-    return replace(pod, queue=queue, job=job, data=data, gpu_units=units, percent=percent), ""
+    pod = replace(pod, queue=queue, job=job, data=data, gpu_units=units, percent=percent, others=amounts)
+    return pod, ""
 
 
 def _amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
@@ -302,6 +325,7 @@ def _could_run(pod: TracePod, node: TraceNode) -> bool:
         or pod.memory_mib > node.memory_mib
         or pod.cards_each > node.cards
         or (pod.models and node.model not in pod.models)
+        or any(amount > dict(node.others).get(name, 0) for name, amount in pod.others)
     ):
         return False
     if not node.card_units or not pod.gpu_units:
@@ -332,6 +356,21 @@ def _read(where: str, column: str, text: str, most: int) -> tuple[int, str]:
 def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
     """Read units of a card, 0 where the file does not say."""
     return _number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
+
+
+def _other_amounts(where: str, names: Sequence[str], row: Mapping[str, str | None]) -> tuple[Amounts, str]:
+    """Read amounts of further resources; an empty field is none."""
+    amounts = []
+    for name in names:
+        text = (row[name] or "").strip() or "0"
+        try:
+            amount = parse_bytes(text)
+        except QuantityError:
+            amount = -1
+        if not 0 <= amount <= MOST_REQUESTED:
+            return (), f"{where}: {name} is {_quote(text)}; allowed is a quantity from 0 like 8 or 100Gi"
+        amounts.append((name, amount))
+    return tuple(amounts), ""
 
 
 def _quote(text: str) -> str:

@@ -17,6 +17,7 @@ from gpupack.whatif.simulating import scenarios
 from gpupack.whatif.snapshot import snapshot
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
+from tests.cluster_builders import container, node_object, pod_object
 
 STATUS = {
     "queues": [],
@@ -175,6 +176,32 @@ def test_a_snapshot_in_other_units_rounds_cards_down_and_requests_up():
 
     assert {row[0]: row[-1] for row in taken.nodes} == {"gpu-a": 9, "gpu-b": 9, "gpu-c": 11, "gpu-d": 9}
     assert {row[0]: row[-1] for row in taken.pods}["team-a/chat-1"] == 3
+
+
+def test_further_resources_are_written_and_simulated_where_they_are_named(run, tmp_path):
+    """What pods without GPU use of them is not there for others."""
+    disk = "ephemeral-storage"
+    plain = {"name": "main", "resources": {"requests": {disk: "70Gi"}}}
+    items = [
+        {**node_object("n", (16,), resources={disk: "100Gi"}, allocatable_units=16), "kind": "Node"},
+        {**pod_object("fills", containers=[plain], node="n", phase="Running"), "kind": "Pod"},
+        *(
+            {**pod_object(f"p{at}", containers=[container(resources={disk: "20Gi"})]), "kind": "Pod"}
+            for at in range(2)
+        ),
+    ]
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    run("snapshot", "-f", file, "--out", tmp_path, "--resource", disk)
+    read = {name: (tmp_path / f"{name}.csv").read_text().splitlines() for name in ("nodes", "pods")}
+    tables = {name: list(csv.DictReader(lines)) for name, lines in read.items()}
+    assert [row[disk] for row in tables["nodes"]] == [str(30 << 30)]
+    assert [row[disk] for row in tables["pods"]] == [str(20 << 30)] * 2
+    for parameters, started in (((), 2), (("--policy-parameter", f"balanced.resources={disk}"), 1)):
+        _, out, _ = run("simulate", "-f", file, "--policy", "balanced", "--jobs", "1", *parameters)
+        assert f"balanced: {started} of your 2 pods start on empty cards" in out
+    status, _, told = run("snapshot", "-f", file, "--out", tmp_path, "--resource", "disk")
+    assert (status, 'resources names "disk"; allowed are' in told) == (2, True)
 
 
 def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp_path):

@@ -183,3 +183,39 @@ async def test_the_order_of_launch(tmp_path: Path, launch: str, order: list[str]
             await until(is_told)
             versions = {name: int(api.pod("default", name)["metadata"]["resourceVersion"]) for name in order}
             assert sorted(versions, key=versions.__getitem__) == order
+
+
+async def test_further_resources_decide_where_the_configuration_names_them(tmp_path: Path) -> None:
+    """While the process runs; a node where too little of it is left takes no pod."""
+    disk = "ephemeral-storage"
+
+    def asks(gib: int) -> list[dict[str, object]]:
+        return [container(units=1, resources={disk: f"{gib}Gi"})]
+
+    async with ApiServer(seed=1) as api:
+        for name, used in (("n1", 950), ("n2", 600)):
+            make_node(api, name, (16,), resources={disk: "1000Gi"})
+            amounts = {"cpu": "1", disk: f"{used}Gi"}
+            plain = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
+            make_pod(api, f"on-{name}", 1, "", gates=(), containers=[plain], spec={"nodeName": name})
+        config = policy("balanced", resources=disk)
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy="balanced") as running:
+            assert await placed(running, "before", 1, containers=asks(100)) == "n1"
+            running.config.write_text(config.replace(disk, "disk"))
+
+            async def refused() -> bool:
+                return 'resources names "disk"; allowed are' in (await running.status())["fault"]
+
+            await until(refused)
+            api.delete_pod("default", "before", grace_s=0)
+            running.config.write_text(config)
+
+            async def taken() -> bool:
+                return not (await running.status())["fault"]
+
+            await until(taken)
+            assert await placed(running, "after", 1, containers=asks(10)) == "n2"
+            make_pod(api, "large", 1, containers=asks(500))
+            assert disk in await running.waits("large", "NoRoom")
+            make_pod(api, "too-large", 1, containers=asks(2000))
+            assert disk in await running.waits("too-large", "NeverFits")

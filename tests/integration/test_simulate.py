@@ -186,6 +186,75 @@ def test_all_faults_at_once():
     assert len(str(caught.value).splitlines()) == 3
 
 
+DISK = "ephemeral-storage"
+
+
+@pytest.fixture
+def disks(tmp_path):
+    """Two nodes that are alike but for the disk; pods that each take a third of a's, and one too many."""
+    head = "sn,cpu_milli,memory_mib,gpu,model"
+    nodes = [f"{head},{DISK},example.com/nic", "a,8000,8000,4,T4,300Gi,", "b,8000,8000,4,T4,100Gi,1"]
+    pods = [f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,{DISK},example.com/nic"]
+    pods += [f"p{number},100,100,1,500,100Gi," for number in range(5)]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
+    (tmp_path / "pods.csv").write_text("\n".join(pods) + "\n")
+    return tmp_path
+
+
+def on_disks(folder, parameters=None, **more):
+    names = str(folder / "nodes.csv"), str(folder / "pods.csv")
+    chosen = {} if parameters is None else {"least-requested": parameters}
+    return Options(*names, ("least-requested",), inflation=0.1, parameters=chosen, **more)
+
+
+def test_further_resources_fill_up_where_a_parameter_names_them(disks):
+    """Without it nobody counts them, and their columns are not read."""
+    for parameters, failed in (
+        ({}, {}),
+        ({"resources": DISK}, {f"not enough {DISK} beside the rest": 1}),
+        ({"resources": f"example.com/nic,{DISK}"}, {f"not enough {DISK} beside the rest": 1}),
+    ):
+        (result,) = simulate(on_disks(disks, parameters), lambda _: None, lambda *_: None)["runs"]
+        assert result["failed"] == failed
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "warning"),
+    [
+        (
+            "nodes.csv",
+            "a,8000,8000,4,T4,300Gi,",
+            "a,8000,8000,4,T4,much,",
+            "is 'much'; allowed is a quantity",
+        ),
+        (
+            "pods.csv",
+            "p0,100,100,1,500,100Gi,",
+            "p0,100,100,1,500,-1,",
+            "is '-1'; allowed is a quantity from 0",
+        ),
+        (
+            "pods.csv",
+            "p0,100,100,1,500,100Gi,",
+            "p0,100,100,1,500,1Ti,",
+            f"1099511627776 {DISK} fit on no node",
+        ),
+    ],
+)
+def test_amounts_of_further_resources_that_make_no_sense(disks, file, before, after, warning):
+    text = (disks / file).read_text()
+    assert before in text
+    (disks / file).write_text(text.replace(before, after))
+    said = []
+    simulate(on_disks(disks, {"resources": DISK}), said.append, lambda *_: None)
+    assert any(warning in line for line in said)
+
+
+def test_a_list_without_the_resource_is_refused(disks):
+    with pytest.raises(TraceError, match=r"nodes.csv:1: no column example.com/fpga; needed are sn, "):
+        simulate(on_disks(disks, {"resources": "example.com/fpga"}), lambda _: None, lambda *_: None)
+
+
 def test_seeds_policies_and_parameters():
     assert parse_seeds("42") == (42,)
     assert parse_seeds("1, 42-44,43") == (1, 42, 43, 44)

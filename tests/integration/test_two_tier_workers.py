@@ -73,6 +73,23 @@ def test_selectors_cards_and_other_classes():
     assert sorted(result.failed) == [2, 3, 4]
 
 
+def test_further_resources_are_kept_level_and_not_overcommitted():
+    arrays = cluster(2)
+    arrays.count_resources(["example.com/nic"])
+    for name, (has, used) in {"n0": (8, 6), "n1": (8, 2)}.items():
+        arrays.set_others(arrays.rows[name], [has], [used])
+    request = job(1).request
+    jobs = [Job(request, 100, 1 << 30, (("example.com/nic", 2),)) for _ in range(5)]
+    settings = BatchSettings(
+        workers=1, node_policy="least-requested", parameters={"resources": "example.com/nic"}, attempts=1
+    )
+    result = schedule(arrays, jobs, settings, lambda *_: True)
+    check(arrays, jobs, result)
+    assert [result.placed[number][0] for number in range(4)] == ["n1", "n1", "n0", "n1"]
+    assert result.failed == [4]
+    assert arrays.other_used[:, :2].tolist() == [[8, 8]]
+
+
 def test_a_refused_bind_tries_the_next_node_and_leaves_no_trace():
     arrays = cluster(3)
     refused = []

@@ -112,8 +112,8 @@ def test_an_unknown_policy_names_what_exists() -> None:
 
 
 @pytest.mark.parametrize("policy", ["least-requested", "balanced"])
-def test_plain_policies_take_no_parameters(policy: str) -> None:
-    with pytest.raises(PolicyError, match='takes no parameters, got "speed"'):
+def test_plain_policies_take_no_other_parameters(policy: str) -> None:
+    with pytest.raises(PolicyError, match='parameter "speed" does not exist; allowed are resources'):
         make(policy, {"speed": "11"})
 
 

@@ -85,3 +85,8 @@ def test_unknown_policy():
 def test_impossible_requests(units, count):
     with pytest.raises(RequestError, match=f"request of {units} units on {count} cards"):
         choose(node([0]), units, count, "least-used")
+
+
+def test_a_policy_without_parameters_takes_none():
+    with pytest.raises(PolicyError, match='card policy "most-used" takes no parameters, got "speed"'):
+        CARD_POLICIES.make("most-used", {"speed": "9"})

@@ -45,7 +45,7 @@ def test_addresses(http: str, host: str, port: int) -> None:
         ({"node_policy": "fastest"}, 'node policy "fastest": allowed are'),
         (
             {"node_policy": "balanced", "node_policy_parameters": {"speed": "11"}},
-            'takes no parameters, got "speed"',
+            'parameter "speed" does not exist; allowed are resources',
         ),
         ({"card_policy": "any"}, 'card policy "any": allowed are'),
         ({"unit_mib": 0}, "unit of 0 MiB"),

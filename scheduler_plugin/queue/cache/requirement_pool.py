@@ -23,7 +23,13 @@ class Shapes:
             return None, record.error
         if record.request is None:
             return Wants(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        wants = Wants(record.request, record.cpu_milli, record.memory_bytes, node_rules(pod))
+        wants = Wants(
+            record.request,
+            record.cpu_milli,
+            record.memory_bytes,
+            node_rules(pod),
+            record.other_resources,
+        )
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
             return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))

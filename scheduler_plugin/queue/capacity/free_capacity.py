@@ -12,6 +12,7 @@ from allocator.place import Placement, place
 from kubeapi.selectors import NodeRules, Taint
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.hosts import has_host, with_host
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.sums import sum_left
 from scheduler_plugin.queue.capacity.dominant_share import Resources
@@ -135,6 +136,8 @@ class Room:
         self._sums = _Sums(state)
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
+        state.count_resources(policies.other_resources)
+        policies.resources_changed.connect(state.count_resources)
 
     @property
     def resources(self) -> Resources:
@@ -329,12 +332,9 @@ class Room:
 
     def _leaves(self, query: Query, wants: Wants, row: int, others: OnNode) -> bool:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
-        nodes = self.state.nodes
         if not others.pods:
             return True
-        if nodes.cpu_used[row] + others.cpu_milli + wants.cpu_milli > nodes.cpu_capacity[row]:
-            return False
-        if nodes.memory_used[row] + others.memory_bytes + wants.memory_bytes > nodes.memory_capacity[row]:
+        if not has_host(self.state.nodes, others.host.plus(wants.host), row):
             return False
         left = self._without(row, others.cards)
         return self.sound(wants, lambda: place(left, query.request, query.ask.card_policy), None) is not None
@@ -355,7 +355,9 @@ class Room:
         if mask is not None and wants.request.selector.admits_all:
             query = mask.query
         else:
-            query = self.policies.query(nodes, wants.request, wants.cpu_milli, wants.memory_bytes)
+            query = self.policies.query(
+                nodes, wants.request, wants.cpu_milli, wants.memory_bytes, others=wants.others
+            )
         if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
             made = np.full(size, -1, dtype=np.int64)
             mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
@@ -399,8 +401,7 @@ class Room:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
-        fits &= nodes.cpu_used[rows] + wants.cpu_milli <= nodes.cpu_capacity[rows]
-        fits &= nodes.memory_used[rows] + wants.memory_bytes <= nodes.memory_capacity[rows]
+        fits &= with_host(nodes, wants.host, rows)
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:

@@ -5,6 +5,8 @@ from functools import cached_property
 
 from allocator.request import PodRequest
 from kubeapi.selectors import NodeRules
+from scheduler_plugin.cache.hosts import Host
+from scheduler_plugin.cache.pods import Amounts
 from scheduler_plugin.errors import StateError
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 
@@ -18,12 +20,19 @@ class Wants:
         cpu_milli: Thousandths of a core.
         memory_bytes: Bytes of host memory.
         rules: Nodes that it may run on.
+        others: Amounts of further resources.
     """
 
     request: PodRequest
     cpu_milli: int = 0
     memory_bytes: int = 0
     rules: NodeRules = field(default_factory=NodeRules)
+    others: Amounts = ()
+
+    @cached_property
+    def host(self) -> Host:
+        """What it needs beside cards."""
+        return Host(self.cpu_milli, self.memory_bytes, self.others)
 
     @cached_property
     def units(self) -> int:
@@ -55,7 +64,7 @@ class Wants:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules))
+        return hash((self.request, self.cpu_milli, self.memory_bytes, self.rules, self.others))
 
     def __hash__(self) -> int:
         """Computed once: every question about room asks for it."""

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
+from scheduler_plugin.cache.hosts import NO_HOST, Host, has_host, with_host
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import NOTHING, Kept, OnNode
@@ -28,8 +29,7 @@ class _Load:
 
     units: list[int]
     others: OnNode
-    cpu_milli: int = 0
-    memory_bytes: int = 0
+    host: Host = NO_HOST
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Clearing:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._room.state.nodes
         wanted = nodes.usable & self._room.allowed_rows(wants)
-        wanted &= (nodes.cpu_capacity >= wants.cpu_milli) & (nodes.memory_capacity >= wants.memory_bytes)
+        wanted &= with_host(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
         if wants.percent:
             wanted &= nodes.percent
         if among is not None:
@@ -175,9 +175,8 @@ class Clearing:
             among: Cards that come into question; None: all.
         """
         nodes, load = self._room.state.nodes, self._load(row)
-        if nodes.cpu_capacity[row] < load.cpu_milli + load.others.cpu_milli + wants.cpu_milli:
-            return None
-        if nodes.memory_capacity[row] < load.memory_bytes + load.others.memory_bytes + wants.memory_bytes:
+        host = load.host.plus(load.others.host).plus(wants.host)
+        if not has_host(nodes, host, row, emptied=True):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
@@ -209,14 +208,13 @@ class Clearing:
     def _put(self, wants: Wants, spot: _Spot) -> Kept:
         """Let a pod go there, beside those of its task that are there already."""
         load = self._load(spot.row)
-        load.cpu_milli += wants.cpu_milli
-        load.memory_bytes += wants.memory_bytes
+        load.host = load.host.plus(wants.host)
         for card, units in spot.units.items():
             load.units[card] += units
         nodes = self._room.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return Kept(self._task, name, cards, wants.cpu_milli, wants.memory_bytes, uuids)
+        return Kept(self._task, name, cards, wants.host, uuids)
 
     def _load(self, row: int) -> _Load:
         load = self._loads.get(row)

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from scheduler_plugin.cache.cards import current_positions
+from scheduler_plugin.cache.hosts import NO_HOST, Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +16,14 @@ class Kept:
         task: UID of the task that waits: the pod's, or its gang's.
         node: Its name: rows are given to other nodes when one is gone.
         cards: Of the node, by position in `uuids`. Pods of one task may share them, others get none of them.
-        cpu_milli: Thousandths of a core.
-        memory_bytes: Bytes of host memory.
+        host: Of the node, beside cards.
         uuids: The node's cards by position when that was decided; empty where it published none.
     """
 
     task: str
     node: str
     cards: tuple[int, ...]
-    cpu_milli: int = 0
-    memory_bytes: int = 0
+    host: Host = NO_HOST
     uuids: tuple[str, ...] = ()
 
     def positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -41,12 +41,12 @@ class OnNode:
 
     Attributes:
         cards: By position now.
+        host: Beside cards.
         pods: For how many pods.
     """
 
     cards: frozenset[int] = frozenset()
-    cpu_milli: int = 0
-    memory_bytes: int = 0
+    host: Host = NO_HOST
     pods: int = 0
 
 
@@ -115,8 +115,7 @@ class KeptRooms:
             return NOTHING
         return OnNode(
             frozenset(card for kept in others for card in kept.positions(uuids)),
-            sum(kept.cpu_milli for kept in others),
-            sum(kept.memory_bytes for kept in others),
+            reduce(Host.plus, (kept.host for kept in others)),
             len(others),
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.hosts import host_columns
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.scheduling.fit_counts import most_pods
 
@@ -63,12 +64,9 @@ class Capacity:
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
             most = most_pods(nodes, room.query(wants), stale, emptied=True)
-            for needed, capacity in (
-                (wants.cpu_milli, nodes.cpu_capacity[stale]),
-                (wants.memory_bytes, nodes.memory_capacity[stale]),
-            ):
+            for needed, capacity, _ in host_columns(nodes, wants.host):
                 if needed:
-                    most = np.minimum(most, capacity // needed)
+                    most = np.minimum(most, capacity[stale] // needed)
             known.pods[stale] = np.where(room.allowed_rows(wants)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

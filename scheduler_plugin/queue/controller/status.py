@@ -278,7 +278,7 @@ def _why_never(queue: Queue, wants: Wants) -> str:
     closest = FilterReason(min(codes.tolist()))
     what = f"it needs {demanded(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
-        why = f"{what}, and its rules, processor and memory allow no node with such cards,"
+        why = f"{what}, and its rules, {_beside_cards(queue, wants)} allow no node with such cards,"
     else:
         why = f"{what}: {event_text(closest, demands, queue.state.unit_mib)}"
     return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
@@ -379,7 +379,9 @@ def _room(queue: Queue, wants: Wants) -> str:
     if able.size:
         if queue.room.lacks_sum(wants, able):
             return f"it needs {need}; {BY_SUM}"
-        return f"it needs {need}, on a node that its rules, processor and memory allow: none has that"
+        return (
+            f"it needs {need}, on a node that its rules, {_beside_cards(queue, wants)} allow: none has that"
+        )
     free = nodes.free[usable]
     if query.ask.admits is not None:
         free = np.where(query.ask.admits[usable], free, 0)
@@ -393,6 +395,13 @@ def _room(queue: Queue, wants: Wants) -> str:
         return f"it needs {need}; the node with the most has {most}"
     admitted = "" if wants.request.selector.admits_all else " that it admits"
     return f"it needs {need}; the largest free card{admitted} has {largest}"
+
+
+def _beside_cards(queue: Queue, wants: Wants) -> str:
+    """Name what a pod needs beside cards, as far as the queue counts it."""
+    others = [name for name, _ in wants.others if name in queue.state.nodes.other_resources]
+    names = ["processor", "memory", *others]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _kept(queue: Queue, entry: Entry) -> str:

@@ -3,13 +3,14 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Final
 
 import numpy as np
 
 from allocator.place import place
 from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.cache.hosts import NO_HOST, Host, has_host
 from scheduler_plugin.preemption.node_victims import Room as NodeRoom
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.queue.cache.queued_pods import Entry
@@ -130,8 +131,7 @@ class GangRoom:
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, wants in pods:
                 if uid in cards:
-                    host = (wants.cpu_milli, wants.memory_bytes)
-                    found[uid] = Kept(self._task, node, cards[uid], *host, uuids)
+                    found[uid] = Kept(self._task, node, cards[uid], wants.host, uuids)
         return found
 
     def _again(self, victims: Collection[Entry]) -> Pods | None:
@@ -200,21 +200,20 @@ class GangRoom:
         uids = [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
         if self._places_left is not None and self._places_left(node) + len(uids) < len(pods):
             return None
-        left = [view.pods[uid] for uid in uids if uid in view.pods]
-        cpu = int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + sum(pod.cpu_milli for pod in left)
-        memory = int(nodes.memory_capacity[row] - nodes.memory_used[row])
-        memory += sum(pod.memory_bytes for pod in left)
+        left = (view.pods[uid] for uid in uids if uid in view.pods)
+        freed = reduce(
+            Host.plus, (Host(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left), NO_HOST
+        )
         kept = room.kept.from_others(self._task, node, nodes.uuids[row])
-        cpu, memory = cpu - kept.cpu_milli, memory - kept.memory_bytes
+        needs = reduce(Host.plus, (wants.host for _, wants in pods), kept.host)
+        if not has_host(nodes, needs, row, freed):
+            return None
         cards = [
             replace(card, used_units=card.size_units) if at in kept.cards else card
             for at, card in enumerate(view.after(uids))
         ]
         found: dict[str, tuple[int, ...]] = {}
         for uid, wants in pods:
-            cpu, memory = cpu - wants.cpu_milli, memory - wants.memory_bytes
-            if cpu < 0 or memory < 0:
-                return None
             query = room.query(wants)
             find = partial(place, cards, query.request, query.ask.card_policy)
             placement = room.sound(wants, find, None)

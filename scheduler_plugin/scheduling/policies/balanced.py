@@ -1,11 +1,16 @@
 """balanced: keep cpu, memory and GPU memory of a node equally used, so that none strands the others."""
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean, parse_resources
 from scheduler_plugin.scheduling.policies.registry import Ask
+
+NAME: Final = "balanced"
 
 
 class Balanced:
@@ -15,8 +20,9 @@ class Balanced:
     by_row = True
     ranks_plain_pods = True
 
-    def __init__(self) -> None:
-        self._fractions = Fractions()
+    def __init__(self, other_resources: Sequence[str] = ()) -> None:
+        self.other_resources = tuple(other_resources)
+        self._fractions = Fractions(self.other_resources)
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
@@ -30,9 +36,16 @@ class Balanced:
         return np.round(mean(spread, present), DECIMALS)
 
 
-def make(_parameters: Parameters) -> Balanced:
-    """Build the policy."""
-    return Balanced()
+def make(parameters: Parameters) -> Balanced:
+    """Build the policy.
+
+    Args:
+        parameters: `resources`, further classes.
+
+    Raises:
+        PolicyError: a name that no further resource can have.
+    """
+    return Balanced(parse_resources(NAME, parameters))
 
 
-POLICY = Entry("balanced", make, "keep cpu, memory and GPU memory of a node equally used")
+POLICY = Entry(NAME, make, "keep cpu, memory and GPU memory of a node equally used", ("resources",))

@@ -1,10 +1,15 @@
 """The fractions f that the scores of algorithms 3 and 5 are made of, kept by row and node version."""
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from allocator.errors import shown
+from allocator.registry import Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, LongArray, RowArray
+from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.registry import Ask
 
 DECIMALS: Final = 12
@@ -13,46 +18,94 @@ DECIMALS: Final = 12
 
 _FEW: Final = 8
 
+CLASSES: Final = ("cpu", "memory", "gpu-memory")
+"""Of every node; further resources come after them."""
+
+_RESOURCE: Final = re.compile(
+    r"ephemeral-storage|hugepages-[0-9A-Za-z.]+|(?!gpupack\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+)
+
+
+def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
+    """Read the parameter `resources`: further resources of a policy's, by commas.
+
+    Args:
+        policy: Its name, for messages.
+        parameters: Of the policy.
+
+    Raises:
+        PolicyError: a name that no further resource can have, or one that stands twice.
+    """
+    text = parameters.get("resources", "")
+    names = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
+    for name in names:
+        if _RESOURCE.fullmatch(name) is None:
+            raise PolicyError(
+                f"{policy}: resources names {shown(name)}; allowed are ephemeral-storage, hugepages-SIZE and"
+                f" names like example.com/nic, beside {', '.join(CLASSES)}, which always count"
+            )
+        if names.count(name) > 1:
+            raise PolicyError(f"{policy}: resources names {name} twice; allowed is once")
+    return names
+
+
+def columns_of(view: ClusterView, others: Sequence[str]) -> list[tuple[LongArray, LongArray]]:
+    """List capacity and use of each class, int64[R] both; nobody has what the view does not show."""
+    columns = [
+        (view.cpu_capacity, view.cpu_used),
+        (view.memory_capacity, view.memory_used),
+        (view.gpu_capacity, view.gpu_used),
+    ]
+    for name in others:
+        if name in view.other_resources:
+            at = view.other_resources.index(name)
+            columns.append((view.other_capacity[at], view.other_used[at]))
+        else:
+            columns.append((np.zeros(len(view.version), np.int64),) * 2)
+    return columns
+
 
 class Fractions:
-    """`used_c / capacity_c` and `1 / capacity_c` for cpu, memory and gpu-memory of every row.
+    """`used_c / capacity_c` and `1 / capacity_c` for cpu, memory, gpu-memory and more, of every row.
 
     Rows are recomputed when their version changes, so a request costs one multiplication and one addition.
     A class of which a node has nothing is dropped there: its fraction is 0 and it counts in no mean.
+
+    Args:
+        others: Further resources that are classes, too.
 
     Attributes:
         used_total, capacity_total: Sums over all rows as followed last, by class.
     """
 
-    def __init__(self) -> None:
-        self.used_total = [0, 0, 0]
-        self.capacity_total = [0, 0, 0]
+    def __init__(self, others: Sequence[str] = ()) -> None:
+        self._others = tuple(others)
+        self._count = len(CLASSES) + len(self._others)
+        self._seen: list[str] = []
         self._start(0)
 
     def _start(self, rows: int) -> None:
         self._versions: LongArray = np.full(rows, -1, dtype=np.int64)
-        self._raw_used: LongArray = np.zeros((3, rows), dtype=np.int64)
-        self._raw_capacity: LongArray = np.zeros((3, rows), dtype=np.int64)
-        self._used: FloatArray = np.zeros((3, rows), dtype=np.float64)
-        self._inverse: FloatArray = np.zeros((3, rows), dtype=np.float64)
-        self._present: FloatArray = np.zeros((3, rows), dtype=np.float64)
+        shape = self._count, rows
+        self._raw_used: LongArray = np.zeros(shape, dtype=np.int64)
+        self._raw_capacity: LongArray = np.zeros(shape, dtype=np.int64)
+        self._used: FloatArray = np.zeros(shape, dtype=np.float64)
+        self._inverse: FloatArray = np.zeros(shape, dtype=np.float64)
+        self._present: FloatArray = np.zeros(shape, dtype=np.float64)
         self._capacities_changed = True
         self._complete = False
-        self.used_total = [0, 0, 0]
-        self.capacity_total = [0, 0, 0]
+        self.used_total = [0] * self._count
+        self.capacity_total = [0] * self._count
 
     def follow(self, view: ClusterView) -> RowArray:
         """Recompute the rows that changed, and return them."""
-        if len(view.version) != len(self._versions):
+        if len(view.version) != len(self._versions) or view.other_resources != self._seen:
+            self._seen = list(view.other_resources)
             self._start(len(view.version))
         changed = np.flatnonzero(view.version != self._versions)
         if not changed.size:
             return changed
-        columns = (
-            (view.cpu_capacity, view.cpu_used),
-            (view.memory_capacity, view.memory_used),
-            (view.gpu_capacity, view.gpu_used),
-        )
+        columns = columns_of(view, self._others)
         if changed.size <= _FEW:
             for row in changed.tolist():
                 for at, (capacity, used) in enumerate(columns):
@@ -90,24 +143,25 @@ class Fractions:
         self._present[at, rows] = present
 
     def before(self, rows: RowArray) -> FloatArray:
-        """`used_c / capacity_c` as followed last: float64[3, m]."""
+        """`used_c / capacity_c` as followed last: float64[k, m]."""
         return self._used.take(rows, axis=1)
 
     def after(self, ask: Ask, rows: RowArray) -> FloatArray:
-        """`(used_c + request_c) / capacity_c` as followed last: float64[3, m].
+        """`(used_c + request_c) / capacity_c` as followed last: float64[k, m].
 
         Args:
             ask: What the pod asks for.
             rows: intp[m].
         """
-        request = np.array(((ask.cpu_milli,), (ask.memory_bytes,), (ask.gpu_units,)), dtype=np.float64)
+        others = dict(ask.other_resources)
+        request = [ask.cpu_milli, ask.memory_bytes, ask.gpu_units, *(others.get(n, 0) for n in self._others)]
         result = self._inverse.take(rows, axis=1)
-        result *= request
+        result *= np.array(request, dtype=np.float64)[:, None]
         result += self._used.take(rows, axis=1)
         return result
 
     def present(self, rows: RowArray, ask: Ask | None = None) -> FloatArray | None:
-        """1 where the node has something of the class, else 0: float64[3, m]; None: 1 everywhere.
+        """1 where the node has something of the class, else 0: float64[k, m]; None: 1 everywhere.
 
         Args:
             rows: intp[m]; only a pod that asks for no card has rows without cards.
@@ -118,8 +172,15 @@ class Fractions:
 
 
 def mean(f: FloatArray, present: FloatArray | None) -> FloatArray:
-    """Mean over the classes a node has (None: all three): float64[m], 0 for a node that has none."""
-    result: FloatArray = f[0] + f[1]
-    result += f[2]
-    result /= 3.0 if present is None else np.maximum(present[0] + present[1] + present[2], 1.0)
+    """Mean over the classes a node has (None: all): float64[m], 0 for a node that has none."""
+    result = added(f)
+    result /= float(len(f)) if present is None else np.maximum(added(present), 1.0)
+    return result
+
+
+def added(values: FloatArray) -> FloatArray:
+    """Sum over the classes, always in the same order: float64[k, m] -> float64[m]."""
+    result: FloatArray = values[0] + values[1]
+    for each in values[2:]:
+        result += each
     return result

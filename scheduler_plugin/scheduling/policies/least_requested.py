@@ -1,11 +1,16 @@
 """least-requested: spread pods over the emptiest nodes."""
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean, parse_resources
 from scheduler_plugin.scheduling.policies.registry import Ask
+
+NAME: Final = "least-requested"
 
 
 class LeastRequested:
@@ -15,8 +20,9 @@ class LeastRequested:
     by_row = True
     ranks_plain_pods = True
 
-    def __init__(self) -> None:
-        self._fractions = Fractions()
+    def __init__(self, other_resources: Sequence[str] = ()) -> None:
+        self.other_resources = tuple(other_resources)
+        self._fractions = Fractions(self.other_resources)
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
         """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
@@ -24,9 +30,16 @@ class LeastRequested:
         return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows, ask)), DECIMALS)
 
 
-def make(_parameters: Parameters) -> LeastRequested:
-    """Build the policy."""
-    return LeastRequested()
+def make(parameters: Parameters) -> LeastRequested:
+    """Build the policy.
+
+    Args:
+        parameters: `resources`, further classes.
+
+    Raises:
+        PolicyError: a name that no further resource can have.
+    """
+    return LeastRequested(parse_resources(NAME, parameters))
 
 
-POLICY = Entry("least-requested", make, "spread pods over the emptiest nodes")
+POLICY = Entry(NAME, make, "spread pods over the emptiest nodes", ("resources",))

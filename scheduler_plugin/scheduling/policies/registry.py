@@ -16,6 +16,8 @@ from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
+from scheduler_plugin.cache.hosts import Host
+from scheduler_plugin.cache.pods import Amounts
 from scheduler_plugin.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Ask:
         card_policy: Name of the card policy that will choose the cards.
         selector: What `admits` was made of, for policies that learn what is asked for.
         pod: UID of the pod, for policies that count attempts; empty where there is none.
+        other_resources: What the pod asks of further resources.
     """
 
     cpu_milli: int
@@ -50,6 +53,12 @@ class Ask:
     card_policy: str = DEFAULT_CARD_POLICY
     selector: Selector = ANY_CARD
     pod: str = ""
+    other_resources: Amounts = ()
+
+    @property
+    def host(self) -> Host:
+        """What it asks for beside cards."""
+        return Host(self.cpu_milli, self.memory_bytes, self.other_resources)
 
     @property
     def gpu_units(self) -> int:
@@ -66,6 +75,7 @@ class NodePolicy(Protocol):
             The queue then scores again only the nodes that changed; of other policies it scores all nodes for
             each pod.
         ranks_plain_pods = True: it ranks nodes, also those without cards, for pods that ask for no card.
+        other_resources = ("ephemeral-storage",): further resources of nodes that it wants to see in the view.
     """
 
     @property
@@ -176,6 +186,11 @@ class WorkloadPolicy(Protocol):
 def ranks_plain_pods(policy: NodePolicy) -> bool:
     """Tell whether a policy says that it ranks nodes for pods that ask for no card; see `NodePolicy`."""
     return bool(getattr(policy, "ranks_plain_pods", False))
+
+
+def other_resources(policy: NodePolicy) -> tuple[str, ...]:
+    """List the further resources that a policy wants to see; see `NodePolicy`."""
+    return tuple(getattr(policy, "other_resources", ()))
 
 
 def by_row(policy: NodePolicy) -> bool:

@@ -9,6 +9,8 @@ are polled in order of their names and the first that the pod makes more level w
 smallest y (`place`), or the pod waits for some rounds (`hold`) unless a node has no GPU in use. A round is an
 attempt to place the pod; whoever only asks (`score`) changes nothing.
 
+The classes are cpu, memory, gpu-memory and the further resources that its parameter names.
+
 A class is short of a waiting pod on the node that lacks fewest classes for it, of all nodes, ties by name.
 """
 
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 from typing import Final, Literal, cast
 
 import numpy as np
@@ -23,13 +26,19 @@ import numpy as np
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions
+from scheduler_plugin.scheduling.policies.fractions import (
+    CLASSES,
+    DECIMALS,
+    Fractions,
+    added,
+    columns_of,
+    parse_resources,
+)
 from scheduler_plugin.scheduling.policies.fractions import mean as level
 from scheduler_plugin.scheduling.policies.precedence import chart, mean
 from scheduler_plugin.scheduling.policies.registry import Ask
 
 NAME: Final = "weighted-balance"
-CLASSES: Final = ("cpu", "memory", "gpu-memory")
 PARTS: Final = ("W0", "W1", "W2")
 
 _POLLED_FIRST: Final = 64
@@ -48,12 +57,13 @@ class Settings:
     """Parameters of the policy.
 
     Attributes:
-        configured: W0 for cpu, memory and gpu-memory.
+        configured: W0 for cpu, memory, gpu-memory and further resources.
         threshold: T, of the cluster's use, 0 to 1.
         parts: Which of W0, W1, W2 are averaged.
         on_no_improvement: What to do below the threshold when the pod makes no node more level.
         hold_rounds: Attempts to place a pod that are refused at most.
         rotate: Poll from the node after the last winner instead of from the first name.
+        other_resources: Further resources that are classes.
     """
 
     configured: tuple[Fraction, ...] = (Fraction(1, 3),) * 3
@@ -62,6 +72,7 @@ class Settings:
     on_no_improvement: Literal["place", "hold"] = "place"
     hold_rounds: int = 3
     rotate: bool = False
+    other_resources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check everything.
@@ -69,9 +80,13 @@ class Settings:
         Raises:
             PolicyError: a value that is not allowed.
         """
-        if len(self.configured) != len(CLASSES) or sum(self.configured) != 1 or min(self.configured) < 0:
+        classes = (*CLASSES, *self.other_resources)
+        if len(self.configured) != len(classes) or sum(self.configured) != 1 or min(self.configured) < 0:
             shown = ",".join(str(weight) for weight in self.configured)
-            raise PolicyError(f"{NAME}: weights are {shown}; allowed are {len(CLASSES)} from 0 that sum to 1")
+            raise PolicyError(
+                f"{NAME}: weights are {shown}; allowed are {len(classes)} from 0 that sum to 1,"
+                f" of {', '.join(classes)}"
+            )
         if not 0 <= self.threshold <= 1:
             raise PolicyError(f"{NAME}: threshold is {float(self.threshold):g}; allowed is 0 to 1")
         if not self.parts or set(self.parts) - set(PARTS):
@@ -95,17 +110,23 @@ class WeightedBalance:
         self._rounds: Counter[str] = Counter()
         self._orders: tuple[object, ...] = ()
         self._weights: tuple[Fraction, ...] = ()
-        self._column: FloatArray = np.zeros((3, 1), dtype=np.float64)
+        self._count = len(self.settings.configured)
+        self._column: FloatArray = np.zeros((self._count, 1), dtype=np.float64)
         self._cursor: int | None = None
-        self._fractions = Fractions()
+        self._fractions = Fractions(self.settings.other_resources)
         self._y: FloatArray = np.zeros(0, dtype=np.float64)
         self._y_epoch = -1
         self._polls_far = False
 
     @property
+    def other_resources(self) -> tuple[str, ...]:
+        """Further resources that it wants to see."""
+        return self.settings.other_resources
+
+    @property
     def pending_by_class(self) -> tuple[int, ...]:
-        """Pods that wait for cpu, memory, gpu-memory."""
-        return tuple(self._counts[at] for at in range(len(CLASSES)))
+        """Pods that wait for cpu, memory, gpu-memory and further resources."""
+        return tuple(self._counts[at] for at in range(self._count))
 
     def weights(self, view: ClusterView) -> tuple[Fraction, ...]:
         """The weights in force, exact; `epoch` grows when they change."""
@@ -183,8 +204,7 @@ class WeightedBalance:
 
     def _utilisation(self, shares: Sequence[float]) -> float:
         """U; classes that nobody has are dropped."""
-        cpu, memory, gpu = self._fractions.capacity_total
-        return sum(shares) / max(1, (cpu > 0) + (memory > 0) + (gpu > 0))
+        return sum(shares) / max(1, sum(total > 0 for total in self._fractions.capacity_total))
 
     def _after(self, ask: Ask, rows: RowArray) -> FloatArray:
         present = self._fractions.present(rows, ask)
@@ -215,7 +235,8 @@ class WeightedBalance:
         A pod that some other node has enough for may run on none but `rows`: there is the shortage then.
         """
         self._forget(uid)
-        self._block(uid, _short_classes(view, ask) or _short_classes(view, ask, rows))
+        others = self.settings.other_resources
+        self._block(uid, _short_classes(view, ask, others) or _short_classes(view, ask, others, rows))
 
     def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
         """Count every pod that waits now; who is not among them counts no more.
@@ -226,7 +247,7 @@ class WeightedBalance:
         self._blocked = {}
         self._counts.clear()
         for ask, uids in pods:
-            classes = _short_classes(view, ask)
+            classes = _short_classes(view, ask, self.settings.other_resources)
             for uid in uids:
                 self._block(uid, classes or known.get(uid, ()))
 
@@ -259,12 +280,11 @@ class WeightedBalance:
 
 def _order(values: Sequence[float]) -> tuple[int, ...]:
     """What a precedence chart sees of values: how each pair compares."""
-    a, b, c = values
-    return ((a > b) - (a < b), (a > c) - (a < c), (b > c) - (b < c))
+    return tuple([(a > b) - (a < b) for a, b in combinations(values, 2)])
 
 
 def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) -> FloatArray:
-    """Y of many nodes: fractions float64[3, n], present float64[3, n], weights float64[3, 1] -> float64[n].
+    """Y of many nodes: fractions float64[k, n], present float64[k, n], weights float64[k, 1] -> float64[n].
 
     Overwrites `d`.
     """
@@ -272,39 +292,44 @@ def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) 
     d *= d
     share = weights if present is None else present * weights
     d *= share
-    spread: FloatArray = d[0] + d[1]
-    spread += d[2]
-    total: FloatArray = share[0] + share[1]
-    total += share[2]
-    spread /= np.maximum(total, _TINY)
+    spread = added(d)
+    spread /= np.maximum(added(share), _TINY)
     np.sqrt(spread, out=spread)
     return np.round(spread, DECIMALS, out=spread)
 
 
-def _short_classes(view: ClusterView, ask: Ask, rows: RowArray | None = None) -> tuple[int, ...]:
+def _short_classes(
+    view: ClusterView, ask: Ask, others: Sequence[str], rows: RowArray | None = None
+) -> tuple[int, ...]:
     """Find the classes that are short on the node that lacks fewest of them, ties by name.
 
     Args:
         view: The cluster.
         ask: What the pod asks for.
+        others: Further resources that are classes.
         rows: Nodes that come into question; None: all, for a pod without GPU also those without cards.
     """
     there = view.usable | (view.cpu_capacity > 0) if not ask.demands else view.usable
     rows = np.flatnonzero(there) if rows is None else rows[there[rows]]
     if not rows.size:
         return ()
-    short = _shortages(view, ask, rows)
+    short = _shortages(view, ask, others, rows)
     lacking = short.sum(axis=0)
     fewest = np.flatnonzero(lacking == lacking.min())
     closest = fewest[view.name_rank[rows[fewest]].argmin()]
     return tuple(np.flatnonzero(short[:, closest]).tolist())
 
 
-def _shortages(view: ClusterView, ask: Ask, rows: RowArray) -> BoolArray:
-    """Which classes are short on which nodes: bool[3, n]."""
-    cpu = view.cpu_capacity[rows] - view.cpu_used[rows] < ask.cpu_milli
-    memory = view.memory_capacity[rows] - view.memory_used[rows] < ask.memory_bytes
-    gpu = np.zeros(len(rows), dtype=np.bool_)
+def _shortages(view: ClusterView, ask: Ask, others: Sequence[str], rows: RowArray) -> BoolArray:
+    """Which classes are short on which nodes: bool[k, n]."""
+    columns, amounts = columns_of(view, others), dict(ask.other_resources)
+    asked = [ask.cpu_milli, ask.memory_bytes, 0, *(amounts.get(name, 0) for name in others)]
+    short = np.zeros((len(columns), len(rows)), dtype=np.bool_)
+    for at, (amount, (capacity, used)) in enumerate(zip(asked, columns, strict=True)):
+        # Of what a pod does not ask for it is never short, as kube-scheduler has it.
+        if amount:
+            short[at] = capacity[rows] - used[rows] < amount
+    gpu = short[CLASSES.index("gpu-memory")]
     for units, cards in ask.demands:
         if ask.admits is None and cards <= view.free_order.shape[0]:
             gpu |= view.free_order[cards - 1][rows] < units
@@ -312,21 +337,24 @@ def _shortages(view: ClusterView, ask: Ask, rows: RowArray) -> BoolArray:
             fits = view.free[rows] >= units
             fits &= True if ask.admits is None else ask.admits[rows]
             gpu |= np.count_nonzero(fits, axis=1) < cards
-    return np.stack((cpu, memory, gpu))
+    return short
 
 
 def make(parameters: Parameters) -> WeightedBalance:
     """Build the policy.
 
     Args:
-        parameters: `weights` (three numbers that sum to 1: cpu, memory, gpu-memory), `threshold`, `parts`
-            (some of W0,W1,W2), `on-no-improvement` (place, hold), `hold-rounds`, `rotate` (yes, no).
+        parameters: `weights` (numbers that sum to 1: cpu, memory, gpu-memory and `resources`), `threshold`,
+            `parts` (some of W0,W1,W2), `on-no-improvement` (place, hold), `hold-rounds`, `rotate` (yes, no),
+            `resources`, further classes.
 
     Raises:
         PolicyError: a value that is not allowed.
     """
     given = dict(parameters)
-    weights = tuple(_number("weights", part) for part in given.get("weights", "1/3,1/3,1/3").split(","))
+    others = parse_resources(NAME, parameters)
+    equal = ",".join([f"1/{len(CLASSES) + len(others)}"] * (len(CLASSES) + len(others)))
+    weights = tuple(_number("weights", part) for part in given.get("weights", equal).split(","))
     choice = given.get("on-no-improvement", "place")
     if choice not in {"place", "hold"}:
         raise PolicyError(f"{NAME}: on-no-improvement is {choice!r}; allowed are place, hold")
@@ -344,6 +372,7 @@ def make(parameters: Parameters) -> WeightedBalance:
             cast("Literal['place', 'hold']", choice),
             int(rounds),
             rotate == "yes",
+            others,
         )
     )
 
@@ -359,5 +388,5 @@ POLICY: Final = Entry(
     NAME,
     make,
     "keep cpu, memory and GPU memory level, the scarce class weighing more",
-    ("weights", "threshold", "parts", "on-no-improvement", "hold-rounds", "rotate"),
+    ("weights", "threshold", "parts", "on-no-improvement", "hold-rounds", "rotate", "resources"),
 )

@@ -1,0 +1,253 @@
+"""Further resources of nodes and pods: what is read, what is counted, and the formulas with more classes."""
+
+import random
+from fractions import Fraction
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+from allocator.request import PodRequest
+from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.pods import other_requests
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from tests.cluster_builders import container, node, pod
+from tests.other_policies import offered
+
+DISK, NIC = "ephemeral-storage", "example.com/nic"
+
+
+def plain(name: str = "main", restart: str | None = None, **lists: dict[str, str]) -> dict[str, object]:
+    made: dict[str, object] = {"name": name, "resources": lists}
+    return made if restart is None else {**made, "restartPolicy": restart}
+
+
+@pytest.mark.parametrize(
+    ("options", "amounts"),
+    [
+        ({"containers": [container()]}, ()),
+        ({"containers": [plain(requests={NIC: "2", "pods": "1"})]}, ((NIC, 2),)),
+        ({"containers": [plain(limits={DISK: "1Ki"})]}, ((DISK, 1024),)),
+        ({"containers": [plain(limits={DISK: "2Ki"}, requests={DISK: "1Ki"})]}, ((DISK, 1024),)),
+        ({"containers": [plain(requests={DISK: "1", NIC: "0"})] * 2}, ((DISK, 2),)),
+        ({"containers": [plain()], "init": [plain(requests={NIC: "3"})]}, ((NIC, 3),)),
+        (
+            {
+                "containers": [plain(requests={NIC: "1"})],
+                "init": [plain("side", "Always", requests={NIC: "1"}), plain(requests={NIC: "2"})],
+            },
+            ((NIC, 3),),
+        ),
+        ({"containers": [plain()], "spec": {"overhead": {DISK: "5"}}}, ((DISK, 5),)),
+        ({"containers": [plain()], "spec": {"resources": {"requests": {"hugepages-2Mi": "4Mi"}}}}, None),
+        ({"containers": [plain(requests={DISK: "much"})]}, ()),
+        ({"containers": [plain(requests={DISK: "1E"})] * 2}, ((DISK, 2 << 53),)),
+    ],
+    ids=[
+        *("none", "extended", "limit", "request", "two containers", "init", "sidecar", "overhead"),
+        *("whole pod", "unreadable", "too much"),
+    ],
+)
+def test_what_a_pod_requests(options: dict[str, Any], amounts: tuple[tuple[str, int], ...] | None) -> None:
+    expected = (("hugepages-2Mi", 4 << 20),) if amounts is None else amounts
+    assert other_requests(pod("p", **options)) == expected
+
+
+def amounts_of(state: ClusterState) -> dict[str, tuple[list[int], list[int]]]:
+    nodes = state.nodes
+    return {
+        name: (nodes.other_capacity[:, row].tolist(), nodes.other_used[:, row].tolist())
+        for name, row in nodes.rows.items()
+    }
+
+
+def asks(nic: int) -> list[dict[str, object]]:
+    return [container(resources={NIC: str(nic), DISK: "1Ki"})]
+
+
+def test_what_nodes_have_and_their_pods_use_is_counted() -> None:
+    state = ClusterState()
+    state.count_resources([DISK, NIC])
+    state.apply_pod(pod("early", node="n", version=1, containers=asks(1)), 0.0)
+    state.apply_node(node("n", version=2, resources={NIC: "8", DISK: "1Mi", "other.io/x": "1"}), 0.0)
+    state.apply_node(node("m", version=3, resources={NIC: "rubbish"}), 0.0)
+    assert amounts_of(state) == {"n": ([1 << 20, 8], [1024, 1]), "m": ([0, 0], [0, 0])}
+    version = int(state.nodes.version[state.nodes.rows["n"]])
+    state.apply_pod(pod("q", version=4, containers=asks(2)), 0.0)
+    take = state.take("uid-q", "n", None, 0.0)
+    assert amounts_of(state)["n"][1] == [2048, 3]
+    assert int(state.nodes.version[state.nodes.rows["n"]]) > version
+    state.roll_back(take, 0.0)
+    assert amounts_of(state)["n"][1] == [1024, 1]
+    state.take("uid-q", "n", None, 0.0)
+    state.apply_pod(pod("q", node="n", version=5, containers=asks(2)), 0.0)
+    assert amounts_of(state)["n"][1] == [2048, 3]
+    state.delete_node("n", "6", 0.0)
+    state.delete_pod(pod("early", node="n", version=7, containers=asks(1)), "7", 0.0)
+    assert amounts_of(state) == {"m": ([0, 0], [0, 0])}
+    state.apply_node(node("n", version=8, resources={NIC: "4"}), 0.0)
+    assert amounts_of(state)["n"] == ([0, 4], [1024, 2])
+    state.apply_pod(pod("q", node="n", version=9, phase="Succeeded", containers=asks(2)), 0.0)
+    assert amounts_of(state)["n"] == ([0, 4], [0, 0])
+
+
+def test_a_node_that_is_not_there_yet_keeps_what_its_pods_use() -> None:
+    """Also where they request nothing else."""
+    state = ClusterState()
+    state.count_resources([NIC])
+    state.apply_pod(pod("p", node="n", containers=[plain(requests={NIC: "2"})]), 0.0)
+    state.apply_node(node("n", version=2, resources={NIC: "8"}), 0.0)
+    assert amounts_of(state) == {"n": ([8], [2])}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_the_same_whenever_somebody_wants_to_see_it(seed: int) -> None:
+    rng = random.Random(seed)
+    early, late = ClusterState(), ClusterState()
+    early.count_resources([DISK, NIC])
+    for version in range(1, 200):
+        name = f"n{rng.randrange(6)}"
+        uid = f"p{rng.randrange(30)}"
+        where = rng.choice(("", name))
+        phase = rng.choice(("Running", "Running", "Failed"))
+        made_node = node(name, version=version, resources={NIC: str(rng.randrange(9))})
+        made_pod = pod(uid, version=version, node=where, phase=phase, containers=asks(rng.randrange(4)))
+        change = rng.randrange(5)
+        for state in (early, late):
+            if change == 0:
+                state.apply_node(made_node, 0.0)
+            elif change == 1:
+                state.delete_node(name, str(version), 0.0)
+            elif change == 2:
+                state.delete_pod(made_pod, str(version), 0.0)
+            else:
+                state.apply_pod(made_pod, 0.0)
+    late.count_resources([DISK, NIC])
+    assert amounts_of(late) == amounts_of(early)
+    version = late.nodes.version.copy()
+    late.count_resources([DISK, NIC])
+    assert (late.nodes.version == version).all()
+    late.count_resources([])
+    assert not late.nodes.other_resources
+
+
+def test_rows_that_come_and_go() -> None:
+    nodes = NodeArrays(rows=1, cards=1)
+    nodes.count_resources([NIC])
+    for name in ("a", "b", "c"):
+        nodes.set_others(nodes.add(name), [8], [1 << 62])
+    copied = nodes.copy()
+    nodes.remove("b")
+    assert nodes.other_capacity[0].tolist()[:3] == [8, 0, 8]
+    assert copied.other_capacity[0].tolist()[:3] == [8, 8, 8]
+    assert int(copied.other_used[0, 0]) == 1 << 60
+
+
+def cluster(rng: random.Random, rows: int) -> NodeArrays:
+    nodes = NodeArrays(rows=rows, cards=2)
+    nodes.count_resources([NIC, DISK])
+    for number in range(rows):
+        row = nodes.add(f"n{number}")
+        cpu, memory = rng.choice((0, 40)), rng.randrange(1, 99)
+        nodes.set_capacity(row, cpu, memory)
+        nodes.set_requested(row, rng.randrange(cpu + 1), rng.randrange(memory + 1))
+        nodes.set_cards(row, [16, 16], [rng.randrange(17), rng.randrange(17)])
+        has = [rng.choice((0, 8)), rng.choice((0, 1 << 40))]
+        nodes.set_others(row, has, [rng.randrange(each + 1) for each in has])
+    return nodes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_formulas_with_five_classes(seed: int) -> None:
+    """Classes are in the policy's order, whatever the view's is; of a node without one it is dropped."""
+    rng = random.Random(seed)
+    nodes = cluster(rng, 12)
+    amounts = {NIC: rng.randrange(4), DISK: rng.randrange(1 << 30), "a.b/c": 1}
+    ask = Ask(rng.randrange(4), rng.randrange(9), (CardDemand(3, 1),), other_resources=tuple(amounts.items()))
+    named = {"resources": f"{DISK},{NIC},nobody.has/it"}
+    rows = np.flatnonzero(nodes.usable)
+    weights = [Fraction(part, 21) for part in range(1, 7)]
+    given = {"weights": ",".join(map(str, weights)), "parts": "W0", "threshold": "0"}
+    weighted = make("weighted-balance", named | given).score(nodes, ask, rows)
+    varied = make("balanced", named).score(nodes, ask, rows)
+    meant = make("least-requested", named).score(nodes, ask, rows)
+    for at, row in enumerate(rows.tolist()):
+        columns = [
+            (nodes.cpu_capacity[row], nodes.cpu_used[row] + ask.cpu_milli, weights[0]),
+            (nodes.memory_capacity[row], nodes.memory_used[row] + ask.memory_bytes, weights[1]),
+            (nodes.gpu_capacity[row], nodes.gpu_used[row] + 3, weights[2]),
+            (nodes.other_capacity[1, row], nodes.other_used[1, row] + amounts[DISK], weights[3]),
+            (nodes.other_capacity[0, row], nodes.other_used[0, row] + amounts[NIC], weights[4]),
+        ]
+        there = [(int(used) / int(has), float(weight)) for has, used, weight in columns if has]
+        fractions = [fraction for fraction, _ in there]
+        mean = sum(fractions) / len(fractions)
+        assert meant[at] == pytest.approx(mean, abs=1e-11)
+        assert varied[at] == pytest.approx(
+            sum((fraction - mean) ** 2 for fraction in fractions) / len(fractions), abs=1e-11
+        )
+        level = sum(weight * (fraction - mean) ** 2 for fraction, weight in there)
+        expected = sqrt(level / sum(weight for _, weight in there))
+        assert weighted[at] == pytest.approx(expected, abs=1e-9)
+
+
+def test_scores_follow_when_others_are_seen() -> None:
+    nodes = NodeArrays(rows=1, cards=1)
+    nodes.count_resources([NIC])
+    row = nodes.add("n")
+    nodes.set_capacity(row, 10, 10)
+    nodes.set_cards(row, [10], [0])
+    nodes.set_others(row, [10], [8])
+    policy, rows = make("least-requested", {"resources": NIC}), np.array([row])
+    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.2])
+    nodes.count_resources([DISK, NIC])
+    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == [0.0]
+    nodes.set_others(row, [10, 10], [0, 4])
+    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.1])
+
+
+def test_a_class_that_pods_wait_for_counts() -> None:
+    nodes = NodeArrays(rows=1, cards=1)
+    nodes.count_resources([NIC])
+    row = nodes.add("n")
+    nodes.set_capacity(row, 10, 10)
+    nodes.set_requested(row, 20, 0)
+    nodes.set_cards(row, [10], [0])
+    nodes.set_others(row, [4], [2])
+    policy: Any = make("weighted-balance", {"resources": NIC})
+    waiting = [
+        (Ask(0, 0, (), other_resources=((NIC, 3),)), ["a", "b"]),
+        (Ask(0, 11, (), other_resources=((NIC, 3),)), ["c"]),
+        (Ask(0, 0, (), other_resources=((NIC, 2),)), ["fits, and asks for no cpu"]),
+    ]
+    policy.waiting(nodes, waiting)
+    assert policy.pending_by_class == (0, 1, 0, 3)
+
+
+class Sees:
+    """A policy of a plug-in that wants to see a resource."""
+
+    epoch = 0
+    other_resources = ("a.b/c",)
+
+    def score(self, _view: Any, _ask: Ask, rows: Any) -> Any:
+        return np.zeros(len(rows))
+
+
+def test_what_policies_want_to_see() -> None:
+    with offered(NODE_POLICIES, sees=lambda _: Sees()):
+        policies = Policies("balanced", parameters={"resources": f"{NIC}, {DISK}"})
+        told: list[Any] = []
+        policies.resources_changed.connect(told.append)
+        assert policies.other_resources == (DISK, NIC)
+        policies.of(PodRequest((), node_policy="sees"))
+        assert told == [("a.b/c", DISK, NIC)]
+        policies.configure("fragmentation", {"weighted-balance": {"resources": DISK}})
+        # Those of the beginning hold where a configuration says nothing else of the policy.
+        assert told[1:] == [(DISK, NIC)]
+        policies.configure("balanced", {"balanced": {}})
+        assert told[2:] == [()]
