@@ -1,16 +1,29 @@
-"""The table of `gpupack node --check`."""
+"""The tables of `gpupack node --check`, and of what `--prove` adds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from rich.style import Style
 
 from deviceplugin.check import Finding, served
+from deviceplugin.proof.report import ProofReport
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
 from kubeapi.errors import printable
 
-_STYLES: Final = {"ok": PLAIN, "less": Style(color="yellow"), "bad": Style(color="red")}
+_GOOD: Final = PLAIN
+_DOUBTFUL: Final = Style(color="yellow")
+_WRONG: Final = Style(color="red")
+_STYLES: Final = {
+    "ok": _GOOD,
+    "less": _DOUBTFUL,
+    "bad": _WRONG,
+    "proven": _GOOD,
+    "measured": _GOOD,
+    "unproven": _DOUBTFUL,
+    "refuted": _WRONG,
+}
+_RESULTS: Final = ("proven", "measured", "unproven", "refuted")
 
 
 def render(findings: Sequence[Finding], output: str, *, colour: bool) -> str:
@@ -29,14 +42,63 @@ def render(findings: Sequence[Finding], output: str, *, colour: bool) -> str:
     verdict = (
         "A daemon can serve pods here." if served(list(findings)) else "A daemon cannot serve pods here."
     )
-    return "\n".join([*grid(_lines(findings), colour=colour), "", verdict])
+    return "\n".join([*_found(findings, colour=colour), "", verdict])
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
-    yield Line([Cell(title, HEADER) for title in ("WHAT", "", "FOUND", "USE")])
-    for finding in findings:
-        cells = [finding.what, finding.verdict, finding.found, finding.uses]
-        style = _STYLES[finding.verdict]
-        yield Line(
-            [Cell(printable(text) or "-", style if at == 1 else PLAIN) for at, text in enumerate(cells)]
-        )
+def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
+    """Write what was tried, and what to send.
+
+    Args:
+        report: of the run.
+        output: `table`: tables, then the JSON in one line; `json`: that alone.
+        colour: for a terminal; without effect on JSON.
+
+    Returns:
+        Text without a final line break.
+    """
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    results = [proof.result for proof in report.proofs]
+    counts = ", ".join(f"{results.count(result)} {result}" for result in _RESULTS)
+    ended = "Interrupted, and what had been done was undone: " if report.interrupted else ""
+    known = [card.uuid for card in report.cards]
+    return "\n".join(
+        [
+            *_found(report.findings, colour=colour),
+            *(
+                line
+                for uuid in dict.fromkeys([*known, *(proof.card for proof in report.proofs)])
+                for line in _proofs(report, uuid, colour=colour)
+            ),
+            "",
+            f"{ended}{counts}. Please send us what follows (docs/hardware.md):",
+            "",
+            msgspec.json.encode(report).decode(),
+        ]
+    )
+
+
+def _found(findings: Sequence[Finding], *, colour: bool) -> list[str]:
+    rows = [_row(finding.what, finding.verdict, finding.found, finding.uses) for finding in findings]
+    return list(grid([_heading("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
+
+
+def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
+    """Write the table of one card."""
+    models = {card.uuid: card.model for card in report.cards}
+    rows = [
+        _row(proof.what, proof.result, proof.found, proof.means)
+        for proof in report.proofs
+        if proof.card == uuid
+    ]
+    title = printable(f"{models.get(uuid, '')} {uuid}".strip())
+    return ["", title, *grid([_heading("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)] if rows else []
+
+
+def _heading(*titles: str) -> Line:
+    return Line([Cell(title, HEADER) for title in titles])
+
+
+def _row(what: str, verdict: str, *more: str) -> Line:
+    texts = [printable(text) or "-" for text in (what, verdict, *more)]
+    return Line([Cell(texts[0]), Cell(texts[1], _STYLES[verdict]), *map(Cell, texts[2:])])

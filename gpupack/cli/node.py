@@ -1,5 +1,6 @@
 """`gpupack node`: the daemon of one node."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -7,7 +8,16 @@ from typing import Any, NoReturn
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY
-from gpupack.cli.common import FAILED, card_policy_parameter, fail, log_format, prepare, serve, version_option
+from gpupack.cli.common import (
+    FAILED,
+    INTERRUPTED,
+    card_policy_parameter,
+    fail,
+    log_format,
+    prepare,
+    serve,
+    version_option,
+)
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
 
@@ -185,6 +195,18 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
     "daemon cannot serve pods, 2 for wrong options.",
 )
 @click.option(
+    "--prove",
+    is_flag=True,
+    help="With --check: try out what the cards and their driver do, as root, limits on idle cards only, and "
+    "undo it. Exits 1 where something is not as documented, or there is no card.",
+)
+@click.option(
+    "--prove-busy", is_flag=True, help="With --prove: try limits also where somebody uses the card."
+)
+@click.option(
+    "--prove-mig", is_flag=True, help="With --prove: create a MIG instance, and destroy it, in MIG mode."
+)
+@click.option(
     "-o",
     "--output",
     default="table",
@@ -200,10 +222,15 @@ def node(**options: Any) -> None:
     from gpupack.logs import configure
 
     only_check, output = options.pop("check"), options.pop("output")
+    proof = {name: options.pop(f"prove{name}") for name in ("", "_busy", "_mig")}
+    if proof[""] and not only_check:
+        raise click.UsageError("--prove: allowed with --check only")
+    if not proof[""] and any(proof.values()):
+        raise click.UsageError("--prove-busy, --prove-mig: allowed with --prove only")
     options["device_list_strategy"] = _strategy(options)
     options["cdi_dirs"] = tuple(map(Path, options["cdi_dirs"]))
     if only_check:
-        _check(options, output)
+        _check(options, output, proof)
     if options["node_name"] is None:
         raise click.MissingParameter(param_hint="'--node-name'", param_type="option")
     # First: it loads structlog without what a daemon has no use for.
@@ -218,8 +245,8 @@ def node(**options: Any) -> None:
     serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
 
 
-def _check(options: dict[str, Any], output: str) -> NoReturn:
-    """Say what the node offers, and exit."""
+def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoReturn:
+    """Say what the node offers, and with `proof` what its cards do, and exit."""
     from deviceplugin.check import check, served
     from deviceplugin.errors import ProfileError
     from deviceplugin.settings import Settings
@@ -237,9 +264,32 @@ def _check(options: dict[str, Any], output: str) -> NoReturn:
     faults = settings.faults()
     if faults:
         raise click.UsageError("\n".join(faults))
+    if proof[""]:
+        _prove(settings, output, busy=proof["_busy"], instances=proof["_mig"])
     try:
         findings = check(settings)
     except ProfileError as error:  # an option that is wrong, as for the daemon
         fail(error)
     click.echo(render(findings, output, colour=sys.stdout.isatty()))
     sys.exit(0 if served(findings) else FAILED)
+
+
+def _prove(settings: Any, output: str, *, busy: bool, instances: bool) -> NoReturn:
+    """Say what the cards of the node do, and exit."""
+    from deviceplugin.errors import GpuError, ProfileError
+    from deviceplugin.proof.report import prove_node
+    from gpupack import __version__
+    from gpupack.nodecheck import render_report
+
+    if settings.gpus == "nvml" and os.geteuid() != 0:
+        raise click.UsageError(f"--prove: allowed to root only, this is user {os.geteuid()}")
+    try:
+        report = prove_node(settings, __version__, busy=busy, instances=instances)
+    except ProfileError as error:
+        fail(error)
+    except GpuError as error:
+        fail(GpuError(f"nothing to prove: {error}"), FAILED)
+    click.echo(render_report(report, output, colour=sys.stdout.isatty()))
+    if report.interrupted:
+        sys.exit(INTERRUPTED)
+    sys.exit(FAILED if report.refuted else 0)

@@ -12,6 +12,8 @@ EVENT_WAIT_MS: Final = 500
 
 _XID: Final = pynvml.nvmlEventTypeXidCriticalError
 _MIG: Final = pynvml.nvmlEventMigConfigChange
+KINDS: Final = {"XID errors": _XID, "MIG changes": _MIG}
+"""What is asked for, in words."""
 
 
 class NvmlEvents:

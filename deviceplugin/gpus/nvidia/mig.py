@@ -155,6 +155,15 @@ def partition(
     )
 
 
+def smallest_profile(model: str, schedulable_mib: int) -> str:
+    """Name the smallest instance that a card can have.
+
+    Raises:
+        LayoutError: the card cannot be partitioned.
+    """
+    return _board(model, schedulable_mib).names[0]
+
+
 def _check(one: Wanted, board: _Board, model: str) -> None:
     """Refuse an instance that the board does not know."""
     shape = board.shapes.get(one.gpu_profile)

@@ -17,7 +17,7 @@ from deviceplugin.gpus.api.health_events import EventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted
+from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted, smallest_profile
 from deviceplugin.gpus.simulated.board import Board, Use
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.gpus.simulated.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
@@ -280,6 +280,29 @@ class SimulatedGpus:
             except LayoutError as error:
                 raise GpuError(f"card {board.card.uuid}: {error}") from error
             self._list()
+
+    def layout(self, uuid: str) -> tuple[str, ...] | None:
+        """Name the profiles of a card's instances; None without MIG mode.
+
+        Raises:
+            GpuError: no such card.
+        """
+        with self._lock:
+            instances = self._board(uuid).instances
+        return None if instances is None else tuple(one.profile for one in instances)
+
+    def smallest_profile(self, uuid: str) -> str:
+        """Name the smallest instance that a card can have.
+
+        Raises:
+            GpuError: no such card, or it can have none.
+        """
+        with self._lock:
+            card = self._board(uuid).card
+        try:
+            return smallest_profile(card.model, card.schedulable_mib)
+        except LayoutError as error:
+            raise GpuError(f"card {card.uuid}: {error}") from error
 
     def hang(self, seconds: float = float("inf")) -> None:
         """Let every call of the driver hang from now on, for so many seconds or until `resume`."""

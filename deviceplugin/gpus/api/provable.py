@@ -1,0 +1,86 @@
+"""What `gpupack node --check --prove` asks of cards beyond what the daemon does."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from deviceplugin.gpus.api.memory_info import MemoryInfo
+
+
+class MemoryUser(Protocol):
+    """A process of ours that uses memory of one card, in one cgroup. All methods may block."""
+
+    @property
+    def pid(self) -> int:
+        """Its number in the host's pid namespace."""
+        ...
+
+    def start(self) -> int:
+        """Make what a process needs before it can have memory of the card.
+
+        Returns:
+            MiB that the process is told to be the card's size.
+
+        Raises:
+            GpuError: it cannot.
+        """
+        ...
+
+    def allocate(self, mib: int) -> bool:
+        """Use more of the card; False where that is refused because there is no memory.
+
+        Raises:
+            GpuError: it fails otherwise.
+        """
+        ...
+
+    def end(self) -> None:
+        """End the process, and with it what it uses; twice is allowed."""
+        ...
+
+
+class Provable(Protocol):
+    """Cards about which more can be found out, while their source is open. All methods may block."""
+
+    def driver_version(self) -> str:
+        """Name the driver's version."""
+        ...
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Read what the driver says of a card's memory, as it says it.
+
+        Raises:
+            GpuError: it does not say.
+        """
+        ...
+
+    def event_kinds(self, uuid: str) -> Mapping[str, str]:
+        """Ask for each kind of news of a card, and take that back; says why not, empty where granted."""
+        ...
+
+    def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
+        """Tell whether a whole card is in MIG mode, and will be after a reset; None where it has none.
+
+        Raises:
+            GpuError: it does not say.
+        """
+        ...
+
+    def create_instance(self, uuid: str) -> Callable[[], None]:
+        """Create the smallest MIG instance on a card that is in MIG mode.
+
+        Returns:
+            What destroys it again.
+
+        Raises:
+            GpuError: it cannot be created.
+        """
+        ...
+
+    def memory_user(self, uuid: str, cgroup: Path) -> MemoryUser:
+        """Begin a process in a cgroup that may use memory of a card.
+
+        Raises:
+            GpuError: it cannot be begun there.
+        """
+        ...

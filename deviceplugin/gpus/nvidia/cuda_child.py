@@ -1,0 +1,122 @@
+"""A process that uses memory of one card through the CUDA driver, told line by line what to do.
+
+`cuda_process` is the other side: it puts this process into a cgroup before the first line. Started as
+
+    CUDA_VISIBLE_DEVICES=<UUID> python -m deviceplugin.gpus.nvidia.cuda_child
+
+it answers each line of its input with one line of JSON:
+
+    start         makes a context                {"total_mib": 81079}
+    allocate N    has N MiB more                 {"given": true}, or false where there is no memory
+                  whatever fails otherwise       {"error": "cuInit: CUDA_ERROR_NO_DEVICE (100)"}
+
+and ends with its input, so that nothing outlasts whoever began it. Nothing of gpupack is imported.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+LIBRARY = "libcuda.so.1"
+
+_MIB = 1 << 20
+_OUT_OF_MEMORY = 2
+
+
+class CudaError(Exception):
+    """A call of the driver that failed.
+
+    Args:
+        call: its name.
+        code: what it returned.
+        text: the same in words.
+    """
+
+    def __init__(self, call: str, code: int, text: str) -> None:
+        super().__init__(f"{call}: {text} ({code})")
+        self.code = code
+
+
+class Cuda:
+    """The few calls of the CUDA driver API that are needed, whose signatures are those of CUDA 11 and later.
+
+    Args:
+        library: the driver's, as ctypes loads it.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def start(self) -> int:
+        """Make a context on the first card that is visible; returns MiB of the card as it is told here."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return total.value // _MIB
+
+    def allocate(self, mib: int) -> bool:
+        """Have so much more; False where there is no memory."""
+        place = ctypes.c_void_p()
+        try:
+            self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(mib * _MIB))
+        except CudaError as error:
+            if error.code == _OUT_OF_MEMORY:
+                return False
+            raise
+        return True
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise CudaError(name, code, self._text(code))
+
+    def _text(self, code: int) -> str:
+        text = ctypes.c_char_p()
+        if self._library.cuGetErrorName(code, ctypes.byref(text)) or text.value is None:
+            return "an error without a name"
+        return text.value.decode("ascii", "replace")
+
+
+def serve(lines: Iterable[str], answer: Callable[[str], None], load: Callable[[str], Any]) -> None:
+    """Do what the lines say until there are no more.
+
+    Args:
+        lines: see the module.
+        answer: takes each answer.
+        load: loads the driver's library by its name.
+    """
+    cuda: Cuda | None = None
+    for line in lines:
+        word, *rest = line.split() or [""]
+        said: dict[str, Any]
+        try:
+            if word == "start":
+                cuda = Cuda(load(LIBRARY))
+                said = {"total_mib": cuda.start()}
+            elif word == "allocate" and cuda is not None:
+                said = {"given": cuda.allocate(int(rest[0]))}
+            else:
+                said = {"error": f"{line.strip()[:64]!r}: allowed are start, then allocate N"}
+        except (CudaError, OSError, AttributeError, ValueError, IndexError) as error:
+            said = {"error": str(error)}
+        answer(json.dumps(said))
+
+
+def main() -> None:
+    """Serve on the standard streams."""
+
+    def answer(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    serve(sys.stdin, answer, ctypes.CDLL)
+
+
+if __name__ == "__main__":
+    main()

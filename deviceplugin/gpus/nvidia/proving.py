@@ -1,0 +1,120 @@
+"""What NVIDIA's driver can be asked beyond what the daemon needs, for `gpupack node --check --prove`.
+
+Source: NVML API Reference, "Event Handling Methods" and "Multi Instance GPU Management".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.memory_info import MemoryInfo
+from deviceplugin.gpus.nvidia.cuda_process import COMMAND, CudaProcess
+from deviceplugin.gpus.nvidia.events import KINDS
+from deviceplugin.gpus.nvidia.source import NvmlGpus
+
+
+class NvmlProvable:
+    """`Provable` by NVML and the CUDA driver.
+
+    Args:
+        source: the cards, open.
+        command: the program of `CudaProcess`.
+    """
+
+    def __init__(self, source: NvmlGpus, command: Sequence[str] = COMMAND) -> None:
+        self._source = source
+        self._command = tuple(command)
+
+    def driver_version(self) -> str:
+        """Name the driver's version."""
+        return self._source.driver_version()
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Read what the driver says of a card's memory."""
+        return self._source.memory_info(uuid)
+
+    def event_kinds(self, uuid: str) -> Mapping[str, str]:
+        """Register for each kind of event by itself; see `Provable.event_kinds`."""
+        found = {}
+        for name, kind in KINDS.items():
+            try:
+                events = pynvml.nvmlEventSetCreate()
+                try:
+                    pynvml.nvmlDeviceRegisterEvents(_handle(uuid), kind, events)
+                finally:
+                    pynvml.nvmlEventSetFree(events)
+            except (pynvml.NVMLError, GpuError) as error:
+                found[name] = str(error)
+            else:
+                found[name] = ""
+        return found
+
+    def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
+        """Read the mode that is and the one that is to come; see `Provable.mig_mode`."""
+        try:
+            now, pending = pynvml.nvmlDeviceGetMigMode(_handle(uuid))
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise GpuError(f"MIG mode of card {uuid} cannot be read: {error}") from error
+        return now == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE
+
+    def create_instance(self, uuid: str) -> Callable[[], None]:
+        """Create a GPU instance of one slice with one compute instance; see `Provable.create_instance`."""
+        handle = _handle(uuid)
+        try:
+            profile = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(
+                handle, pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
+            )
+            instance = pynvml.nvmlDeviceCreateGpuInstance(handle, profile.id)
+        except pynvml.NVMLError as error:
+            raise GpuError(f"no GPU instance can be created on card {uuid}: {error}") from error
+        try:
+            part = _create_part(instance)
+        except BaseException as error:
+            _destroy(pynvml.nvmlGpuInstanceDestroy, instance)
+            if isinstance(error, pynvml.NVMLError):
+                raise GpuError(f"no compute instance can be created on card {uuid}: {error}") from error
+            raise
+
+        def undo() -> None:
+            _destroy(pynvml.nvmlComputeInstanceDestroy, part)
+            _destroy(pynvml.nvmlGpuInstanceDestroy, instance)
+
+        return undo
+
+    def memory_user(self, uuid: str, cgroup: Path) -> CudaProcess:
+        """Begin a process that has the CUDA driver; see `Provable.memory_user`."""
+        return CudaProcess(uuid, cgroup, self._command)
+
+
+_SHARED: Final = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+
+
+def _create_part(instance: Any) -> Any:
+    profile = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        instance, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, _SHARED
+    )
+    return pynvml.nvmlGpuInstanceCreateComputeInstance(instance, profile.id)
+
+
+def _destroy(call: Callable[[Any], None], what: Any) -> None:
+    """Destroy an instance.
+
+    Raises:
+        GpuError: it stands.
+    """
+    try:
+        call(what)
+    except pynvml.NVMLError as error:
+        raise GpuError(f"a MIG instance cannot be destroyed: {error}") from error
+
+
+def _handle(uuid: str) -> Any:
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        raise GpuError(f"card {uuid[:256]!r} cannot be found: {error}") from error

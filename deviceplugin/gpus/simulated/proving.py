@@ -1,0 +1,98 @@
+"""What simulated cards say where real ones are proven: by the same moods as to the daemon."""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from deviceplugin.errors import GpuError, LimitError
+from deviceplugin.gpus.api.memory_info import MemoryInfo
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+
+FIRST_PID: Final = 1 << 22
+"""Simulated processes have numbers from here on, which the kernel gives to none."""
+
+_PIDS: Final = count(FIRST_PID)
+
+
+class SimulatedProvable:
+    """`Provable` by a simulated driver.
+
+    Args:
+        source: the cards.
+        version: of the driver.
+    """
+
+    def __init__(self, source: SimulatedGpus, version: str = "simulated") -> None:
+        self._source = source
+        self._version = version
+
+    def driver_version(self) -> str:
+        """Name the profile's."""
+        return self._version
+
+    def memory_info(self, uuid: str) -> MemoryInfo:
+        """Say what the driver would of a card's memory."""
+        return self._source.memory_info(uuid)
+
+    def event_kinds(self, uuid: str) -> Mapping[str, str]:
+        """Grant both kinds of news."""
+        del uuid
+        return {"XID errors": "", "MIG changes": ""}
+
+    def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
+        """Tell whether a card is partitioned."""
+        layout = self._source.layout(uuid)
+        return layout is not None, layout is not None
+
+    def create_instance(self, uuid: str) -> Callable[[], None]:
+        """Add the smallest instance to a card's layout; see `Provable.create_instance`."""
+        before = self._source.layout(uuid)
+        if before is None:
+            raise GpuError(f"no GPU instance can be created on card {uuid}: it is not in MIG mode")
+        self._source.partition(uuid, [*before, self._source.smallest_profile(uuid)])
+        return lambda: self._source.partition(uuid, before)
+
+    def memory_user(self, uuid: str, cgroup: Path) -> "SimulatedMemoryUser":
+        """Begin a simulated process; see `Provable.memory_user`."""
+        return SimulatedMemoryUser(self._source, uuid, cgroup)
+
+
+class SimulatedMemoryUser:
+    """A `MemoryUser` on a simulated card.
+
+    Args:
+        source: the cards.
+        uuid: of the card.
+        cgroup: that the process is in.
+    """
+
+    def __init__(self, source: SimulatedGpus, uuid: str, cgroup: Path) -> None:
+        self._source = source
+        self._uuid = uuid
+        self._cgroup = cgroup
+        self._used_mib = 0
+        self.pid = next(_PIDS)
+
+    def start(self) -> int:
+        """Tell the card's size, or the limit; see `MemoryUser.start`."""
+        card = next(card for card in self._source.cards() if card.uuid == self._uuid)
+        try:
+            limit_mib = self._source.limits.read(self._uuid, self._cgroup).hard_mib
+        except LimitError:
+            limit_mib = None
+        return card.schedulable_mib if limit_mib is None else min(limit_mib, card.schedulable_mib)
+
+    def allocate(self, mib: int) -> bool:
+        """Use more, unless a limit or the card refuses it."""
+        try:
+            self._source.limits.use(self._uuid, self.pid, self._used_mib + mib, self._cgroup)
+        except GpuError:
+            return False
+        self._used_mib += mib
+        return True
+
+    def end(self) -> None:
+        """Use nothing any more."""
+        self._source.limits.use(self._uuid, self.pid, 0, self._cgroup)
+        self._used_mib = 0

@@ -1,0 +1,1 @@
+"""What a card and its driver really do, tried out: `gpupack node --check --prove`."""

@@ -1,0 +1,370 @@
+"""Tries out what a card and its driver do where NVIDIA's documents allow several ways, or were never checked.
+
+A step that fails is one line that says so, and the others go on. Nothing is changed on a card that somebody
+uses, unless that is asked for; whatever is made is undone by `scratch.Undo`.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast
+
+import msgspec
+
+from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, node_paths
+from deviceplugin.errors import DevicePluginError, GpuError, LimitError
+from deviceplugin.gpus.api.card_listing import whole
+from deviceplugin.gpus.api.memory_info import MIB
+from deviceplugin.gpus.api.memory_limits import DMEM_FILE, NO_FILES, LimitReading, MemoryLimits
+from deviceplugin.gpus.api.provable import MemoryUser, Provable
+from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource
+from deviceplugin.proof.scratch import ScratchCgroup, Undo, signals_wait
+
+Result = Literal["proven", "refuted", "measured", "unproven"]
+"""As documented or promised; not so; a fact that the documents leave open; not found out."""
+
+LIMIT_MIB: Final = 2047
+"""The limit that is tried: room for a context, and odd, so that a driver that rounds is found out."""
+
+PIECE_MIB: Final = 128
+IDLE_MIB: Final = 256
+"""A card on which no process is and that measures no more is idle."""
+
+BUSY: Final = "nothing was changed; --prove-busy tries it all the same"
+_NOT_V2: Final = "the driver takes limits on cgroup v2 only"
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """One thing that was tried.
+
+    Attributes:
+        card: its UUID.
+        what: was tried.
+        result: see `Result`.
+        found: on this card.
+        means: for gpupack; or why it was not found out.
+    """
+
+    card: str
+    what: str
+    result: Result
+    found: str
+    means: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofOptions:
+    """What may be done, and where.
+
+    Attributes:
+        busy: try limits and instances also on a card that somebody uses.
+        instances: create a MIG instance, and destroy it.
+        cgroup_root: where the host's cgroups are mounted.
+        devices: folder of device nodes; None for cards that have none.
+        drivers: where the kernel's drivers show their files.
+    """
+
+    busy: bool = False
+    instances: bool = False
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    devices: Path | None = DEVICES
+    drivers: Path = DRIVERS
+
+
+class Prover:
+    """Tries one card after the other.
+
+    Args:
+        source: the cards, open.
+        provable: the same cards.
+        options: what may be done.
+        scratch: the cgroup in which limits are tried.
+        mps: says whether a card's MPS control daemon answers.
+        clock: seconds, for what is timed.
+
+    Attributes:
+        proofs: what was found out so far, also after an exception.
+    """
+
+    def __init__(
+        self,
+        source: GpuSource,
+        provable: Provable,
+        options: ProofOptions,
+        scratch: ScratchCgroup,
+        mps: Callable[[str], str],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._source = source
+        self._provable = provable
+        self._options = options
+        self._scratch = scratch
+        self._mps = mps
+        self._clock = clock
+        self._card = ""
+        self.proofs: list[Proof] = []
+
+    def run(self) -> None:
+        """Try everything on every card; an exception leaves nothing behind."""
+        cards = list(self._source.cards())
+        for card in cards:
+            self._card = card.uuid
+            if card.error is not None:
+                self._say("card", "unproven", card.error, "nothing was tried")
+                continue
+            self._read(card)
+            if card.parent is None:
+                self._try_limits(card)
+            else:
+                self._say_instance(card)
+        for uuid in dict.fromkeys(whole(card) for card in cards):
+            self._card = uuid
+            self._try_mig(uuid)
+
+    def _say(self, what: str, result: Result, found: str, means: str = "") -> None:
+        self.proofs.append(Proof(self._card, what, result, found[:256], means))
+
+    def _judge(self, what: str, right: bool, found: str, means: str = "") -> None:
+        self._say(what, "proven" if right else "refuted", found, means)
+
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        """Make a line of what fails."""
+        try:
+            yield
+        except (DevicePluginError, OSError) as error:
+            self._say(what, "unproven", str(error))
+
+    def _sample(self) -> GpuSample:
+        for sample in self._source.sample():
+            if sample.uuid == self._card:
+                return sample
+        raise GpuError("the card is not there any more")
+
+    # --- what is only read --------------------------------------------------------------------------
+
+    def _read(self, card: GpuCard) -> None:
+        with self._step("used and reserved memory"):
+            self._read_memory(card)
+        with self._step("news of the card"):
+            kinds = self._provable.event_kinds(whole(card))
+            lacks = [f"{kind}: {why}" for kind, why in kinds.items() if why]
+            found = "; ".join(lacks) or " and ".join(kinds)
+            self._judge("news of the card", not lacks, found, "seen without a measurement")
+        with self._step("MPS"):
+            self._say("MPS", "measured", self._mps(card.uuid), "docs/mps.md")
+
+    def _read_memory(self, card: GpuCard) -> None:
+        what, info = "used and reserved memory", self._provable.memory_info(card.uuid)
+        parts = {"total": info.total, "reserved": info.reserved, "free": info.free, "used": info.used}
+        numbers = ", ".join(f"{name} {value / MIB:.1f}" for name, value in parts.items())
+        if info.counts_reserved is None:
+            self._say(what, "unproven", f"{numbers} MiB", "they do not say whether used has reserved in it")
+            return
+        told = "used has reserved in it" if info.counts_reserved else "used is without reserved"
+        self._say(what, "measured", f"{told}: {numbers} MiB")
+        if self._who_uses() is None:
+            alone_mib = -(-info.used_alone // MIB)
+            empty = alone_mib <= IDLE_MIB
+            self._judge("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
+
+    def _who_uses(self) -> str | None:
+        """Say who uses the card, None for nobody."""
+        sample = self._sample()
+        if sample.error is not None:
+            return sample.error
+        if sample.processes is None:
+            return "the driver does not tell who uses the card; it does in the host's pid namespace"
+        if sample.processes:
+            return f"{len(sample.processes)} processes use the card"
+        return f"{sample.used_mib} MiB of the card are used" if sample.used_mib > IDLE_MIB else None
+
+    def _say_instance(self, card: GpuCard) -> None:
+        self._say("limits", "unproven", "a MIG instance", "the driver holds none; its size is its limit")
+        options = self._options
+        if options.devices is not None:
+            paths = node_paths(card, self._source.vendor, options.devices, options.drivers)
+            found, result = (", ".join(paths), "proven") if paths else ("not all are here", "unproven")
+            self._say("device nodes", cast("Result", result), found, "for --pass-device-specs")
+
+    # --- limits -------------------------------------------------------------------------------------
+
+    def _try_limits(self, card: GpuCard) -> None:
+        """Try limits on a whole card, unless something is in the way."""
+        what = "limits"
+        with self._step(what):
+            user = None if self._options.busy else self._who_uses()
+            limits, root = self._source.limits, self._options.cgroup_root
+            support = None if limits is None or user is not None else limits.support(card.uuid)
+            if user is not None:
+                self._say(what, "unproven", user, BUSY)
+            elif limits is None or support is None:
+                self._say(what, "unproven", "this source of cards has none")
+            elif not support.held:
+                self._say(what, "unproven", str(support))
+            elif not (root / "cgroup.controllers").exists():
+                self._say(what, "unproven", f"cgroup v1 at {root}", _NOT_V2)
+            else:
+                self._try_in_scratch(card, limits)
+
+    def _try_in_scratch(self, card: GpuCard, limits: MemoryLimits) -> None:
+        undo = Undo()
+        try:
+            with undo:
+                undo.add(f"cgroup {self._scratch.path}", self._scratch.remove)
+                self._scratch.make()
+                self._try_limit(card, limits, undo)
+        finally:
+            self._say_undone(undo)
+
+    def _say_undone(self, undo: Undo) -> None:
+        if undo.left:
+            self._say("undone", "refuted", "; ".join(undo.left), "please undo it by hand")
+        else:
+            self._say("undone", "proven", "all that was made for this is gone")
+
+    def _try_limit(self, card: GpuCard, limits: MemoryLimits, undo: Undo) -> None:
+        """Set a limit, read it, exceed it, take it back, and have more than it was."""
+        path = self._scratch.path
+        self._say("backend", "measured", self._backend(), "the kernel's dmem, or misc, inside the driver")
+        self._say("limit never set", "measured", _told(limits, card.uuid, path), "what a read says")
+        began_s = self._clock()
+        limits.set(card.uuid, path, LIMIT_MIB)
+        set_ms = (self._clock() - began_s) * 1000
+        undo.add("limit", lambda: limits.clear(card.uuid, path))
+        reading = limits.read(card.uuid, path)
+        right = reading.hard_mib == LIMIT_MIB and reading.soft_mib == 0
+        found = f"{LIMIT_MIB} MiB set in {set_ms:.1f} ms, {_text(reading)} read"
+        self._judge("limit set and read", right, found)
+        below = _told(limits, card.uuid, self._scratch.below)
+        self._say("limit of a cgroup below", "measured", below, "a limit above is not taken for its own")
+        user: MemoryUser | None = None
+        had_mib = 0
+        if right:
+            with self._step("limit refuses"):
+                user, had_mib = self._exceed(card, limits, undo)
+        with self._step("limit taken back"):
+            limits.clear(card.uuid, path)
+            self._say_cleared(limits, card.uuid)
+            if user is not None:
+                had_mib += _fill(user, LIMIT_MIB + PIECE_MIB - had_mib)
+                self._judge("more without the limit", had_mib > LIMIT_MIB, f"{had_mib} MiB were given in all")
+
+    def _backend(self) -> str:
+        """Say who holds limits, by the rule of NVIDIA's "Diagnostics and Troubleshooting"."""
+        if (self._scratch.path / DMEM_FILE).exists():
+            return "dmem"
+        controllers = (self._options.cgroup_root / "cgroup.controllers").read_text("ascii").split()
+        return f"dmem, but {self._scratch.path} {NO_FILES}" if "dmem" in controllers else "misc"
+
+    def _exceed(self, card: GpuCard, limits: MemoryLimits, undo: Undo) -> tuple[MemoryUser | None, int]:
+        """Use memory up to the limit and beyond.
+
+        Returns:
+            Who has it, None unless the limit refused more; and how many MiB.
+        """
+        what, free_mib = "limit refuses", self._provable.memory_info(card.uuid).free // MIB
+        if free_mib < 2 * LIMIT_MIB:
+            self._say(what, "unproven", f"{free_mib} MiB are free", f"{2 * LIMIT_MIB} are needed")
+            return None, 0
+        with signals_wait():
+            user = self._provable.memory_user(card.uuid, self._scratch.path)
+            undo.add(f"process {user.pid}", user.end)
+        told_mib = user.start()
+        means = "frameworks size themselves by it"
+        self._judge("size that a process is told", told_mib == LIMIT_MIB, f"{told_mib} MiB", means)
+        had_mib = _fill(user, LIMIT_MIB + PIECE_MIB)
+        if had_mib > LIMIT_MIB:
+            self._say(what, "refuted", f"{had_mib} MiB were given, with a limit of {LIMIT_MIB}")
+            return None, had_mib
+        self._say(what, "proven", f"{had_mib} MiB were given in pieces of {PIECE_MIB}, then no more")
+        with self._step("use is counted"):
+            used_mib = limits.read(card.uuid, self._scratch.path).used_mib
+            found = f"{used_mib} MiB, the context included"
+            self._judge("use is counted", used_mib is not None and used_mib >= had_mib, found)
+        with self._step("processes"):
+            self._say_listed(user, had_mib)
+        return user, had_mib
+
+    def _say_listed(self, user: MemoryUser, had_mib: int) -> None:
+        what, processes = "processes", self._sample().processes
+        if processes is None:
+            self._say(what, "unproven", "none are told", "they are in the host's pid namespace")
+            return
+        ours_mib = next((each.used_mib or 0 for each in processes if each.pid == user.pid), None)
+        ours = "ours is not" if ours_mib is None else f"ours with {ours_mib} MiB"
+        right = ours_mib is not None and ours_mib >= had_mib
+        self._judge(what, right, f"{len(processes)} are listed, {ours}", "use is told apart by pod")
+
+    def _say_cleared(self, limits: MemoryLimits, uuid: str) -> None:
+        try:
+            reading = limits.read(uuid, self._scratch.path)
+        except LimitError as error:
+            self._judge("limit taken back", error.kind == "unset", str(error))
+        else:
+            self._judge("limit taken back", reading.hard_mib is None, _text(reading))
+
+    # --- MIG ----------------------------------------------------------------------------------------
+
+    def _try_mig(self, uuid: str) -> None:
+        what = "MIG mode"
+        with self._step(what):
+            mode = self._provable.mig_mode(uuid)
+            if mode is None:
+                self._say(what, "measured", "this card has none")
+                return
+            now, pending = ("on" if each else "off" for each in mode)
+            later = f", {pending} after a reset" if pending != now else ""
+            instances = sum(card.parent == uuid for card in self._source.cards())
+            self._say(what, "measured", f"{now}{later}; {instances} instances")
+            if self._options.instances:
+                self._try_instance(uuid, on=mode[0])
+
+    def _try_instance(self, uuid: str, *, on: bool) -> None:
+        """Create an instance and destroy it, where nobody has one of the card in use."""
+        what, before = "instance that comes and goes", {card.uuid for card in self._source.cards()}
+        if not on:
+            self._say(what, "unproven", "MIG mode is off", "on an empty card: nvidia-smi -mig 1")
+            return
+        ours = {card.uuid for card in self._source.cards() if card.parent == uuid}
+        samples = [each for each in self._source.sample() if each.uuid in ours]
+        is_used = any(each.processes != () or each.used_mib > IDLE_MIB for each in samples)
+        if is_used and not self._options.busy:
+            self._say(what, "unproven", "an instance is in use, or that is not told", BUSY)
+            return
+        undo = Undo()
+        try:
+            with undo:
+                with signals_wait():
+                    undo.add("MIG instance", self._provable.create_instance(uuid))
+                self._source.sample()
+                new = [card for card in self._source.cards() if card.uuid not in before]
+                found = f"{new[0].uuid} of {new[0].total_mib} MiB" if new else "it is not listed"
+                self._judge(what, bool(new), found, "followed without a restart")
+        finally:
+            self._say_undone(undo)
+
+
+def _fill(user: MemoryUser, most_mib: int) -> int:
+    """Let a process have memory piece by piece until it is refused, or has more than so much; returns MiB."""
+    had_mib = 0
+    while had_mib < most_mib and user.allocate(PIECE_MIB):
+        had_mib += PIECE_MIB
+    return had_mib
+
+
+def _told(limits: MemoryLimits, uuid: str, cgroup: Path) -> str:
+    """Tell what a read says, an error that means none included."""
+    try:
+        return _text(limits.read(uuid, cgroup))
+    except LimitError as error:
+        if error.kind != "unset":
+            raise
+        return str(error)
+
+
+def _text(reading: LimitReading) -> str:
+    hard = "no limit" if reading.hard_mib is None else f"{reading.hard_mib} MiB"
+    return f"{hard}, soft {reading.soft_mib} MiB, used {reading.used_mib}"

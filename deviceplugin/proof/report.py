@@ -1,0 +1,154 @@
+"""What was found out about a node's cards: for people, and to be sent to those who write gpupack."""
+
+import platform
+import shutil
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import msgspec
+
+from deviceplugin.app import gpu_source
+from deviceplugin.check import Finding, check
+from deviceplugin.containers.device_nodes import DEVICES
+from deviceplugin.gpus.api.provable import Provable
+from deviceplugin.gpus.api.source import GpuCard, GpuSource
+from deviceplugin.gpus.nvidia.mps.control import PROGRAM
+from deviceplugin.gpus.nvidia.mps.service import MpsService
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.proving import SimulatedProvable
+from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.host.cgroups import pod_parents
+from deviceplugin.proof.prover import Proof, ProofOptions, Prover
+from deviceplugin.proof.scratch import ScratchCgroup, signals_interrupt
+from deviceplugin.settings import Settings
+
+
+class ProvenCard(msgspec.Struct, frozen=True):
+    """A card of the report; the attributes are those of `GpuCard`."""
+
+    uuid: str
+    model: str
+    total_mib: int
+    reserved_mib: int
+    parent: str | None = None
+
+
+class ProofReport(msgspec.Struct, frozen=True):
+    """Everything that one run found out.
+
+    Attributes:
+        gpupack: its version.
+        at: when it began, UTC.
+        kernel: the node's.
+        driver: its version.
+        simulated: the cards were none.
+        interrupted: somebody ended it before it was through; everything was undone.
+        cards: those that were tried.
+        findings: of `gpupack node --check`.
+        proofs: of what was tried.
+    """
+
+    gpupack: str
+    at: str
+    kernel: str
+    driver: str
+    simulated: bool
+    interrupted: bool
+    cards: tuple[ProvenCard, ...]
+    findings: tuple[Finding, ...]
+    proofs: tuple[Proof, ...]
+
+    @property
+    def refuted(self) -> bool:
+        """Whether anything is not as documented or promised."""
+        return any(proof.result == "refuted" for proof in self.proofs)
+
+
+def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool) -> ProofReport:
+    """Try out what the cards of this node do; interrupted, it undoes what it did and reports what it has.
+
+    Args:
+        settings: of the daemon that would run here.
+        version: of gpupack.
+        busy: see `ProofOptions`.
+        instances: likewise.
+
+    Raises:
+        ProfileError: the profile of simulated cards cannot be used.
+        GpuError: there is no card.
+    """
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    source = gpu_source(settings)
+    interrupted = False
+    findings: list[Finding] = []
+    with signals_interrupt():
+        source.open()
+        try:
+            cards = [_described(card) for card in source.cards()]
+            provable = _provable(source, settings)
+            prover = make_prover(settings, source, provable, busy=busy, instances=instances)
+            try:
+                findings += check(settings)
+                prover.run()
+            except KeyboardInterrupt:
+                interrupted = True
+            driver = provable.driver_version()
+        finally:
+            source.close()
+    return ProofReport(
+        gpupack=version,
+        at=at,
+        kernel=platform.release(),
+        driver=driver,
+        simulated=settings.profile is not None,
+        interrupted=interrupted,
+        cards=tuple(cards),
+        findings=tuple(findings),
+        proofs=tuple(prover.proofs),
+    )
+
+
+def make_prover(
+    settings: Settings, source: GpuSource, provable: Provable, *, busy: bool, instances: bool
+) -> Prover:
+    """Put together what tries the cards of a node.
+
+    Args:
+        settings: of the daemon.
+        source: the cards, open.
+        provable: the same cards.
+        busy: see `ProofOptions`.
+        instances: likewise.
+    """
+    root = settings.cgroup_root
+    options = ProofOptions(
+        busy=busy, instances=instances, cgroup_root=root, devices=DEVICES if settings.gpus == "nvml" else None
+    )
+    parent = root
+    with suppress(OSError):
+        parent = next(pod_parents(root), root)
+    service = MpsService(settings.mps_root)
+
+    def mps(uuid: str) -> str:
+        state = service.state(uuid)
+        if state is not None:
+            return f"answers, and takes {state.clients} clients"
+        where = f"at {program}" if (program := shutil.which(PROGRAM)) else "not here"
+        return f"gpupack mps does not run for it; {PROGRAM} is {where}"
+
+    return Prover(source, provable, options, ScratchCgroup(parent), mps)
+
+
+def _provable(source: GpuSource, settings: Settings) -> Provable:
+    if isinstance(source, SimulatedGpus):
+        return SimulatedProvable(source, load_profile(settings.profile or "").driver_version)
+    # Only nodes with real cards pay for the driver's library.
+    from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
+    from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
+
+    assert isinstance(source, NvmlGpus)  # noqa: S101 - the only other source there is
+    return NvmlProvable(source)
+
+
+def _described(card: GpuCard) -> ProvenCard:
+    return ProvenCard(card.uuid, card.model, card.total_mib, card.reserved_mib, card.parent)
