@@ -76,17 +76,20 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
     )
     kept: dict[str, KeptNode] = {}
     freed: set[str] = set()
+    staying = np.zeros(nodes.row_count, dtype=np.bool_)
+    staying[cluster.rows] = True
     with ExitStack() as charges:
         for name in order:
             if len(freed) >= MOST_FREED:
                 kept[name] = KeptNode(Kept.OTHERS_FIRST)
                 continue
-            rows = cluster.rows[[nodes.names[row] not in freed for row in cluster.rows.tolist()]]
-            rows = rows[rows != nodes.rows[name]]
-            pod = _move_all(cluster, holding[name], rows, charges)
+            own = nodes.rows[name]
+            staying[own] = False
+            pod = _move_all(cluster, holding[name], np.flatnonzero(staying), charges)
             if pod is None:
                 freed.add(name)
             else:
+                staying[own] = True
                 kept[name] = KeptNode(Kept.NO_CARDS, f"{pod.namespace}/{pod.name}")
     return kept
 
@@ -140,8 +143,9 @@ def _move(
     nodes = cluster.state.nodes
     wish = Wish.of(pod)
     trial = Trial(cluster, query_for(cluster, request, wish), wish)
-    free = (nodes.gpu_capacity - nodes.gpu_used)[rows]
-    candidates = trial.fitting_rows(rows[np.argsort(free, kind="stable")])
+    fitting = trial.fitting_rows(rows)
+    free = (nodes.gpu_capacity - nodes.gpu_used)[fitting]
+    candidates = fitting[np.argsort(free, kind="stable")]
     for start in range(0, len(candidates), _AT_ONCE):
         allowed = trial.rows(leaving=leaving, only=candidates[start : start + _AT_ONCE])
         for row in allowed.tolist():

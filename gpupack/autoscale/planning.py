@@ -18,8 +18,8 @@ from gpupack.autoscale.shapes import (
     Shape,
     Shapes,
     has_startup_taint,
-    layout_of,
     learn_shapes,
+    read_layouts,
 )
 from gpupack.autoscale.sums import (
     UNITS,
@@ -35,10 +35,13 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import query_for
 from gpupack.whatif.objects import AskNode
 from gpupack.whatif.trials import Trial
-from scheduler_plugin.cache.arrays import LongArray
+from scheduler_plugin.cache.arrays import BoolArray, LongArray
 
 STARTING_S: Final = 900.0
 """A node that is younger and does not take pods yet is starting; a cluster autoscaler waits as long."""
+
+MANY_EXCLUDED: Final = 20
+"""More nodes are not named where a label keeps them out."""
 
 MOST_EXCLUDED: Final = 500
 """Nodes at most that a placeholder names as looking free and being full."""
@@ -159,19 +162,21 @@ class Planner:
         if not refused:
             return Plan((), notes.said)
         # 2. Find what an autoscaler does by itself: of pods that fit by sums it does nothing.
-        sums = pack_by_sums(SumView(cluster, self._verdicts), kinds)
+        view = SumView(cluster, self._verdicts)
+        sums = pack_by_sums(view.copy(), kinds)
         short = [pair for pair in sums.short if self._is_expected(pair[0], now_s)]
         # 3. Pack all that are refused on new nodes, by cards.
         keys = frozenset[str]().union(*(kind.label_keys for kind in refused))
-        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys)], cluster.unit_mib)
+        layouts = read_layouts(cluster)
+        shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, layouts)], cluster.unit_mib)
         packer = Packer(shapes)
         ripe = self._ripe(refused, packer, notes, sums.blind, now_s)
-        starting = starting_nodes(cluster, wall_s)
+        starting = starting_nodes(cluster, layouts, wall_s)
         nodes = packer.pack(ripe, self.rules.most + len(starting) + len(short))
         # 4. Ask for those of them that do not come anyway.
         asks = _Asks(cluster, shapes, packer, sums.blind, short, starting)
         wanted = asks.wanted(nodes)
-        placeholders = self._ask(asks, wanted, notes, SumView(cluster, self._verdicts))
+        placeholders = self._ask(asks, wanted, notes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
         for pod in (pod for kind in ripe for pod in kind.pods if pod.uid not in notes.said):
             notes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
@@ -224,18 +229,17 @@ class Planner:
 
 def _has_node(cluster: Cluster, kind: Kind) -> bool:
     """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
-    trial = Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish)
-    return bool(len(trial.rows()))
+    return Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish).has_node()
 
 
-def starting_nodes(cluster: Cluster, wall_s: float) -> dict[str, Layout]:
+def starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
     """Find the nodes that will take pods once their parts have started, with their cards where known.
 
     Of nodes without published cards those count that are ours by the label of the DaemonSet, by the startup
     taint, or by a label that nodes with cards have.
     """
     nodes = cluster.state.nodes
-    types = _group_values(cluster)
+    types: dict[tuple[str, str], Layout] | None = None
     found: dict[str, Layout] = {}
     for name, node in cluster.nodes.items():
         usable = bool(nodes.usable[nodes.rows[name]])
@@ -244,8 +248,9 @@ def starting_nodes(cluster: Cluster, wall_s: float) -> dict[str, Layout]:
         if wall_s - _created_s(node) >= STARTING_S:
             continue
         if usable:
-            found[name] = layout_of(cluster, name)
+            found[name] = layouts[name]
             continue
+        types = _group_values(cluster, layouts) if types is None else types
         labels = node.metadata.labels or {}
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
@@ -255,15 +260,15 @@ def starting_nodes(cluster: Cluster, wall_s: float) -> dict[str, Layout]:
     return found
 
 
-def _group_values(cluster: Cluster) -> dict[tuple[str, str], Layout]:
+def _group_values(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple[str, str], Layout]:
     """Cards by a label and its value, where all nodes with that have the same ones."""
     found: dict[tuple[str, str], Layout] = {}
     mixed = set()
-    for name, node in cluster.nodes.items():
-        layout = layout_of(cluster, name)
+    for name, layout in layouts.items():
+        node = cluster.nodes[name]
         labels = node.metadata.labels or {}
         for key in GROUP_LABELS:
-            if key in labels and layout and found.setdefault((key, labels[key]), layout) != layout:
+            if key in labels and found.setdefault((key, labels[key]), layout) != layout:
                 mixed.add((key, labels[key]))
     return {pair: layout for pair, layout in found.items() if pair not in mixed}
 
@@ -285,6 +290,7 @@ class _Asks:
     blind: frozenset[str]
     short: Sequence[tuple[WaitingPod, Kind]]
     starting: Mapping[str, Layout]
+    masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
 
     def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
         """Leave out the nodes that come anyway.
@@ -323,21 +329,22 @@ class _Asks:
         shape = node.shape
         amounts = sum((amounts_of(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
         amounts[UNITS] = max(shape.offered, node.units)
-        labels = self._labels(node, int(amounts[UNITS]))
+        labels = self._labels(node, self._useless(node, int(amounts[UNITS])))
         if labels is None:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
+        if len(hidden) > MANY_EXCLUDED:
+            others = [each for each in self.shapes.by_name.values() if each.layout != shape.layout]
+            narrower = self._labels(node, others)
+            if narrower:
+                labels, hidden = narrower, self._looking_free(node, amounts, narrower, view)
         if len(hidden) > MOST_EXCLUDED:
             return None
         return make_placeholder(node, amounts, labels, hidden, self.cluster.state.resource)
 
-    def _labels(self, node: NewNode, units: int) -> Mapping[str, Collection[str]] | None:
-        """Find the label that keeps a placeholder from nodes of other shapes, which would be of no use.
-
-        Returns:
-            Values by label, empty where no other shape could be taken; None where no label tells them apart.
-        """
-        others = [
+    def _useless(self, node: NewNode, units: int) -> list[Shape]:
+        """Find the shapes that have so much by their sum, and whose cards do not take the pods of a node."""
+        return [
             shape
             for shape in self.shapes.by_name.values()
             if shape.layout != node.shape.layout
@@ -345,6 +352,13 @@ class _Asks:
             and all(_admits(shape, kind) for _, kind in node.pods)
             and not self.packer.takes_all(shape.name, node.pods)
         ]
+
+    def _labels(self, node: NewNode, others: Sequence[Shape]) -> Mapping[str, Collection[str]] | None:
+        """Find the label that keeps a placeholder from nodes of other shapes.
+
+        Returns:
+            Values by label, empty where there are no others; None where no label tells them apart.
+        """
         if not others:
             return {}
         own = [
@@ -359,23 +373,27 @@ class _Asks:
         return None
 
     def _looking_free(
-        self,
-        node: NewNode,
-        amounts: LongArray,
-        labels: Mapping[str, Collection[str]],
-        view: SumView,
+        self, node: NewNode, amounts: LongArray, labels: Mapping[str, Collection[str]], view: SumView
     ) -> list[str]:
         """Find the nodes that have enough by their sums for a placeholder, and refuse its pods."""
-        found: list[str] = []
-        candidates = None
-        for kind in {id(kind): kind for _, kind in node.pods}.values():
-            there = view.candidates(kind)
-            candidates = there if candidates is None else np.intersect1d(candidates, there)
-        for name in [] if candidates is None else view.names(view.having(candidates, amounts)):
-            own = self.cluster.nodes[name].metadata.labels or {}
-            if all(own.get(key) in values for key, values in labels.items()):
-                found.append(own.get(HOSTNAME, name))
-        return sorted(found)
+        there = view.having(np.arange(len(view.left), dtype=np.intp), amounts)
+        for kind in {id(kind): kind for _, kind in node.pods}.values() if len(there) else ():
+            mask = np.zeros(len(view.left), dtype=np.bool_)
+            mask[view.candidates(kind)] = True
+            there = there[mask[there]]
+        for key, values in labels.items():
+            there = there[self._having_label(view, key, frozenset(values))[there]]
+        nodes = self.cluster.nodes
+        return sorted((nodes[name].metadata.labels or {}).get(HOSTNAME, name) for name in view.names(there))
+
+    def _having_label(self, view: SumView, key: str, values: frozenset[str]) -> BoolArray:
+        mask = self.masks.get((key, values))
+        if mask is None:
+            nodes = self.cluster.nodes
+            names = view.names(np.arange(len(view.left), dtype=np.intp))
+            found = [(nodes[name].metadata.labels or {}).get(key) in values for name in names]
+            mask = self.masks[key, values] = np.array(found, dtype=np.bool_)
+        return mask
 
 
 def _keys(shapes: Sequence[Shape]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
 import yaml
 
 from allocator.cards import Card
@@ -55,6 +56,9 @@ PASSING_TAINTS: Final = (
     "karpenter.sh/",
 )
 """How the keys of taints begin that a node has for a while only: a new node is thought to be without them."""
+
+_EXAMPLES: Final = 16
+"""Nodes of a shape of which one stands for all."""
 
 MOST_SHAPES: Final = 64
 MOST_GIB: Final = 16_384
@@ -133,46 +137,53 @@ class Shapes:
         return int(nodes.cpu_capacity[row]), int(nodes.memory_capacity[row]), pods
 
 
-def layout_of(cluster: Cluster, name: str) -> Layout:
-    """Read the cards of a node that publishes them; empty where it does not."""
+def read_layouts(cluster: Cluster) -> dict[str, Layout]:
+    """Read the cards of all nodes that publish them, by name."""
     nodes = cluster.state.nodes
-    row = nodes.rows.get(name)
-    if row is None or not nodes.usable[row]:
-        return ()
-    count = int(nodes.cards[row])
-    models, sizes = nodes.model[row, :count].tolist(), nodes.size[row, :count].tolist()
-    names = nodes.model_names
-    return tuple(
-        sorted((names[model] if model >= 0 else "", size) for model, size in zip(models, sizes, strict=True))
+    rows = cluster.rows[nodes.usable[cluster.rows]]
+    # Most nodes are like many others: each kind is written once.
+    kinds, which = np.unique(
+        np.hstack([nodes.size[rows], nodes.model[rows], nodes.cards[rows][:, None]]),
+        axis=0,
+        return_inverse=True,
     )
+    width = nodes.size.shape[1]
+    written = []
+    for kind in kinds.tolist():
+        models = [nodes.model_names[model] if model >= 0 else "" for model in kind[width : 2 * width]]
+        written.append(tuple(sorted(zip(models[: kind[-1]], kind[: kind[-1]], strict=True))))
+    return {
+        nodes.names[row]: written[at] for row, at in zip(rows.tolist(), which.ravel().tolist(), strict=True)
+    }
 
 
-def learn_shapes(cluster: Cluster, keys: Collection[str]) -> list[Shape]:
+def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, Layout]) -> list[Shape]:
     """Learn the shapes of the nodes that exist.
 
     Nodes are of one shape where they have the same cards, taints, and labels of those that matter: what pods
-    that wait refer to, and what tells groups of nodes apart. The node with the most cpu left beside its
+    that wait refer to, and what tells groups of nodes apart. One with much cpu left beside its
     DaemonSets stands for all of them.
 
     Args:
         cluster: The cluster.
         keys: Labels that rules of pods refer to.
+        layouts: Cards by node, of `read_layouts`.
     """
     wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
     groups: dict[tuple[Layout, tuple[str | None, ...], tuple[Taint, ...]], list[AskNode]] = {}
-    for name, node in cluster.nodes.items():
-        layout = layout_of(cluster, name)
-        if not layout:
-            continue
+    for name, layout in layouts.items():
+        node = cluster.nodes[name]
         labels = node.metadata.labels or {}
         values = tuple([labels.get(key) for key in wanted])
         groups.setdefault((layout, values, lasting_taints(node)), []).append(node)
     daemons = _daemons(cluster)
     found = []
-    for number, ((layout, _values, taints), members) in enumerate(sorted(groups.items(), key=str)):
+    for number, ((layout, _values, taints), members) in enumerate(
+        sorted(groups.items(), key=lambda group: str(group[0]))
+    ):
         if number >= MOST_SHAPES:
             break
-        example = max(members, key=lambda node: (_beside(node, daemons)[0], node.name))
+        example = max(members[:_EXAMPLES], key=lambda node: (_beside(node, daemons)[0], node.name))
         offered = [
             units
             for node in members
@@ -182,11 +193,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str]) -> list[Shape]:
         ]
         total = sum(size for _, size in layout)
         cpu, memory = _beside(example, daemons)
-        labels = {
-            key: value
-            for key, value in (example.metadata.labels or {}).items()
-            if key in wanted or all((node.metadata.labels or {}).get(key) == value for node in members)
-        }
+        labels = _common_labels(example, members)
         name = f"{labels.get(INSTANCE_TYPE) or describe(layout, cluster.unit_mib)} #{number + 1}"
         found.append(
             Shape(
@@ -208,6 +215,14 @@ def learn_shapes(cluster: Cluster, keys: Collection[str]) -> list[Shape]:
             )
         )
     return found
+
+
+def _common_labels(example: AskNode, members: Sequence[AskNode]) -> dict[str, str]:
+    """Find the labels that all of some nodes have with the same value."""
+    common = set((example.metadata.labels or {}).items())
+    for node in members:
+        common &= (node.metadata.labels or {}).items()
+    return dict(sorted(common))
 
 
 def lasting_taints(node: AskNode) -> tuple[Taint, ...]:

@@ -96,10 +96,24 @@ class SumView:
         self.left[:, PODS] = [min(UNKNOWN, hosts.pod_room(name)) for name in names]
         self._names = names
         self._others: dict[str, LongArray] = {}
+        self._masks: dict[NodeRules, BoolArray] = {}
+
+    def copy(self) -> "SumView":
+        """Copy what is left; the rest does not change."""
+        other = SumView.__new__(SumView)
+        vars(other).update(vars(self))
+        other.left = self.left.copy()
+        return other
+
+    def _allowed(self, rules: NodeRules) -> BoolArray:
+        mask = self._masks.get(rules)
+        if mask is None:
+            mask = self._masks[rules] = self._verdicts.allowed(self._cluster, rules)
+        return mask
 
     def candidates(self, kind: Kind) -> RowArray:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
-        found = np.flatnonzero(self._verdicts.allowed(self._cluster, kind.wish.rules))
+        found = np.flatnonzero(self._allowed(kind.wish.rules))
         wish = kind.wish
         for resource, amount in wish.others.items():
             found = found[self._left_of(resource)[found] >= amount]
@@ -151,18 +165,13 @@ def pack_by_sums(view: SumView, kinds: Sequence[Kind]) -> SumPacking:
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
     blind: set[str] = set()
     short: list[tuple[WaitingPod, Kind]] = []
-    full: set[int] = set()
     for pod, kind in pods:
-        there = (
-            candidates[id(kind)][:0]
-            if id(kind) in full
-            else view.having(candidates[id(kind)], amounts[id(kind)])
-        )
+        # What is left becomes less only: a node that was too full stays so.
+        there = candidates[id(kind)] = view.having(candidates[id(kind)], amounts[id(kind)])
         if len(there):
             view.left[there[0]] -= amounts[id(kind)]
             blind.add(pod.uid)
         else:
-            full.add(id(kind))
             short.append((pod, kind))
     return SumPacking(frozenset(blind), tuple(short))
 

@@ -42,6 +42,8 @@ SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
 
 _REMEMBERED: Final = 3
+_FEW: Final = 10
+"""Of so many nodes one or none is asked about: then looking at all of them is not worth it."""
 UNKNOWN: Final = 1 << 30
 """What counts as left where a node does not say how much it has: kube-scheduler is not asked then."""
 
@@ -131,10 +133,17 @@ class Hosts:
             only: Names of the nodes to look at, None: all.
         """
         gone = frozenset(leaving)
-        if not gone:
-            known = self._known(wish)
-            return known if only is None else {name: known[name] for name in only if name in known}
-        return self._blocks(wish, gone, self._cluster.nodes if only is None else only)
+        names = None if only is None else list(only)
+        if gone or self._is_cheaper(wish, names):
+            return self._blocks(wish, gone, self._cluster.nodes if names is None else names)
+        known = self._known(wish)
+        return known if names is None else {name: known[name] for name in names if name in known}
+
+    def _is_cheaper(self, wish: Wish, names: list[str] | None) -> bool:
+        """Tell whether to look at some nodes alone, in place of all nodes once."""
+        if names is None or any(each is wish for each, _ in self._asked):
+            return False
+        return _FEW * len(names) < len(self._cluster.nodes)
 
     def blocks_of_nodes(self, wish: Wish) -> dict[str, Block]:
         """Say of every node that a pod may not run on why not, whatever runs there."""

@@ -101,6 +101,15 @@ class Trial:
         """Keep the rows of nodes whose cards take one such pod, in their order."""
         return rows[filter_nodes(self.cluster.state.nodes, self.query, rows)]
 
+    def has_node(self) -> bool:
+        """Tell whether any node takes one such pod now; quicker than `rows` where many do."""
+        left, count = self.fitting_rows(self.cluster.rows), 16
+        while len(left):
+            if len(self._rows((), left[:count])):
+                return True
+            left, count = left[count:], count * 4
+        return False
+
     def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
         """Rows of the nodes that take one such pod."""
         return rows_for(self.cluster, self.query, self.wish, leaving, only)

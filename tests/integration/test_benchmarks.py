@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import ask, hardware, node, queue, throughput
+from benchmarks import ask, autoscale, hardware, node, queue, throughput
 from deviceplugin.gpus.simulated.profile import parse_profile
 from gpupack.cli.app import cli
 
@@ -136,3 +136,13 @@ def test_the_last_line_of_the_questions(
     assert figures["seconds"] == dict.fromkeys(ask.COMMANDS, 1.5)
     assert figures["processor_s"] == dict.fromkeys(ask.COMMANDS, 1.0)
     assert "waits: 0 of 12 nodes take 79 GiB" in waits[0]
+
+
+def test_the_last_line_of_autoscale(capsys: pytest.CaptureFixture[str]) -> None:
+    autoscale.main(["--nodes", "30", "--pods", "300", "--waiting", "20", "--kinds", "5", "--passes", "2"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (figures["nodes"], figures["waiting"]) == (30, 20)
+    assert set(figures) == {"nodes", "waiting", "pass_s", "keep_s", "read_per_pass"}
+    with pytest.raises(SystemExit):
+        autoscale.main(["--kinds", "0"])
+    assert "--kinds 0: allowed is 1 or more" in capsys.readouterr().err

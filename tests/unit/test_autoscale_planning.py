@@ -314,3 +314,21 @@ def test_placeholders_are_alike_for_the_same_need():
     one, other = (plan_of(world).placeholders[0] for _ in range(2))
     assert one.fingerprint == other.fingerprint
     assert one.manifest("ns", 1) == other.manifest("ns", 1)
+
+
+def test_many_nodes_that_look_free_are_kept_out_by_a_label_where_there_is_one():
+    """Large nodes with 20 free on each of four cards have more by their sums than a small node in all."""
+    small = [Node("n1", (40, 40), labels=(("pool", "small"),))]
+    large = [Node(f"big-{at:02d}", (80,) * 4, labels=(("pool", "large"),)) for at in range(30)]
+    there = [Pod(f"{node.name}-{card}", 60, node.name, (card,)) for node in large for card in range(4)]
+    there += [Pod(f"n1-{card}", 20, "n1", (card,)) for card in (0, 1)]
+
+    def expressions(number):
+        world = grown([*small, *large[:number]], [*there[: 4 * number], *there[-2:], waits("waits", 35)])
+        (made,) = plan_of(world).placeholders
+        terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        return terms["nodeSelectorTerms"][0]["matchExpressions"]
+
+    names = [node.name for node in large]
+    assert expressions(20) == [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": names[:20]}]
+    assert expressions(30) == [{"key": "pool", "operator": "In", "values": ["small"]}]
