@@ -34,7 +34,7 @@ LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
 _CUT: Final = 256
-_OPTIONAL: Final = frozenset({"links", "held"})
+_OPTIONAL: Final = frozenset({"links", "held", "memory_mode"})
 """What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -95,6 +95,8 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
             where there are none, and then not written. Readers that do not know it pass it over.
         held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
             empty where the release before wrote the record, which did not say, and then not written.
+        memory_mode: `numa` where the operating system manages the card's memory; empty where the driver does,
+            and then not written.
     """
 
     uuid: _Uuid
@@ -105,6 +107,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     healthy: bool
     links: _Links = ""
     held: str = ""
+    memory_mode: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,9 @@ from deviceplugin.settings import MPS, Settings
 Verdict = Literal["ok", "less", "bad"]
 """Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
 
+NUMA_MEMORY: Final = (
+    "what no process uses does not count; NVreg_CoherentGPUMemoryMode=driver has the driver manage it"
+)
 TOOL_S: Final = 5.0
 HOOK: Final = "apply-cuda-memory-limits"
 INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_watches")
@@ -94,6 +97,10 @@ def _cards(settings: Settings) -> Iterator[Finding]:
                 continue
             units = card.schedulable_mib // settings.unit_mib
             found = f"{card.model}, {card.schedulable_mib} MiB for pods"
+            if card.memory_node is not None and units:
+                found += f", NUMA node {card.memory_node} of the system"
+                yield Finding(f"card {card.uuid}", "less", found, f"{units} units; {NUMA_MEMORY}")
+                continue
             yield Finding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
         for support, uuids in _supports(source, settings).items():
             yield _limits(support, uuids, settings)

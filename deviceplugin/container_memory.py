@@ -59,6 +59,7 @@ class MemoryParts:
     ) -> None:
         self._account = account
         self._pods = pods
+        self._sampler = sampler
         self._unit_mib = settings.unit_mib
         self.supports = Supports(
             account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
@@ -124,6 +125,7 @@ class MemoryParts:
                 card.uuid: {
                     "held": self.supports.enforcement(card.uuid).value,
                     "driver": str(self.supports.of(card.uuid)),
+                    "residue_mib": self._sampler.residue_mib.get(card.uuid),
                 }
                 for card in self._account.ledger.installed
             },

@@ -34,6 +34,7 @@ class CardState:
         promised: held by containers.
         beyond: used by others, or by pods beyond their promise.
         measured_mib: MiB that the driver counts as used; None where it was not measured yet.
+        residue_mib: of those what no process uses and does not count; None where that cannot be.
         healthy: fit for pods.
         cordoned: kept free by people.
         memory_errors: what the card counts of its memory's errors, by kind.
@@ -49,6 +50,7 @@ class CardState:
     healthy: bool
     cordoned: bool
     memory_errors: Mapping[str, int]
+    residue_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +219,15 @@ class _State(Collector):
             if card.measured_mib is not None:
                 measured.add_metric([card.uuid, card.model], card.measured_mib * MIB_BYTES)
         yield measured
+        residue = GaugeMetricFamily(
+            "gpupack_card_residue_bytes",
+            "Memory that no process uses and that does not count, on cards whose memory the system manages.",
+            labels=["uuid", "model"],
+        )
+        for card in cards:
+            if card.residue_mib is not None:
+                residue.add_metric([card.uuid, card.model], card.residue_mib * MIB_BYTES)
+        yield residue
         errors = GaugeMetricFamily(
             "gpupack_card_memory_errors",
             "What the card counts of its memory's errors, by kind.",

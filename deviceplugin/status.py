@@ -141,4 +141,5 @@ class Status:
                 healthy=card.healthy,
                 cordoned=card.cordoned,
                 memory_errors=self.sampler.memory_errors.get(card.uuid, {}),
+                residue_mib=self.sampler.residue_mib.get(card.uuid),
             )

@@ -42,6 +42,8 @@ class Card:
     bus_id: str = "00000000:1A:00.0"
     minor: int = 3
     numa_mask: int = 2
+    memory_node: int | None = None
+    coherent: bool = False
     compute: list[SimpleNamespace] = field(default_factory=list)
     graphics: list[SimpleNamespace] = field(default_factory=list)
     mps: list[SimpleNamespace] = field(default_factory=list)
@@ -83,6 +85,8 @@ class Driver:
             "DeviceGetPciInfo",
             "DeviceGetMemoryInfo",
             "DeviceGetMemoryAffinity",
+            "DeviceGetNumaNodeId",
+            "DeviceGetAddressingMode",
             "DeviceGetMigMode",
             "DeviceGetMaxMigDeviceCount",
             "DeviceGetGpuInstanceId",
@@ -175,6 +179,15 @@ class Driver:
 
     def DeviceGetMemoryAffinity(self, card: Card, words: int, scope: int) -> list[int]:
         return [card.numa_mask] + [0] * (words - 1)
+
+    def DeviceGetNumaNodeId(self, card: Card) -> int:
+        if card.memory_node is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return card.memory_node
+
+    def DeviceGetAddressingMode(self, card: Card) -> SimpleNamespace:
+        ats, none = pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS, pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE
+        return SimpleNamespace(value=ats if card.coherent else none)
 
     def DeviceGetMigMode(self, card: Card) -> list[int]:
         return [int(card.mig is not None)] * 2

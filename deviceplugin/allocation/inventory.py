@@ -13,6 +13,9 @@ from deviceplugin.gpus.api.source import GpuCard
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """What a kubelet reads at most in one message, and it gets the whole list of devices in one."""
 
+NUMA_MODE: Final = "numa"
+"""NVIDIA's name of the mode in which the operating system manages a card's memory."""
+
 _DEVICE_BYTES: Final = 2 + 2 + (2 + len("Unhealthy"))
 """What a device adds to the list besides its ID: a key and a length for itself, its ID and its health.
 
@@ -113,6 +116,7 @@ def records(
             card.healthy,
             write_links(card.links),
             enforcement(card.uuid).value,
+            "" if gpu.memory_node is None else NUMA_MODE,
         )
         for card, gpu in zip(cards, gpus, strict=True)
     )

@@ -129,6 +129,15 @@ class Sampler:
         self.gone: str | None = None
 
     @property
+    def residue_mib(self) -> dict[str, int]:
+        """MiB that no process uses and that do not count, of cards that may have such."""
+        return {
+            sample.uuid: self.uses[sample.uuid].residue_mib
+            for sample in self.samples
+            if sample.keeps_pages and sample.uuid in self.uses
+        }
+
+    @property
     def hangs_s(self) -> float:
         """Seconds that the driver has not answered; 0 while it does."""
         busy_s = self._driver.busy_s

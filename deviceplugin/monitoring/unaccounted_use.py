@@ -9,6 +9,10 @@ what others use adds up with it.
   pods use less than promised, the present difference hides foreign use, hence the mark. It comes down for one
   reason only: nobody can use more than is measured, so the mark is never above the present measurement. A
   card whose pods have all ended therefore shows exactly what is measured.
+- Where the operating system manages a card's memory, as on GH200 and GB200 in NUMA mode, pages stay there
+  after their process has ended, and files are cached there. What no process uses is then `residue`, and
+  counts for nobody: the kernel takes it back for who allocates. It is known as such only where all processes
+  can be told apart and tell what they use; else it counts as on other cards.
 - Dead band: without any foreign process, up to 256 MiB in all cost nothing (the context of an idle card).
 """
 
@@ -32,6 +36,7 @@ class CardUse:
         foreign_mib: MiB used by nobody of ours, after the dead band.
         beyond_mib: MiB that our pods use beyond their promises, after the dead band.
         mark_mib: the least that a sample without distinguishable processes will count; carried along.
+        residue_mib: MiB that no process uses and that do not count, because the operating system keeps them.
     """
 
     uuid: str
@@ -39,6 +44,7 @@ class CardUse:
     foreign_mib: int
     beyond_mib: int
     mark_mib: int
+    residue_mib: int = 0
 
     def extra_units(self, unit_mib: int) -> int:
         """Return the units to publish on top of the promised ones, rounded up."""
@@ -83,6 +89,8 @@ def card_use(
             untold.add(owner)
     residual_mib = max(0, sample.used_mib - sum(by_owner.values()))
     told_apart = told_apart and len(untold) <= 1
+    residue_mib = residual_mib if sample.keeps_pages and told_apart and not untold else 0
+    residual_mib -= residue_mib
     if told_apart:
         # What one owner alone did not tell is the rest; without such an owner the rest is nobody's.
         by_owner[next(iter(untold), _FOREIGN)] += residual_mib
@@ -97,4 +105,4 @@ def card_use(
         foreign_mib = mark_mib - beyond_mib
     if not foreign_there and foreign_mib + beyond_mib <= dead_band_mib:
         foreign_mib = beyond_mib = 0
-    return CardUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib)
+    return CardUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib, residue_mib)

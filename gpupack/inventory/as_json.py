@@ -47,6 +47,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "healthy": card.healthy,
         "cordoned": card.cordoned,
         "held": card.held or None,
+        "memory_mode": card.memory_mode or None,
         "cordon_reason": card.cordon_reason or None,
         **({"pods": _pods(card.pods)} if pods else {}),
     }

@@ -90,7 +90,7 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
                 Cell(str(card.index)),
                 Cell(_unit(row.unit_mib)),
                 *_card_cells(row, card),
-                Cell(card.held or "-"),
+                Cell(", ".join(filter(None, (card.held, card.memory_mode))) or "-"),
                 *_inventory_cells(card),
             ]
             why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""

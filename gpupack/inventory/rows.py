@@ -126,6 +126,7 @@ def _cards(
                     cordoned=card.cordoned,
                     cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
                     held=printable(record.held),
+                    memory_mode=printable(record.memory_mode),
                 )
                 for card, record in zip(joined, inventory, strict=True)
             )

@@ -8,6 +8,7 @@ import pytest
 
 from allocator.names import NODE_CARDS
 from deviceplugin.errors import DriverGoneError
+from deviceplugin.gpus.api.source import GpuProcess
 from tests.integration.node_world import NODE, NodeWorld, card, metrics, node_world, until
 
 GIB = 2**30
@@ -210,6 +211,24 @@ async def test_probes_say_that_the_process_is_of_no_use_any_more():
         assert await healthy(world) == (503, "the driver was exchanged\n")
         status, said = await ready(world)
         assert (status, "the driver was exchanged" in said) == (503, True)
+
+
+async def test_pages_that_the_system_keeps_fill_no_card():
+    """GH200 in NUMA mode: 75 of 80 GiB are used by nobody, and pods get all of them."""
+    memory = {"total_bytes": 80 * GIB, "numa_node": 1, "residue_bytes": 75 * GIB}
+    defaults = {"name": "NVIDIA GH200 480GB", "memory": memory}
+    async with node_world(profile=profile(None, device_defaults=defaults)) as world:
+        await until(lambda: sizes(world) == [80])
+        assert world.used == [0]
+        await on(world, "a", 80, card(0))
+        told_bytes = await metrics(world)
+        assert told_bytes["gpupack_card_residue_bytes"] == {("NVIDIA GH200 480GB", card(0)): 75 * GIB}
+        assert told_bytes["gpupack_card_beyond_bytes"] == {("NVIDIA GH200 480GB", card(0)): 0}
+        (record,) = json.loads(world.api.node(NODE)["metadata"]["annotations"][NODE_CARDS])
+        assert record["memory_mode"] == "numa"
+        # A process of nobody's counts, beside what nobody uses.
+        world.source.set_used(card(0), 2 * 1024, [GpuProcess(1, 2 * 1024)])
+        await until(lambda: world.daemon._sampler.uses[card(0)].foreign_mib == 2 * 1024)
 
 
 async def test_another_vendors_cards_are_told_as_it_does():

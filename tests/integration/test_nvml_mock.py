@@ -166,6 +166,7 @@ def test_enumeration(start: Callable[..., Child], name: str) -> None:
             "links": switched(device["uuid"], document),
             "gpu_instance": None,
             "compute_instance": None,
+            "memory_node": None,
         }
         for device in document["devices"]
     ]
@@ -185,6 +186,7 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
         "processes": [],
         "error": None,
         "memory_errors": dict.fromkeys(MEMORY_ERRORS, 0),
+        "keeps_pages": False,
     }
     processes = [
         {"pid": 4242, "type": "C", "name": "train", "used_memory_mib": 4096},

@@ -54,6 +54,7 @@ def card(used, size=14, uuid=None, model=None):
         "cordoned": False,
         "cordon_reason": None,
         "held": None,
+        "memory_mode": None,
     }
 
 

@@ -177,6 +177,22 @@ def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.Mo
     )
 
 
+def test_memory_that_the_system_manages_is_named(settings: Settings, tmp_path: Path) -> None:
+    profile = tmp_path / "gh200.yaml"
+    memory = {"total_bytes": 96 << 30, "numa_node": 1, "residue_bytes": 90 << 30}
+    profile.write_text(
+        json.dumps(
+            {"version": 1, "devices": [{"index": 0, "uuid": "GPU-a", "name": "GH200", "memory": memory}]}
+        )
+    )
+    finding = found(changed(settings, profile=str(profile)))["card GPU-a"]
+    assert (finding.verdict, finding.found) == (
+        "less",
+        "GH200, 98304 MiB for pods, NUMA node 1 of the system",
+    )
+    assert finding.uses.startswith("96 units; what no process uses does not count; NVreg_Coherent")
+
+
 def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Path) -> None:
     assert "MPS" not in found(settings)
     chosen = changed(settings, sharing="mps", mps_root=tmp_path / "mps")

@@ -215,6 +215,32 @@ def test_numa_from_the_driver_else_the_kernel(
     assert gpus.cards()[0].numa == numa
 
 
+@pytest.mark.parametrize(
+    ("told", "cpus", "coherent", "found"),
+    [
+        pytest.param(1, "\n", False, 1, id="GH200: a node without CPUs"),
+        pytest.param(1, "0-71\n", True, None, id="a library that names the nearest node"),
+        pytest.param(1, None, True, 1, id="the kernel does not show it, the addressing mode does"),
+        pytest.param(1, None, False, None, id="neither shows it"),
+        pytest.param(None, "\n", True, None, id="GH200 whose driver manages the memory"),
+        pytest.param(0xFFFFFFFF, "\n", True, None, id="no node"),
+    ],
+)
+def test_memory_that_is_a_numa_node_of_the_system(
+    driver: Driver, tmp_path: Path, told: int | None, cpus: str | None, coherent: bool, found: int | None
+) -> None:
+    card = driver.cards[0]
+    card.memory_node, card.coherent = told, coherent
+    if cpus is not None:
+        (tmp_path / "node1").mkdir()
+        (tmp_path / "node1" / "cpulist").write_text(cpus)
+    gpus = NvmlGpus(pci_devices=tmp_path, numa_nodes=tmp_path)
+    gpus.open()
+    assert [each.memory_node for each in gpus.cards()] == [found, None]
+    assert [sample.keeps_pages for sample in gpus.sample()] == [found is not None, False]
+    gpus.close()
+
+
 def test_it_can_be_opened_again(driver: Driver, gpus: NvmlGpus) -> None:
     gpus.open()
     gpus.close()

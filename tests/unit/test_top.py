@@ -201,6 +201,7 @@ def test_json_is_the_documented_form():
         "cordoned": False,
         "cordon_reason": None,
         "held": None,
+        "memory_mode": None,
     }
     assert json.loads(render(MIXED[1:], "json")) == [
         {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
@@ -220,6 +221,7 @@ def test_json_is_the_documented_form():
                     "cordoned": index == 2,
                     "cordon_reason": None,
                     "held": None,
+                    "memory_mode": None,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],

@@ -1,5 +1,7 @@
 """What measured use costs beyond the promises, case by case."""
 
+from dataclasses import replace
+
 import pytest
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
@@ -53,6 +55,32 @@ def test_processes_that_can_be_told_apart(
     use = card_use(measured, OWNERS, promised)
     assert (use.uuid, use.measured_mib) == (U, measured.used_mib)
     assert (use.foreign_mib, use.beyond_mib) == (foreign_mib, beyond_mib)
+
+
+@pytest.mark.parametrize(
+    ("measured", "promised", "foreign_mib", "beyond_mib", "residue_mib"),
+    [
+        pytest.param(sample(90_000), {}, 0, 0, 90_000, id="an idle card"),
+        pytest.param(sample(94_000, (1, 4000)), POD, 0, 0, 90_000, id="beside a pod within its promise"),
+        pytest.param(sample(99_192, (1, 9192)), POD, 0, 1000, 90_000, id="beside one beyond its promise"),
+        pytest.param(sample(91_000, (9, 1000)), POD, 1000, 0, 90_000, id="beside a foreign process"),
+        pytest.param(sample(90_000, (9, None)), POD, 90_000, 0, 0, id="a foreign one may have it all"),
+        pytest.param(sample(90_000, (1, None)), POD, 0, 81_808, 0, id="a pod may have it all"),
+        pytest.param(sample(90_000, (7, 100)), POD, 81_808, 0, 0, id="whose a process is, is not known"),
+        pytest.param(blind(90_000), POD, 81_808, 0, 0, id="processes cannot be told"),
+    ],
+)
+def test_pages_that_the_system_keeps_are_nobodys_use(
+    measured: GpuSample,
+    promised: dict[str, int],
+    foreign_mib: int,
+    beyond_mib: int,
+    residue_mib: int,
+) -> None:
+    """GH200 in NUMA mode. Where somebody may use them they count as on every other card."""
+    use = card_use(replace(measured, keeps_pages=True), OWNERS, promised)
+    assert (use.foreign_mib, use.beyond_mib, use.residue_mib) == (foreign_mib, beyond_mib, residue_mib)
+    assert card_use(measured, OWNERS, promised).residue_mib == 0
 
 
 @pytest.mark.parametrize(

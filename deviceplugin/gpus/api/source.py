@@ -35,6 +35,7 @@ class GpuCard:
         minor: N of `/dev/nvidiaN`; -1 when unknown.
         error: why the card cannot be used at all (it is lost, its memory cannot be read), None when it can.
         parent: UUID of the card that this is an instance of, None for a whole card.
+        memory_node: NUMA node of the system that the card's own memory is, None where the driver manages it.
         gpu_instance: the driver's number of the GPU instance that this is, None for a whole card or where the
             driver does not tell.
         compute_instance: its number of the compute instance in that, likewise.
@@ -54,6 +55,7 @@ class GpuCard:
     links: Links = ()
     gpu_instance: int | None = None
     compute_instance: int | None = None
+    memory_node: int | None = None
 
     @property
     def schedulable_mib(self) -> int:
@@ -79,6 +81,8 @@ class GpuSample:
         processes: who uses it, one entry a pid; None when processes cannot be told.
         error: why the card could not be measured, None when it could; then used_mib means nothing.
         memory_errors: what the card counts of its memory's errors, by kind, for the metrics.
+        keeps_pages: the operating system manages the card's memory, so that used_mib may have pages that no
+            process uses: those of processes that ended, and cached files.
     """
 
     uuid: str
@@ -86,6 +90,7 @@ class GpuSample:
     processes: tuple[GpuProcess, ...] | None
     error: str | None = None
     memory_errors: Mapping[str, int] = field(default_factory=dict)
+    keeps_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True)

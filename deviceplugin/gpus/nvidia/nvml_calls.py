@@ -7,6 +7,7 @@ it give v1: then reserved is unknown (0) and `used` includes it, so that an idle
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
@@ -44,6 +45,8 @@ _RECOVERY: Final = {
     6: "a reset of the bus",
     7: "a reboot of the system",
 }
+
+_LAST_NUMA_NODE: Final = 1023
 
 _ROWS: Final = (
     "rows_remapped_corrected",
@@ -172,6 +175,30 @@ def compute_instance(handle: Any) -> int | None:
     """Number the compute instance, within its GPU instance, that a MIG device is; None where nobody tells."""
     number = quietly(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
     return None if number is None else int(number)
+
+
+def memory_node(handle: Any, nodes: Path) -> int | None:
+    """Find the NUMA node that a card's own memory is; None where the driver manages it.
+
+    GPU memory of GH200, GB200 and GB300 is a node of the system unless the driver manages it (NVIDIA's
+    "Understanding Memory Management on Hardware-Coherent Platforms", NUMA and CDMM). The call that names the
+    node is for such platforms only (NVML API Reference, nvmlDeviceGetNumaNodeId), and libraries were seen
+    that name the card's nearest node on others. A node of GPU memory has no CPUs; where the kernel does not
+    show that, the card's addressing mode decides.
+
+    Args:
+        handle: of the whole card.
+        nodes: where the kernel shows NUMA nodes.
+    """
+    node = quietly(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle))
+    if node is None or not 0 <= int(node) <= _LAST_NUMA_NODE:
+        return None
+    try:
+        has_cpus = bool((nodes / f"node{int(node)}" / "cpulist").read_text("ascii", "replace").strip())
+    except OSError:
+        mode = quietly(lambda: pynvml.nvmlDeviceGetAddressingMode(handle).value)
+        has_cpus = mode != pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS
+    return None if has_cpus else int(node)
 
 
 def processes(handle: Any) -> tuple[GpuProcess, ...] | None:

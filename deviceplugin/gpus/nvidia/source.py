@@ -116,6 +116,7 @@ class NvmlGpus:
     Args:
         ignored_xids: XID codes that leave a card healthy; the others make it unhealthy.
         pci_devices: where the kernel shows PCI devices.
+        numa_nodes: where it shows NUMA nodes.
         cgroup_root: where the host's cgroups are mounted.
         probe_parent: finds the cgroup in which a memory limit is tried; see `NvmlLimits`.
         sees_processes: the driver shows all processes; it hides those of other pid namespaces.
@@ -129,6 +130,7 @@ class NvmlGpus:
         self,
         ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
         pci_devices: Path = Path("/sys/bus/pci/devices"),
+        numa_nodes: Path = Path("/sys/devices/system/node"),
         cgroup_root: Path = Path("/sys/fs/cgroup"),
         probe_parent: Callable[[], Path] | None = None,
         sees_processes: bool = True,
@@ -136,6 +138,7 @@ class NvmlGpus:
     ) -> None:
         self._ignored_xids = ignored_xids
         self._pci_devices = pci_devices
+        self._numa_nodes = numa_nodes
         self._sees_processes = sees_processes
         self._clock = clock
         self._sampling = threading.Lock()
@@ -424,11 +427,12 @@ class NvmlGpus:
     def _describe(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
         """Describe a card without its memory."""
         parent, quietly = one.handle, calls.quietly
-        bus_id = minor = numa = model = None
+        bus_id = minor = numa = model = memory_node = None
         if parent is not None:
             bus_id = quietly(lambda: sysfs_bus_id(str(pynvml.nvmlDeviceGetPciInfo(parent).busId)))
             minor = quietly(lambda: pynvml.nvmlDeviceGetMinorNumber(parent))
             numa = self._numa(parent, bus_id or "")
+            memory_node = calls.memory_node(parent, self._numa_nodes)
             model = quietly(lambda: pynvml.nvmlDeviceGetName(handle))
         return GpuCard(
             index=one.number,
@@ -441,12 +445,13 @@ class NvmlGpus:
             minor=-1 if minor is None else minor,
             error=error or one.error,
             parent=one.uuid if one.instances else None,
+            memory_node=memory_node,
         )
 
     def _numa(self, handle: Any, bus_id: str) -> int | None:
         """Find the card's NUMA node: the driver's word, else the kernel's; None unless it is exactly one.
 
-        nvmlDeviceGetNumaNodeId is of no use here: it names the node that a coherent card's own memory is.
+        nvmlDeviceGetNumaNodeId is of no use here: see `nvml_calls.memory_node`.
         """
         scope = pynvml.NVML_AFFINITY_SCOPE_NODE
         words = calls.quietly(
@@ -485,7 +490,8 @@ class NvmlGpus:
         processes = calls.processes(device.handle)
         if not processes and not self._sees_processes:
             processes = None
-        return GpuSample(uuid, used_mib, processes, error=trouble, memory_errors=errors)
+        keeps_pages = device.card.memory_node is not None
+        return GpuSample(uuid, used_mib, processes, trouble, errors, keeps_pages)
 
     def _report(self, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""

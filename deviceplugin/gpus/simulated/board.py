@@ -41,6 +41,7 @@ class Board:
         instances: of the card, None without MIG mode.
         failure: that it has or is to have.
         used_has_reserved: what its driver calls used has the reserved part in it.
+        residue_mib: MiB of pages that no process uses and the operating system keeps.
         calls: samples so far.
         tripped: its failure has come.
         shown: the driver shows it.
@@ -51,6 +52,7 @@ class Board:
     instances: tuple[Instance, ...] | None
     failure: Failure | None
     used_has_reserved: bool = False
+    residue_mib: int = 0
     calls: int = 0
     tripped: bool = False
     shown: bool = True

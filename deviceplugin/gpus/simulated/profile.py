@@ -58,7 +58,8 @@ class SimulatedCard:
     """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
 
     `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. What the driver
-    calls used has the reserved part in it with `used_has_reserved`.
+    calls used has the reserved part in it with `used_has_reserved`, and `residue_mib` of pages that no
+    process uses where the operating system manages the card's memory.
     """
 
     card: GpuCard
@@ -68,6 +69,7 @@ class SimulatedCard:
     instances: tuple[Instance, ...] | None = None
     layout: tuple[Wanted, ...] = ()
     used_has_reserved: bool = False
+    residue_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class _Memory(Struct, frozen=True):
     reserved_bytes: _Bytes | None = None
     used_bytes: _Bytes | None = None
     used_has_reserved: bool | None = None
+    numa_node: Annotated[int, Meta(ge=0, le=1023)] | None = None
+    residue_bytes: _Bytes | None = None
 
 
 class _Pci(Struct, frozen=True):
@@ -307,13 +311,19 @@ def _simulated(
         return own if own is not None else getattr(defaults.memory, field) or 0
 
     total, reserved, used = number("total_bytes"), number("reserved_bytes"), number("used_bytes")
+    residue, memory_node = number("residue_bytes"), device.memory.numa_node
+    memory_node = defaults.memory.numa_node if memory_node is None else memory_node
+    if residue and memory_node is None:
+        faults.append(f"{path}.memory.residue_bytes: {residue}; allowed beside a numa_node only")
     model = device.name or defaults.name
     if model is None:
         faults.append(f"{path}.name: missing, there and in device_defaults")
     if total == 0:
         faults.append(f"{path}.memory.total_bytes: missing, there and in device_defaults")
-    elif reserved > total - _MIB or used > total - reserved:
-        faults.append(f"{path}.memory: {reserved} bytes reserved and {used} used do not fit into {total}")
+    elif reserved > total - _MIB or used + residue > total - reserved:
+        faults.append(
+            f"{path}.memory: {reserved} bytes reserved and {used + residue} used do not fit into {total}"
+        )
     bus_id = sysfs_bus_id(device.pci.bus_id or defaults.pci.bus_id or "")
     card = GpuCard(
         index=device.index,
@@ -324,6 +334,7 @@ def _simulated(
         numa=numa.get(bus_id),
         bus_id=bus_id,
         minor=device.index if device.minor_number is None else device.minor_number,
+        memory_node=memory_node,
     )
     instances = None
     wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
@@ -343,6 +354,7 @@ def _simulated(
         instances,
         wanted or (),
         bool(defaults.memory.used_has_reserved if has_reserved is None else has_reserved),
+        -(-residue // _MIB),
     )
 
 

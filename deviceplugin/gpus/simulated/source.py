@@ -334,7 +334,11 @@ class SimulatedGpus:
         card = simulated.card
         before = self._boards.get(card.uuid)
         board = self._boards[card.uuid] = Board(
-            card, simulated.instances, simulated.failure, simulated.used_has_reserved
+            card,
+            simulated.instances,
+            simulated.failure,
+            simulated.used_has_reserved,
+            simulated.residue_mib,
         )
         if before is not None and before.instances and simulated.instances:
             board.instances = before.instances
@@ -438,7 +442,7 @@ class SimulatedGpus:
             return GpuSample(card.uuid, 0, None, error=error)
         used_mib, processes = self._measure(card)
         measured = -(-board.memory_info(card, used_mib).used_alone // MIB)
-        return GpuSample(card.uuid, measured, processes)
+        return GpuSample(card.uuid, measured, processes, keeps_pages=card.memory_node is not None)
 
     def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:
         use = self._uses.setdefault(card.uuid, Use())
@@ -446,7 +450,9 @@ class SimulatedGpus:
         measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
         limited = self.limits.processes(card.uuid)
         measured += sum(process.used_mib or 0 for process in limited)
-        return measured, (*processes, *limited)
+        # What the operating system keeps it gives back where processes need it.
+        kept = min(card.schedulable_mib, measured + self._boards[whole(card)].residue_mib)
+        return max(measured, kept), (*processes, *limited)
 
     def _board(self, uuid: str) -> Board:
         """Find a card by its own UUID or by that of an instance."""
