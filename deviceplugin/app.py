@@ -45,6 +45,7 @@ from deviceplugin.publishing.annotator import Annotator
 from deviceplugin.publishing.ownership import Ownership, this_daemon
 from deviceplugin.publishing.publisher import Publisher
 from deviceplugin.publishing.shutdown import Patience, say_farewell
+from deviceplugin.publishing.startup_taint import StartupTaint
 from deviceplugin.settings import Settings
 from deviceplugin.status import Status
 from kubeapi.client import KubeClient
@@ -301,9 +302,20 @@ class Daemon:
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
+            self._startup_taint(client, account, nodes).run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods),
             giving.run(),
+        )
+
+    def _startup_taint(self, client: KubeClient, account: Account, nodes: NodeView) -> StartupTaint:
+        return StartupTaint(
+            client,
+            account,
+            nodes,
+            node_name=self._settings.node_name,
+            resource=self._settings.resource,
+            serves=lambda: self._ownership.held and self._publisher.problem is None,
         )
 
     async def _end_events(self, recorder: EventRecorder, running: asyncio.Task[None]) -> None:

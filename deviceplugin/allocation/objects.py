@@ -210,16 +210,28 @@ class NodeStatus(msgspec.Struct, rename="camel"):
     node_info: NodeInfo | None = None
 
 
+class NodeSpec(msgspec.Struct):
+    """Of a Node; its taints as they are, to write them again."""
+
+    taints: list[dict[str, Any]] | None = None
+
+
 class NodeObject(msgspec.Struct):
     """A Node."""
 
     metadata: Metadata
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
     @property
     def version(self) -> int:
         """The resourceVersion."""
         return parse_resource_version(self.metadata.resource_version)
+
+    @property
+    def taints(self) -> list[dict[str, Any]]:
+        """What keeps pods off."""
+        return self.spec.taints or []
 
     @property
     def boot_id(self) -> str:

@@ -1,9 +1,12 @@
 """A node's daemon on the stand-ins: pods' whole lives, what they are given and what the Node says."""
 
+import asyncio
+
 import aiohttp
+from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS
+from allocator.names import NODE_CARDS, NODE_CORDON, POD_CARDS, STARTUP_TAINT
 from allocator.records import load_cards
 from tests.integration.node_world import GIB, NODE, card, container, node_world, until
 
@@ -206,3 +209,42 @@ async def test_cdi_names_are_given_on_request():
         await world.start_daemon(device_list_strategy=("envvar", "cdi-cri"), cdi_dirs=())
         uid = await world.run("a", 3, on=0)
         assert world.kubelet.containers[uid, "main"].cdi_devices == (f"nvidia.com/gpu={card(0)}",)
+
+
+OTHER = {"key": "team", "value": "b", "effect": "NoExecute", "timeAdded": "2027-01-15T08:00:00Z"}
+
+
+async def test_the_startup_taint_goes_once_pods_can_be_served_and_other_taints_stay():
+    async with node_world(8, 8) as world:
+        await world.stop_daemon()
+        startup = {"key": STARTUP_TAINT, "effect": "NoSchedule"}
+        world.api.patch_node(NODE, {"spec": {"taints": [startup, OTHER]}})
+        await world.start_daemon()
+        await until(lambda: world.api.node(NODE)["spec"]["taints"] == [OTHER])
+        assert world.words() is not None
+        assert world.api.node(NODE)["status"]["allocatable"][GIB] == "16"
+
+        # A node group may give it again, as to a node that was registered anew.
+        world.api.patch_node(NODE, {"spec": {"taints": [startup]}})
+        await until(lambda: not world.api.node(NODE)["spec"].get("taints"))
+
+
+async def test_a_daemon_whose_words_do_not_go_through_leaves_the_startup_taint():
+    async with node_world(8, 8) as world:
+        await world.stop_daemon()
+        world.api.patch_node(NODE, {"spec": {"taints": [{"key": STARTUP_TAINT, "effect": "NoSchedule"}]}})
+        tried = asyncio.Event()
+
+        async def refuse(request):
+            if request.method == "PATCH" and request.path.endswith("/status"):
+                tried.set()
+                return web.json_response({"kind": "Status", "code": 403, "message": "no"}, status=403)
+            return None
+
+        world.api.http.intercept = refuse
+        await world.start_daemon()
+        await tried.wait()
+        await asyncio.sleep(1.5)
+        assert [taint["key"] for taint in world.api.node(NODE)["spec"]["taints"]] == [STARTUP_TAINT]
+        world.api.http.intercept = None
+        await until(lambda: not world.api.node(NODE)["spec"].get("taints"))

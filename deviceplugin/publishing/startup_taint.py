@@ -1,0 +1,124 @@
+"""Takes the startup taint off the own Node once pods can be served there.
+
+A new node is Ready before the kubelet knows our devices. Until then a cluster autoscaler finds that pods do
+not fit and adds a second node. With the taint, which its group gives it, the node counts as starting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from allocator.names import PACKED_LAYOUT, STARTUP_TAINT
+from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.own_node import NodeView
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.paths import segment
+
+WRITE_TIMEOUT_S: Final = 10.0
+
+LONGEST_WAIT_S: Final = 60.0
+"""Between two tries that fail, as for want of the right to patch Nodes."""
+
+LOOK_AGAIN_S: Final = 1.0
+"""While the taint is there, so often it is looked whether this daemon serves pods."""
+
+log = structlog.get_logger(__name__)
+
+
+class StartupTaint:
+    """Removes one taint of one Node, and nothing else.
+
+        tainted --(words published, kubelet offers our devices)--> patch --> gone
+
+    A daemon that never serves pods leaves the taint, so that an autoscaler replaces the node.
+
+    Args:
+        client: API server.
+        account: its followers are woken when the Node changes.
+        node_view: the own Node.
+        node_name: of the own Node.
+        resource: that the kubelet has to offer.
+        serves: whether this daemon owns the Node and has published its cards.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: Account,
+        node_view: NodeView,
+        *,
+        node_name: str,
+        resource: str,
+        serves: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._node_view = node_view
+        self._node_name = node_name
+        self._resource = resource
+        self._serves = serves
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(0.5, LONGEST_WAIT_S)
+        account.follow(self._wake.set)
+
+    async def run(self) -> None:
+        """Remove the taint whenever it is there and pods can be served, until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._step()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _step(self) -> float | None:
+        """Remove the taint if it is time.
+
+        Returns:
+            Seconds after which to look again even if nothing happens, None for no need.
+        """
+        node = self._node_view.node
+        if node is None or not has_startup_taint(node):
+            return None
+        if not (self._serves() and is_offered(node, self._resource)):
+            return LOOK_AGAIN_S
+        try:
+            await self._client.patch(
+                f"/api/v1/nodes/{segment(self._node_name)}", removal(node), timeout_s=WRITE_TIMEOUT_S
+            )
+        except (Conflict, NotFound):
+            # The Node has changed: the watch brings what it is now.
+            return LOOK_AGAIN_S
+        except KubeApiError as error:
+            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+            note = log.warning if self._backoff.failures == 1 else log.debug
+            note("startup taint not removed", error=str(error), retry_s=round(delay_s, 2))
+            await asyncio.sleep(delay_s)
+            return 0.0
+        self._backoff.reset()
+        log.info("startup taint removed", taint=STARTUP_TAINT)
+        return LOOK_AGAIN_S
+
+
+def has_startup_taint(node: NodeObject) -> bool:
+    """Tell whether a Node has the taint that says that it is starting."""
+    return any(taint.get("key") == STARTUP_TAINT for taint in node.taints)
+
+
+def is_offered(node: NodeObject, resource: str) -> bool:
+    """Tell whether the kubelet offers units, and the Node has words that say on which cards."""
+    amounts = node.status.allocatable or {}
+    return str(amounts.get(resource, "0")) != "0" and PACKED_LAYOUT in amounts
+
+
+def removal(node: NodeObject) -> dict[str, Any]:
+    """Write the merge patch that removes the taint from this version of a Node, and no other one."""
+    left = [taint for taint in node.taints if taint.get("key") != STARTUP_TAINT]
+    return {
+        "metadata": {"resourceVersion": node.metadata.resource_version},
+        "spec": {"taints": left or None},
+    }
