@@ -1,6 +1,6 @@
 """Puts one pod where the policies say: the step that every kind of run is made of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -8,11 +8,13 @@ import numpy as np
 
 from allocator.registry import Parameters
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.scheduling.pending_pods import COUNT_S
 from scheduler_plugin.scheduling.placing import score, scores_of
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
+    BacklogReader,
     Learner,
     NodePolicy,
     WorkloadPolicy,
@@ -48,6 +50,21 @@ class Placer:
         self._policy = policy
         self._counter = policy if isinstance(policy, AttemptCounter) else None
         self._learner = policy if isinstance(policy, Learner) else None
+        self._reader = policy if isinstance(policy, BacklogReader) else None
+        self._counted_s = float("-inf")
+
+    def count_waiting(self, now: float, waiting: Callable[[], Mapping[PodKind, Sequence[str]]]) -> None:
+        """Tell a policy that wants to know who waits, unless that was a moment ago.
+
+        Args:
+            now: Seconds of the trace.
+            waiting: Lists the pods that wait, UIDs by kind.
+        """
+        if self._reader is None or now < self._counted_s + COUNT_S:
+            return
+        self._counted_s = now
+        pods = [(kind.ask, uids) for kind, uids in waiting().items()]
+        self._reader.waiting(self._cluster.arrays, pods)
 
     def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> Place | str:
         """Place a pod; the reason when it cannot be.

@@ -220,11 +220,19 @@ class QueuedReplaying(Replaying):
 
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Release until nobody can be; a kind that fitted nowhere is tried again where something ended."""
+        self._placer.count_waiting(now, self._waiting_uids)
         self._room.grab()
         self._unstick(rows)
         while self._release_kept(now) or self._release_next(now) or self._reclaim(now):
             pass
         self._keep_room(now)
+
+    def _waiting_uids(self) -> dict[PodKind, list[str]]:
+        found: dict[PodKind, list[str]] = {}
+        for tenant in self.tenants.values():
+            for task in tenant.waiting:
+                found.setdefault(task.wants, []).append(str(int(task.uid)))
+        return found
 
     def _unstick(self, rows: set[int]) -> None:
         """Kinds that fitted nowhere are tried again where they fit on one of these rows now."""

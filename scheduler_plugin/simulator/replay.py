@@ -75,6 +75,7 @@ class Replaying:
             self.story.impossible.add(number)
             return
         now = self.arrivals[number].at_s
+        self._placer.count_waiting(now, self._waiting_uids)
         # A pod of the same kind that waits comes first, and it has just found no place.
         if self._queues.get(kind) or not self._try(number, kind, now):
             self._queues.setdefault(kind, deque()).append(number)
@@ -116,6 +117,7 @@ class Replaying:
 
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Try those that wait, oldest first; only rows where something ended can have become free enough."""
+        self._placer.count_waiting(now, self._waiting_uids)
         queues = self._queues
         ready = [
             (queue[0], order, kind)
@@ -135,6 +137,10 @@ class Replaying:
                 heapq.heappush(ready, (queue[0], order, kind))
             else:
                 del queues[kind]
+
+    def _waiting_uids(self) -> dict[PodKind, list[str]]:
+        """List the pods that wait, by kind."""
+        return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
     def _try(self, number: int, kind: PodKind, now: float, among: BoolArray | None = None) -> bool:
         placed = self._placer.place(kind, str(number), among)

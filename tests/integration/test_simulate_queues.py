@@ -284,3 +284,19 @@ def test_slots_near_data_and_pods_to_come(trace):
     replaying.look(kinds)
     replaying.arrive(0, kinds[0])
     assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [False, True]
+
+
+def test_every_pod_that_waits_counts(trace):
+    """Whatever queue it is in, and whether it was tried or not."""
+    made = options(trace)
+    read = read_nodes(made.nodes, quiet)
+    what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
+    cluster = Cluster(what.nodes)
+    policy = policy_for("weighted-balance", {}, None)
+    replaying = QueuedReplaying(cluster, Placer(cluster, policy), what, parse_config("q", COHORT))
+    kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
+    replaying.look(kinds)
+    for number, kind in enumerate(kinds):
+        replaying.end_until(what.arrivals[number].at_s)
+        replaying.arrive(number, kind)
+    assert policy.pending_by_class == (0, 0, 5)

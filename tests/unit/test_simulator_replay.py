@@ -89,6 +89,17 @@ def test_policies_hear_of_pods_that_wait_and_of_those_that_got_their_place():
     assert policy.pending_by_class == (0, 0, 0)
 
 
+def test_every_pod_that_waits_counts_by_what_it_is_short_of_by_now():
+    """Not only the first one of its kind, which is tried; and the node that had no cpu may get some."""
+    short = [(at, None, pod(100, cpu=8000)) for at in (1, 3, 5, 7)]
+    _, policy, told = story(
+        [(0, 20, pod(100, cpu=4000)), *short, (30, None, pod(100))], policy="weighted-balance"
+    )
+    assert told.placed_s[:3] == [0, 20, None]
+    # One runs on all of the cpu, three wait for it; the last pod asks for some of that, too.
+    assert policy.pending_by_class == (4, 0, 0)
+
+
 def test_results_by_hand():
     nodes = (NODE,)
     pods = [(0, 40, pod(1000)), (10, 20, pod(1000)), (20, 20, pod(500)), (40, 10, pod(500))]
