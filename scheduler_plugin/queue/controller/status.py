@@ -30,6 +30,7 @@ STAGE_LOOKED_AT: Final = 64
 KEPT: Final = "the cards that it would fit on are kept free for pods that wait longer"
 KEPT_QUOTA: Final = "the quota that it needs is kept for pods that wait longer"
 EVEN_EMPTY: Final = "even if all other pods ended, as nodes and cards are now"
+BY_RULES: Final = ", on a node that its rules,"
 BY_SUM: Final = (
     "by kube-scheduler's count of a node's sum too little is left, which counts pods on unhealthy cards, too"
 )
@@ -379,9 +380,7 @@ def _room(queue: Queue, wants: Wants) -> str:
     if able.size:
         if queue.room.lacks_sum(wants, able):
             return f"it needs {need}; {BY_SUM}"
-        return (
-            f"it needs {need}, on a node that its rules, {_beside_cards(queue, wants)} allow: none has that"
-        )
+        return f"it needs {need}{BY_RULES} {_beside_cards(queue, wants)} allow: none has that"
     free = nodes.free[usable]
     if query.ask.admits is not None:
         free = np.where(query.ask.admits[usable], free, 0)

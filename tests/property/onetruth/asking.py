@@ -13,7 +13,7 @@ from gpupack.rebalance.planning import Limits
 from gpupack.whatif import FitAsk, fit
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, Reason
 from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, event_text
 
 from . import truth
@@ -209,6 +209,11 @@ def check_queue(scene: Scene, places: Places, name: str, passes: set[str]) -> No
     )
     expected = Reason.TURN if room else Reason.ROOM if could or not places.usable else Reason.NEVER
     agree(f"why the queue keeps {name}", {"truth": expected, "queue": told.reason})
+    if told.reason is Reason.ROOM:
+        agree(
+            f"whether {name} lacks cards",
+            {"truth": not passes, "queue": not any(words in told.message for words in (BY_RULES, BY_SUM))},
+        )
     if POD_REQUEUED in pod["metadata"]["annotations"]:
         body = json.dumps({"Pod": pod, "NodeNames": sorted(scene.nodes)}).encode()
         answer = json.loads(places.extender.filter(body, 100.0).answer)

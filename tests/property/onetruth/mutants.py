@@ -1,5 +1,7 @@
 """Each rule that several places share taken out, one at a time: in some scene answers must differ then."""
 
+from typing import Final
+
 from allocator import podcards
 from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
@@ -12,8 +14,11 @@ from tests.property.undercount.mutant import Mutant
 
 from .checks import ask_everybody
 
+RARE: Final = {"a pod is where it is charged until the words have it": 2068}
+"""Scenes of mutants that few scenes show, by the mutant's name."""
+
 MUTANTS = tuple(
-    Mutant(name, module, line, instead, ask_everybody, 0)
+    Mutant(name, module, line, instead, ask_everybody, RARE.get(name, 0))
     for name, module, line, instead in (
         (
             "shares in percent count in units of the card as it is now",

@@ -150,7 +150,7 @@ class Scene:
         if random.random() < 0.35:
             kind = random.choice(("main", "sidecar", "init"))
             if kind == "main":
-                containers.append(asks("other"))
+                containers += [asks(f"other-{at}") for at in range(random.choice((1, 1, 2)))]
             elif kind == "sidecar":
                 init.append(asks("side", restartPolicy="Always"))
             elif cards == 1:
