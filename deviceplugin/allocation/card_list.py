@@ -26,8 +26,8 @@ class CardList:
     than they hold, as one whose parts are shared out instead, or one that the driver has lost: once the parts
     replace it, nobody has a share of it any more. All this happens between two answers to the kubelet.
 
-    Cards may change while no daemon runs, as where MIG takes effect with a reboot. A daemon that starts names
-    the pods of such cards once it has read the kubelet's book and a list of pods.
+    Cards may change while no daemon runs, as where another layout takes effect with a reboot. A daemon that
+    starts names the pods of such cards once it has read the kubelet's book and a list of pods.
 
     Args:
         account: the ledger, made of the first list.

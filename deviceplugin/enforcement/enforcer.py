@@ -123,7 +123,7 @@ class Enforcer:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._rescans())
-                group.create_task(self._check_limits())
+                group.create_task(self._check_limits_repeatedly())
                 group.create_task(self._passes())
         finally:
             self._watch.close()
@@ -240,17 +240,20 @@ class Enforcer:
         if self._unnamed:
             self._read_logs()
 
-    async def _check_limits(self) -> None:
-        """Read every limit again and again, a few at a time, and set those that somebody changed."""
+    async def _check_limits_repeatedly(self) -> None:
         while True:
-            self._supports.ask_again()
-            for number, uid in enumerate(list(self._pods)):
-                if number % SLICE == 0:
-                    await asyncio.sleep(SLICE_S if number else 0)
-                pod = self._pods.get(uid)
-                for limit in pod.limits.values() if pod is not None else ():
-                    self._submit(limit, urgent=False)
+            await self._check_limits()
             await asyncio.sleep(self._rescan_s)
+
+    async def _check_limits(self) -> None:
+        """Read every limit, a few at a time, and set those that somebody changed."""
+        self._supports.ask_again()
+        for number, uid in enumerate(list(self._pods)):
+            if number % SLICE == 0:
+                await asyncio.sleep(SLICE_S if number else 0)
+            pod = self._pods.get(uid)
+            for limit in pod.limits.values() if pod is not None else ():
+                self._submit(limit, urgent=False)
 
     def _follow_book(self) -> set[str]:
         """Take what the containers were given now; tells which pods are new or were given something else."""

@@ -146,7 +146,7 @@ async def test_the_limits_own_count_comes_first(world: LimitsWorld, node: Node) 
     node.processes = {("c0", 1): (UID, "a", 100)}
     world.driver.use("c0", 1, 700, cgroup)
     world.account.changed()
-    await world.enforcer._rescan(limits=True)
+    await world.enforcer._check_limits()
     await until(lambda: node.used() == {(UID, "main", "c0"): 700})
     (row,) = node.memory.rows()
     assert (row.limit_mib, row.held, row.problem) == (3 * GIB, Enforcement.DRIVER, "")
@@ -169,7 +169,7 @@ async def test_a_limit_that_was_read_long_ago_tells_no_use(world: LimitsWorld, n
     cgroup = world.container("a")
     world.driver.use("c0", 1, 700, cgroup)
     await world.limited(cgroup, 3)
-    await world.enforcer._rescan(limits=True)
+    await world.enforcer._check_limits()
     await until(lambda: node.memory.rows()[0].used_mib == 700)
     node.now_s += 60.0
     (old,) = node.memory.rows()

@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 
 from deviceplugin.settings import Settings as NodeSettings
+from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.app import cli
 from gpupack.dashboard.settings import Settings as DashboardSettings
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -12,6 +13,7 @@ from scheduler_plugin.settings import Settings as ExtenderSettings
 from tests.manifest_objects import BUILDS, container, objects, pod_template
 
 SETTINGS = {
+    "autoscale": AutoscaleSettings,
     "dashboard": DashboardSettings,
     "node": NodeSettings,
     "queue": QueueSettings,
