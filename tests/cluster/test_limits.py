@@ -5,8 +5,10 @@ The cards are simulated and so are their limits; kubelet, containerd, cgroups an
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.harness import Cluster, cgroups, growing, until
 from tests.cluster.harness import workload as w
@@ -96,6 +98,56 @@ def test_every_container_is_held_to_its_own_share(cluster):
     for pod, container, mib in (("held", "main", 3072), ("held", "side", 2048), ("other", "main", 4096)):
         limited(cluster, pod, container, mib)
     assert "is 3072 MiB" in grow("main", 3073, 900_001)
+
+
+def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = False) -> None:
+    """Let the node have another driver: the same cards of 8 GiB beside 512 MiB that it keeps for itself."""
+    cluster.clear()
+    cluster.daemon.stop()
+    made = w.cards(8704, 8704, reserved_mib=512)
+    for device in made["devices"]:
+        device["memory"]["used_has_reserved"] = has_reserved
+    cluster.daemon.profile.write_text(yaml.safe_dump({**made, "limits": limits}))
+    cluster.daemon.start()
+    cluster.wait_used([0, 0])
+
+
+@pytest.mark.parametrize("has_reserved", [False, True], ids=["used alone", "used with reserved"])
+@pytest.mark.parametrize("backend", ["misc", "dmem"])
+@pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
+def test_a_container_is_held_in_every_mood_of_the_driver(cluster, unset, backend, has_reserved):
+    """All of an idle card fits, its limit is set and refuses, whatever the driver says of none."""
+    become(cluster, {"unset": unset, "backend": backend}, has_reserved=has_reserved)
+    cluster.create(w.pod("whole", w.container(gib=8)))
+    cluster.create(w.pod("part", w.container(gib=3)))
+    cluster.wait_running("whole")
+    cluster.wait_running("part")
+    for name, mib in (("whole", 8192), ("part", 3072)):
+        assert limited(cluster, name, "main", mib)["held"] == "driver"
+    (card,) = grants(cluster, "part")
+    place = cgroup_of(cluster, "part", "main")
+    assert growing.grow(cluster.home / "door", card, 900_003, 3072, place) == ""
+    assert "is 3072 MiB" in growing.grow(cluster.home / "door", card, 900_003, 3073, place)
+    cluster.wait_used([3, 8])
+
+
+def test_a_driver_that_lets_nobody_set_limits_holds_nothing(cluster):
+    become(cluster, {"set": "no_permission"})
+    cluster.create(w.pod("loose", w.container(gib=3)))
+    cluster.wait_running("loose")
+    until(lambda: memory(cluster).get(("loose", "main"), {}).get("held") == "accounted", "accounted", 20)
+    assert memory(cluster)["loose", "main"]["limit_mib"] is None
+
+
+def test_a_cgroup_that_takes_no_limit_is_told(cluster):
+    """The kernel's controller is not enabled for containers: no limit, and people hear of it."""
+    become(cluster, {"backend": "dmem", "files": True})
+    cluster.create(w.pod("open", w.container(gib=3)))
+    cluster.wait_running("open")
+    cluster.wait_event("open", "GPUMemoryNotLimited: ")
+    said = memory(cluster)["open", "main"]
+    assert (said["limit_mib"], said["held"]) == (None, "accounted")
+    assert "has no dmem.max" in said["problem"]
 
 
 def test_without_limits_over_use_is_told(cluster):
