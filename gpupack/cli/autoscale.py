@@ -4,7 +4,9 @@ from typing import Any
 
 import click
 
-from gpupack.cli.common import log_format, serve, version_option
+from allocator.names import MIB_PER_GIB
+from gpupack.cli.asking import ask, source_of, source_options
+from gpupack.cli.common import log_format, name_values, say, serve, version_option
 
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
     need by their cards, and nodes are kept from scale-down whose pods have no cards elsewhere.
@@ -74,3 +76,68 @@ def autoscale(context: click.Context, /, **options: Any) -> None:
     from scheduler_plugin.errors import SchedulerError
 
     serve(lambda stop: run(AutoscaleSettings(**options), stop=stop), *(SchedulerError, KubeApiError))
+
+
+SHAPES_HELP = """Print what an autoscaler must know of machine types: of NODEs, of all nodes, or as given.
+
+\b
+For the file of shapes:          gpupack autoscale shapes
+Tags of a group on AWS:          gpupack autoscale shapes gpu-node-3 --format aws
+Of a type without a node:        gpupack autoscale shapes --name a3 --cards 8x81559 --cpu 206 --memory 1800Gi
+
+It reads Nodes and Pods, and changes nothing. docs/howto/autoscaling.md says where each format goes.
+"""
+
+
+@autoscale.command(help=SHAPES_HELP, short_help="Print machine types for autoscalers.")
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.option(
+    "--format",
+    "form",
+    default="file",
+    show_default=True,
+    metavar="file|aws|azure|gce|karpenter",
+    help="What to write.",
+)
+@click.option("--name", help="Of the machine type, where no node has it.")
+@click.option("--cards", multiple=True, metavar="COUNTxMIB[:MODEL]", help="Its cards; may be repeated.")
+@click.option("--cpu", metavar="QUANTITY", help="What pods can have of its cpu, beside DaemonSets.")
+@click.option("--memory", metavar="QUANTITY", help="What pods can have of its memory.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    callback=name_values,
+    metavar="NAME=VALUE",
+    help="A label of its nodes.",
+)
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="KEY=VALUE:EFFECT",
+    help="A taint of its nodes; may be repeated.",
+)
+@source_options
+@version_option
+def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
+    """Print shapes."""
+    given = {key: options.pop(key) for key in ("name", "cards", "cpu", "memory", "labels", "taints")}
+    if nodes and any(given.values()):
+        raise click.UsageError("NODE is for what nodes have: leave --name, --cards and the like out with it")
+    source = source_of(options)
+
+    async def work() -> str:
+        from gpupack.autoscale.describing import FORMATS, given_shape, shapes_of, write_shapes
+        from gpupack.errors import InputError
+        from gpupack.whatif.fetching import read
+
+        if form not in FORMATS:
+            raise InputError(f"--format {form!r}: allowed are {', '.join(FORMATS)}")
+        if any(given.values()):
+            unit_mib = options["unit_mib"] or MIB_PER_GIB
+            return write_shapes([given_shape(unit_mib=unit_mib, **given)], unit_mib, form)
+        cluster = await read(source)
+        return write_shapes(shapes_of(cluster, nodes), cluster.unit_mib, form)
+
+    say(ask(work))

@@ -164,3 +164,11 @@ class QueueController(_Daemon):
     def status(self) -> Any:
         """What `gpupack queue status` shows."""
         return json.loads(self.http("/status"))
+
+
+class Autoscale(_Daemon):
+    """`gpupack autoscale`."""
+
+    def __init__(self, kubeconfig: Path, log_dir: Path, port: int, *extra: str) -> None:
+        arguments = ["autoscale", "--kubeconfig", str(kubeconfig), "--http", f"127.0.0.1:{port}", *extra]
+        super().__init__("gpupack-autoscale", arguments, log_dir / "gpupack-autoscale.log", port)

@@ -1,0 +1,189 @@
+"""What machine types are like: learned from nodes, read from a file, written for autoscalers."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpupack.autoscale.describing import FORMATS, shapes_of, write_shapes
+from gpupack.autoscale.shapes import learn_shapes, read_layouts, read_shapes
+from gpupack.cli.app import cli
+from gpupack.errors import InputError
+from tests.autoscale_world import Node, Pod, fragments, grown
+
+TYPE = "node.kubernetes.io/instance-type"
+SHAPES = """
+shapes:
+  - name: h100
+    cards: [{count: 2, model: NVIDIA H100, mib: 81559}]
+    cpu: "206"
+    memory: 1800Gi
+    labels: {node.kubernetes.io/instance-type: a3}
+    taints: [{key: nvidia.com/gpu, value: present, effect: NoSchedule}]
+"""
+
+
+def learned(nodes, pods=(), **changes):
+    cluster = grown(nodes, pods, **changes).cluster
+    return learn_shapes(cluster, (), read_layouts(cluster))
+
+
+def test_nodes_with_the_same_cards_and_group_are_one_shape():
+    nodes = [Node(f"n{at}", (80, 80), labels=((TYPE, "a" if at % 2 else "b"),)) for at in range(6)]
+    assert [(len(shape.nodes), shape.labels[TYPE]) for shape in learned(nodes)] == [(3, "a"), (3, "b")]
+
+
+def test_what_daemon_sets_take_is_not_there_for_pods():
+    def daemon(item):
+        item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
+
+    nodes = [Node("n1", (80,), cpu=16)]
+    (shape,) = learned(
+        nodes, [Pod("agent", 1, "n1", (0,), cpu=3), Pod("app", 1, "n1", (0,), cpu=2)], agent=daemon
+    )
+    assert shape.node.status.allocatable["cpu"] == "13000m"
+
+
+def test_taints_of_a_moment_are_left_out():
+    def taints(item):
+        item["spec"]["taints"] = [
+            {"key": key, "effect": "NoSchedule"}
+            for key in ("node.kubernetes.io/not-ready", "ToBeDeletedByClusterAutoscaler", "team")
+        ]
+
+    (shape,) = learned([Node("n1")], n1=taints)
+    assert [taint.key for taint in shape.taints] == ["team"]
+
+
+def test_the_least_that_a_ready_node_offers_counts():
+    """A card is unhealthy on n1: an autoscaler may take that node for its template."""
+
+    def offers(item):
+        for amounts in (item["status"]["allocatable"], item["status"]["capacity"]):
+            amounts["gpupack.io/gpu-memory-gib"] = "80"
+
+    (shape,) = learned([Node("n1", (80, 80)), Node("n2", (80, 80))], n1=offers)
+    assert shape.offered == 80
+
+
+def test_a_file_of_shapes_is_read_as_it_is_written():
+    (shape,) = read_shapes(SHAPES, 1024)
+    assert (shape.layout, shape.offered) == ((("NVIDIA H100", 79), ("NVIDIA H100", 79)), 158)
+    again = read_shapes(write_shapes([shape], 1024, "file"), 1024)[0]
+    assert (again.layout, again.taints, again.labels) == (shape.layout, shape.taints, shape.labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cards": []}, "shapes[0].cards is []: allowed is a list with at least one entry"),
+        (
+            {"cards": [{"count": 0, "mib": 1024}]},
+            "shapes[0].cards[0].count is 0: allowed is a whole number from 1",
+        ),
+        ({"cards": [{"mib": 5}]}, "shapes[0].cards[0].mib is 5: allowed is a whole number of MiB from 1024"),
+        ({"cards": [{"mib": 1024, "x": 1}]}, "allowed is a mapping of count, mib, model"),
+        ({"cpu": "many"}, "shapes[0].cpu is"),
+        ({"cpu": -1}, "shapes[0].cpu is"),
+        ({"memory": None}, "shapes[0].memory is"),
+        ({"name": ""}, "shapes[0].name is"),
+        ({"labels": ["a"]}, "shapes[0].labels is"),
+        ({"taints": [{"key": "a", "effect": "No"}]}, "shapes[0].taints[0] is"),
+        ({"pods": 0}, "shapes[0].pods is 0"),
+        ({"resources": {"gpupack.io/gpu-memory-gib": 1}}, "allowed are quantities of other resources"),
+        ({"colour": 1}, "is not known: allowed are cards, cpu"),
+    ],
+)
+def test_faults_of_a_file_are_one_line_each(change, said):
+    entry = yaml.safe_load(SHAPES)["shapes"][0] | change
+    with pytest.raises(InputError) as caught:
+        read_shapes(json.dumps({"shapes": [entry]}), 1024)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "shapes: 5", "shapes: [], x: 1", "other: []"])
+def test_what_is_no_file_of_shapes_is_said(text):
+    with pytest.raises(InputError, match="the file of shapes: "):
+        read_shapes(text, 1024)
+
+
+def test_every_format_says_what_the_kubelet_will_offer():
+    shape = read_shapes(SHAPES, 1024)[0]
+    written = {form: write_shapes([shape], 1024, form) for form in FORMATS}
+    aws = "k8s.io/cluster-autoscaler/node-template"
+    assert written["aws"].splitlines()[1:] == [
+        f"{aws}/resources/gpupack.io/gpu-memory-gib: 158",
+        f"{aws}/resources/gpupack.io/gpu-percent: 400",
+        f"{aws}/label/{TYPE}: a3",
+        f"{aws}/taint/nvidia.com/gpu: present:NoSchedule",
+        f"{aws}/taint/startup-taint.cluster-autoscaler.kubernetes.io/gpupack: :NoSchedule",
+    ]
+    azure = "k8s.io_cluster-autoscaler_node-template"
+    assert f"{azure}_resources_gpupack.io_gpu-memory-gib: 158" in written["azure"].splitlines()
+    assert all("/" not in line.partition(": ")[0] for line in written["azure"].splitlines()[1:])
+    assert written["gce"].splitlines()[1] == (
+        f"AUTOSCALER_ENV_VARS: node_labels={TYPE}=a3;node_taints=nvidia.com/gpu=present:NoSchedule,"
+        "startup-taint.cluster-autoscaler.kubernetes.io/gpupack=:NoSchedule;"
+        "extended_resources=gpupack.io/gpu-memory-gib=158,gpupack.io/gpu-percent=400"
+    )
+    overlay = yaml.safe_load(written["karpenter"])
+    assert overlay["spec"] == {
+        "requirements": [{"key": TYPE, "operator": "In", "values": ["a3"]}],
+        "capacity": {"gpupack.io/gpu-memory-gib": "158", "gpupack.io/gpu-percent": "400"},
+    }
+
+
+def run(*arguments, text=None):
+    done = CliRunner().invoke(cli, ["autoscale", "shapes", *arguments], input=text)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_reads_nodes():
+    nodes, pods = fragments(2, labels=((TYPE, "a2"),))
+    world = grown([*nodes, Node("other", (40,), labels=((TYPE, "t4"),))], pods)
+    status, said = run("-f", "-", text=world.text)
+    assert status == 0
+    assert [entry["name"] for entry in yaml.safe_load(said)["shapes"]] == ["t4", "a2"]
+    assert read_shapes(said, 1024)
+    status, said = run("n1", "--format", "aws", "-f", "-", text=world.text)
+    assert (status, "resources/gpupack.io/gpu-memory-gib: 160" in said, "t4" in said) == (0, True, False)
+    assert run("nosuch", "-f", "-", text=world.text)[0] == 2
+    assert len(shapes_of(world.cluster, ())) == 2
+
+
+def test_the_command_takes_what_is_given():
+    given = (
+        "--name",
+        "h100",
+        "--cards",
+        "8x81559:NVIDIA H100 80GB HBM3",
+        "--cpu",
+        "206",
+        "--memory",
+        "1800Gi",
+    )
+    status, said = run(*given, "--taint", "gpu=yes:NoSchedule")
+    (entry,) = yaml.safe_load(said)["shapes"]
+    assert (status, entry["cards"]) == (0, [{"count": 8, "model": "NVIDIA H100 80GB HBM3", "mib": 80896}])
+    assert entry["taints"] == [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--format", "oracle"), "--format 'oracle': allowed are file, aws, azure, gce, karpenter"),
+        (("--cards", "eight"), '--cards "eight": allowed is COUNTxMIB'),
+        (("--name", "a", "--cards", "1x2048", "--cpu", "1"), "memory is"),
+        (("n1", "--name", "a"), "NODE is for what nodes have"),
+        (
+            ("--name", "a", "--cards", "1x2048", "--cpu", "1", "--memory", "1Gi", "--format", "karpenter"),
+            "has no label node.kubernetes.io/instance-type",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_one_line(arguments, said):
+    status, output = run(*arguments)
+    assert (status, said.lower() in output.lower()) == (2, True), output
