@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies import make
-from scheduler_plugin.scheduling.policies.best_fit import BestFit, Settings
+from scheduler_plugin.scheduling.policies import best_fit, make
+from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, Settings
 from scheduler_plugin.scheduling.policies.registry import by_row
 from scheduler_plugin.scheduling.policies.remaining import CPU, GPU, MEMORY, dominant
 from tests.policy_view import ask, place, view
@@ -271,6 +271,21 @@ def test_a_search_that_looks_at_too_many_goes_over_arrays():
     rows = rows_of(arrays)
     scores = policy.score(arrays, ask(500, 0, (8, 1)), rows[-1:])
     assert scores.tolist() == [0.0]
+
+
+def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while(monkeypatch):
+    """Then the index is tried again; of many such requests the newest are remembered."""
+    full = {f"a{number:03}": (1000, 0, [16], 1000, 0, [8]) for number in range(600)}
+    arrays = view(full | {"b": (9000, 0, [16], 0, 0, [4])})
+    policy = BestFit(Settings(mode="pick"))
+
+    def touched(units):
+        return policy.pick(arrays, ask(100, 0, (units, 1))).touched
+
+    assert [touched(8) for _ in range(SKIPPED + 2)] == [512 + 601, *[601] * SKIPPED, 512 + 601]
+    assert touched(9) == 1
+    monkeypatch.setattr(best_fit, "_REMEMBERED", 1)
+    assert [touched(units) for units in (8, 7, 8)] == [601, 512 + 601, 512 + 601]
 
 
 def test_ranks_that_move_reach_the_index():

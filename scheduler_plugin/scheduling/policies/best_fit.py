@@ -23,7 +23,7 @@ from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, Lo
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies.buckets import Buckets, Fallback, Found, find_in_arrays
 from scheduler_plugin.scheduling.policies.fractions import DECIMALS
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 from scheduler_plugin.scheduling.policies.remaining import (
     CLASSES,
     CPU,
@@ -44,6 +44,11 @@ SCALES: Final = {GPU: 1, CPU: 1000, MEMORY: 1 << 30}
 
 MOST_ITEMS: Final = 512
 """Items of an index that are looked at; if none of them will do, a search over arrays costs less."""
+
+SKIPPED: Final = 63
+"""Searches for the same that go over arrays at once after the index was given up."""
+
+_REMEMBERED: Final = 1024
 
 Mode = Literal["pick", "candidates"]
 Outermost = Literal["open", "closed"]
@@ -183,6 +188,7 @@ class BestFit:
         self._versions: LongArray = np.zeros(0, dtype=np.int64)
         self._ranks: LongArray = np.zeros(0, dtype=np.int64)
         self._width = 0
+        self._skips: dict[tuple[str, CardDemand, int], int] = {}
 
     @property
     def by_row(self) -> bool:
@@ -228,12 +234,19 @@ class BestFit:
             index = self._indexes[key] = _Index(view, search, self._empty(view, search))
         limit = index.buckets.count if self.settings.limit is None else self.settings.limit
         touched = 0
-        if ask.admits is None or search.name != GPU:
+        shape = search.name, search.demand, search.amount
+        skips = self._skips.pop(shape, 0)
+        if skips > 1:
+            self._skips[shape] = skips - 1
+        if not skips and (ask.admits is None or search.name != GPU):
             may = _feasible(view, ask) if fits is None else lambda row: bool(fits[row])
             found = index.find(view, search, may, limit, self.settings.fallback)
             if found.complete:
                 return found
             touched = found.touched
+            self._skips[shape] = SKIPPED
+            if len(self._skips) > _REMEMBERED:
+                del self._skips[next(iter(self._skips))]
         rows = np.flatnonzero(view.usable if fits is None else fits)
         left = search.left(view, ask, rows)
         suits = left < NO_SET
