@@ -33,8 +33,11 @@ Assignment = Mapping[str, tuple[tuple[str, int], ...]]
 LARGEST_NUMBER: Final = (1 << 31) - 1
 """The largest number in a record: units, MiB, or an index."""
 
+DETACHED: Final = "detached"
+"""`CardRecord.driver` while the daemon has nothing of the driver open."""
+
 _CUT: Final = 256
-_OPTIONAL: Final = frozenset({"links", "held", "memory_mode"})
+_OPTIONAL: Final = frozenset({"links", "held", "memory_mode", "driver"})
 """What of a card is not written where it is empty."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -97,6 +100,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
             empty where the release before wrote the record, which did not say, and then not written.
         memory_mode: `numa` where the operating system manages the card's memory; empty where the driver does,
             and then not written.
+        driver: `detached` while the daemon has let the card's driver go; else empty, and then not written.
     """
 
     uuid: _Uuid
@@ -108,6 +112,7 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
     links: _Links = ""
     held: str = ""
     memory_mode: str = ""
+    driver: str = ""
 
 
 class _Allocation(msgspec.Struct, frozen=True, gc=False):

@@ -39,7 +39,7 @@ from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
 from deviceplugin.metrics import Metrics
-from deviceplugin.monitoring.sampling import CLOSE_S, HANGS_S, SAMPLE_S, Owners, Sampler
+from deviceplugin.monitoring.sampling import CLOSE_S, DETACH_AFTER_S, HANGS_S, SAMPLE_S, Owners, Sampler
 from deviceplugin.node_events import Notices
 from deviceplugin.publishing.annotator import Annotator
 from deviceplugin.publishing.ownership import Ownership, this_daemon
@@ -93,6 +93,7 @@ class Daemon:
         owners: which pod a process belongs to; by default the kernel's.
         patience: how long the end may take.
         sample_s: seconds between two measurements of the cards.
+        detach_after_s: seconds that nobody has needed the cards when their driver is let go.
 
     Attributes:
         ready: set once the kubelet knows our devices and the HTTP server listens.
@@ -109,6 +110,7 @@ class Daemon:
         owners: Owners | None = None,
         patience: Patience | None = None,
         sample_s: float = SAMPLE_S,
+        detach_after_s: float = DETACH_AFTER_S,
     ) -> None:
         self._settings = settings
         self._source = source or gpu_source(settings)
@@ -116,6 +118,7 @@ class Daemon:
         self._owners = owners or ProcessOwners()
         self._patience = patience or Patience()
         self._sample_s = sample_s
+        self._detach_after_s = detach_after_s
         self._driver = OwnThread("gpu-driver")
         self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
@@ -174,7 +177,7 @@ class Daemon:
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
-        nodes = NodeView(account, settings.node_name, notices.wrong_cordon)
+        nodes = NodeView(account, settings.node_name, notices.wrong_cordon, self._parents)
         percent = DevicePlugin(Answers(account, settings.unit_mib, percent=True), observe=metrics.call)
 
         def devices_changed() -> None:
@@ -197,6 +200,8 @@ class Daemon:
             on_cards=card_list.take,
             notices=notices,
             every_s=self._sample_s,
+            may_detach=lambda: ledger.is_kept_out("cordoned") and ledger.is_empty,
+            detach_after_s=self._detach_after_s,
             driver=self._driver,
         )
         self._memory = MemoryParts(
@@ -342,7 +347,19 @@ class Daemon:
         def enforcement(uuid: str) -> Enforcement:
             return self._memory.supports.enforcement(uuid)
 
-        return CardList(account, gpus, self._settings.unit_mib, notices, cards_changed, enforcement)
+        return CardList(
+            account,
+            gpus,
+            self._settings.unit_mib,
+            notices,
+            cards_changed,
+            enforcement,
+            lambda: self._sampler.detached,
+        )
+
+    def _parents(self) -> dict[str, str]:
+        """UUIDs of the whole cards by those of their instances."""
+        return {card.uuid: card.parent for card in self._source.cards() if card.parent is not None}
 
     async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
         """Wait until no other daemon serves our kubelet."""

@@ -66,6 +66,7 @@ class NodeState:
         faults: numbered errors of the driver so far, by UUID and code.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
         driver_hangs_s: seconds that the driver has not answered; 0 while it does.
+        driver_detached: it is let go, since all cards are cordoned and empty.
         cgroups_unreadable: some pods' cgroups could not be read, their charges do not end.
         cgroups_unwatched: the kernel does not tell of new cgroups, they are looked for.
     """
@@ -78,6 +79,7 @@ class NodeState:
     faults: Mapping[tuple[str, int], int]
     health_changes: Mapping[tuple[str, bool], int]
     driver_hangs_s: float
+    driver_detached: bool
     cgroups_unreadable: bool
     cgroups_unwatched: bool
 
@@ -244,6 +246,11 @@ class _State(Collector):
             ("registered", "1 while the kubelet listens to our list of devices.", node.registered),
             ("ready", "1 while /readyz answers 200.", node.ready),
             ("other_daemon", "1 where another gpupack node daemon is at this node.", node.other_daemon),
+            (
+                "driver_detached",
+                "1 while the cards' driver is let go, all cards being cordoned and empty.",
+                node.driver_detached,
+            ),
             (
                 "cgroups_unreadable",
                 "1 while cgroups of pods cannot be read: their charges do not end.",

@@ -19,6 +19,8 @@ CARDS_CHANGED: Final = "GPUsChanged"
 HANGS: Final = "GPUDriverHangs"
 ANSWERS: Final = "GPUDriverAnswers"
 DRIVER_GONE: Final = "GPUDriverGone"
+DETACHED: Final = "GPUDriverDetached"
+ATTACHED: Final = "GPUDriverAttached"
 OTHER_PLUGIN: Final = "ConflictingDevicePlugin"
 OTHER_PLUGIN_GONE: Final = "ConflictingDevicePluginGone"
 OTHER_DAEMON: Final = "ConflictingDaemon"
@@ -114,6 +116,15 @@ class Notices:
     def driver_answers(self) -> None:
         """Tell that the driver answers again."""
         self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")
+
+    def driver_detached(self) -> None:
+        """Tell that the daemon has let the driver go."""
+        said = "all cards are cordoned and empty, and the driver is let go: they may be reset or partitioned"
+        self._record(self._ref, "Normal", DETACHED, said)
+
+    def driver_attached(self) -> None:
+        """Tell that the daemon has taken it up again."""
+        self._record(self._ref, "Normal", ATTACHED, "the driver is taken up again, the cards are measured")
 
     def driver_gone(self, reason: str) -> None:
         """Tell that the driver does not come back to this daemon, which ends for it."""

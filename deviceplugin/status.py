@@ -83,6 +83,7 @@ class Status:
                 "unreadable": self.reconciler.cgroup_problem,
                 "unwatched": self.memory.cgroup_problem,
             },
+            "driver": {"detached": self.sampler.detached, "gone": self.sampler.gone},
             "memory": self.memory.explain(),
             "ledger": explain(self.account.ledger.facts),
         }
@@ -98,6 +99,7 @@ class Status:
             faults=self.sampler.faults,
             health_changes=self.sampler.health_changes,
             driver_hangs_s=self.sampler.hangs_s,
+            driver_detached=self.sampler.detached,
             cgroups_unreadable=self.reconciler.cgroup_problem is not None,
             cgroups_unwatched=self.memory.cgroup_problem is not None,
         )

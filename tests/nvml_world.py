@@ -64,6 +64,7 @@ class Driver:
         self.cards = [Card("GPU-a"), Card("GPU-b", minor=4, numa_mask=1)]
         self.errors: dict[str, int] = {}
         self.version = "580.65.06"
+        self.opened = 0
         self.news: list[SimpleNamespace | int] = []
         self.registered: list[str] = []
         self.calls: list[str] = []
@@ -118,7 +119,18 @@ class Driver:
 
         return call
 
-    def Init(self) -> None: ...
+    def Init(self) -> None:
+        self.opened += 1
+
+    def Shutdown(self) -> None:
+        assert self.opened > 0
+        self.opened -= 1
+
+    def set_mig_mode(self, card: Card, instances: list[Card] | None) -> None:
+        """Change it as another process would, which cannot while this one has the driver open."""
+        if self.opened:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
+        card.mig = instances
 
     def SystemGetDriverVersion(self) -> str:
         return self.version
@@ -126,7 +138,6 @@ class Driver:
     def SystemGetNVMLVersion(self) -> str:
         return f"13.{self.version}"
 
-    def Shutdown(self) -> None: ...
     def EventSetFree(self, events: object) -> None: ...
 
     def EventSetCreate(self) -> object:

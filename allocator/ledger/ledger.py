@@ -17,8 +17,9 @@ from allocator.ledger.pods import BookEntry, Pod, PodFacts, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.request import PodRequest
 
-Why = Literal["sick", "withheld", "cordoned", "closed"]
-"""Why a card is out of use: its health, what was not promised for it, people's wish, all that it can take."""
+Why = Literal["sick", "withheld", "cordoned", "closed", "detached"]
+"""Why a card is out of use: its health, what was not promised for it, people's wish, all that it can take, a
+driver that was let go."""
 
 _SHOWN_IDS: Final = 4
 
@@ -74,8 +75,8 @@ class Ledger:
     def keep_out(self, why: Why, uuids: Iterable[str]) -> bool:
         """Have exactly these cards out of use for one reason; they count as full.
 
-        To the kubelet those are unhealthy that are `sick` or `withheld`; `cordoned` or `closed` ones are only
-        kept free of new pods. UUIDs that are no card of this node count once they are.
+        To the kubelet those are unhealthy that are `sick` or `withheld`; the others are only kept free of new
+        pods. UUIDs that are no card of this node count once they are.
 
         Returns:
             Whether these are others than before.
@@ -84,10 +85,15 @@ class Ledger:
         before, out[why] = out[why], frozenset(uuids)
         for uuid, card in self._facts.cards.items():
             healthy = uuid not in out["sick"] and uuid not in out["withheld"]
-            cordoned = uuid in out["cordoned"] or uuid in out["closed"]
+            cordoned = any(uuid in out[other] for other in ("cordoned", "closed", "detached"))
             if (card.healthy, card.cordoned) != (healthy, cordoned):
                 self._facts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
         return out[why] != before
+
+    def is_kept_out(self, why: Why) -> bool:
+        """Whether every card that has units is out of use for this reason."""
+        with_units = {uuid for uuid, card in self._facts.cards.items() if card.size_units}
+        return bool(self._out[why]) and with_units <= self._out[why]
 
     def set_pressure(self, units: Mapping[str, int]) -> bool:
         """Set the units by card that are used beyond what is promised: foreign use and over-use.
@@ -275,6 +281,12 @@ class Ledger:
     def complete(self) -> bool:
         """The book has been read and pods have been listed since start: the words may be published."""
         return self._facts.read is not None and self._facts.view is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is certain that no pod has, or is about to get, anything of any card."""
+        on_their_way = self.in_flight() or self.unheld()
+        return self.complete and not on_their_way and not any(charges.charged(self._facts).values())
 
     def in_flight(self) -> bool:
         """Some pod is on its way from Allocate to `holds`."""

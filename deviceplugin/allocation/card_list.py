@@ -8,7 +8,7 @@ import structlog
 from allocator.ids import SEPARATOR
 from allocator.ledger import Pod, PodFacts
 from allocator.ledger.facts import Facts
-from allocator.records import CardRecord
+from allocator.records import DETACHED, CardRecord
 from deviceplugin.allocation.inventory import cards_in_units, check_units, records
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -36,6 +36,7 @@ class CardList:
         notices: hear of cards that come and go.
         on_change: called before the words are written: the kubelet must hear of new devices first.
         enforcement: how a card's memory is held, by UUID.
+        detached: whether the cards' driver is let go.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CardList:
         notices: Notices,
         on_change: Callable[[], None],
         enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
+        detached: Callable[[], bool] = lambda: False,
     ) -> None:
         self._account = account
         self._gpus = tuple(gpus)
@@ -53,6 +55,7 @@ class CardList:
         self._notices = notices
         self._on_change = on_change
         self._enforcement = enforcement
+        self._detached = detached
         self._looked_back = False
         account.follow(self._look_back)
 
@@ -63,7 +66,8 @@ class CardList:
 
     def records(self) -> tuple[CardRecord, ...]:
         """Describe the cards for people and selectors."""
-        return records(self._account.ledger.installed, self._gpus, self._enforcement)
+        driver = DETACHED if self._detached() else ""
+        return records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
         """Take the source's list.

@@ -98,6 +98,7 @@ def records(
     cards: Sequence[Card],
     gpus: Sequence[GpuCard],
     enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
+    driver: str = "",
 ) -> tuple[CardRecord, ...]:
     """Describe the cards for people and selectors, in word order.
 
@@ -105,6 +106,7 @@ def records(
         cards: with their health.
         gpus: as the source lists them.
         enforcement: how a card's memory is held, by UUID.
+        driver: `CardRecord.driver` of every card.
     """
     return tuple(
         CardRecord(
@@ -117,6 +119,7 @@ def records(
             write_links(card.links),
             enforcement(card.uuid).value,
             "" if gpu.memory_node is None else NUMA_MODE,
+            driver,
         )
         for card, gpu in zip(cards, gpus, strict=True)
     )

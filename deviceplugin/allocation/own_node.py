@@ -1,7 +1,7 @@
 """What the API server shows of the own Node: which cards people cordoned, and what its words held before."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -22,6 +22,7 @@ class NodeView:
         account: the ledger, which heeds the cordon.
         name: of the own Node.
         tell: called with what is wrong with the Node's cordon, once for each thing.
+        parents: UUIDs of the whole cards by those of their instances; whose card is cordoned is cordoned.
 
     Attributes:
         node: the Node, None while there is none.
@@ -29,10 +30,17 @@ class NodeView:
         first: set once the API server has said whether the Node is there.
     """
 
-    def __init__(self, account: Account, name: str, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        account: Account,
+        name: str,
+        tell: Callable[[str], None] = lambda _: None,
+        parents: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self._account = account
         self._name = name
         self._tell = tell
+        self._parents = parents
         self._told_missing = False
         self._cordon_problem: str | None = None
         self.node: NodeObject | None = None
@@ -79,9 +87,11 @@ class NodeView:
         if problem is not None:
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
-        self._account.ledger.keep_out("cordoned", cordoned)
+        parents = self._parents()
+        instances = {uuid for uuid, parent in parents.items() if parent in cordoned}
+        self._account.ledger.keep_out("cordoned", cordoned | instances)
         cards = [card.uuid for card in self._account.ledger.installed]
-        self.unknown_cordoned = tuple(sorted(cordoned.difference(cards)))
+        self.unknown_cordoned = tuple(sorted(cordoned.difference(cards, parents.values())))
         self._cordon_is_wrong(
             f"annotation {NODE_CORDON} holds {shown(', '.join(self.unknown_cordoned), 256)}, no card of this "
             f"node: allowed are {shown(', '.join(cards), 512)}"

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -38,7 +38,13 @@ HANGS_S: Final = 10.0
 UNMEASURED_S: Final = 75.0
 """Cards that could not be measured for so long are given to no pod; a minute may pass."""
 
+DETACH_AFTER_S: Final = 5.0
+"""The driver is let go where nothing has needed it for so many seconds."""
+
 CLOSE_S: Final = 2.0
+
+
+Answer = TypeVar("Answer")
 
 
 class Owners(Protocol):
@@ -72,6 +78,8 @@ class Sampler:
         notices: hear of faults and of cards' health.
         every_s: seconds between two measurements.
         unmeasured_s: see `UNMEASURED_S`.
+        may_detach: whether nobody needs the cards: people keep all of them free, and no pod has any.
+        detach_after_s: see `DETACH_AFTER_S`.
 
     Attributes:
         samples: newest measurement of each card.
@@ -82,6 +90,7 @@ class Sampler:
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
+        detached: the driver was let go, and all cards are kept free of pods until it is taken up again.
         gone: why the driver does not come back to this process, which ends; None while it may.
     """
 
@@ -98,6 +107,8 @@ class Sampler:
         notices: Notices | None = None,
         every_s: float = SAMPLE_S,
         unmeasured_s: float = UNMEASURED_S,
+        may_detach: Callable[[], bool] = lambda: False,
+        detach_after_s: float = DETACH_AFTER_S,
         driver: OwnThread | None = None,
     ) -> None:
         self._account = account
@@ -126,7 +137,16 @@ class Sampler:
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()
         self.health_changes: Counter[tuple[str, bool]] = Counter()
+        self._may_detach = may_detach
+        self._detach_after_s = detach_after_s
+        self._unneeded_since_s: float | None = None
+        self.detached = False
         self.gone: str | None = None
+        account.follow(self._on_account)
+
+    def _on_account(self) -> None:
+        if self.detached and not self._may_detach():
+            self._wake.set()
 
     @property
     def residue_mib(self) -> dict[str, int]:
@@ -181,9 +201,11 @@ class Sampler:
             self._news.end()
 
     async def _once(self) -> None:
+        if await self._rest():
+            return
         before, began_s = self._promises(), self._account.now_s()
         try:
-            samples, gpus = await self._measure()
+            samples, gpus = await self._call_driver(self._look)
         except DriverGoneError as error:
             self.gone = str(error)
             log.error("the cards' driver is gone", error=self.gone)  # noqa: TRY400 - the reason is all there is
@@ -208,16 +230,50 @@ class Sampler:
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
         now_s = self._account.now_s()
         self._apply([sample.uuid for sample in samples if self._health.on_sample(sample, now_s)])
+        self._attached()
+
+    # --- a driver that is let go --------------------------------------------------------------------
+
+    async def _rest(self) -> bool:
+        """Let the driver go once nobody needs it; tells whether it is let go.
+
+        Until it is taken up again all cards are kept free: they may be others by then.
+        """
+        now_s = self._account.now_s()
+        if not self._may_detach():
+            self._unneeded_since_s = None
+            return False
+        since_s = self._unneeded_since_s = now_s if self._unneeded_since_s is None else self._unneeded_since_s
+        if now_s - since_s < self._detach_after_s:
+            return False
+        if not self.detached:
+            await self._call_driver(self._source.detach)
+            self.detached = True
+            ledger = self._account.ledger
+            ledger.keep_out("detached", [card.uuid for card in ledger.installed])
+            log.info("the cards' driver is let go: all cards are cordoned and empty")
+            self._notices.driver_detached()
+            self._account.changed()
+        self._measured_s = now_s
+        return True
+
+    def _attached(self) -> None:
+        if self.detached:
+            self.detached = False
+            self._account.ledger.keep_out("detached", ())
+            log.info("the cards' driver is taken up again")
+            self._notices.driver_attached()
+            self._account.changed()
 
     # --- a driver that does not answer --------------------------------------------------------------
 
-    async def _measure(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
-        """Measure all cards; while the driver does not answer, say so.
+    async def _call_driver(self, function: Callable[[], Answer]) -> Answer:
+        """Call it in the driver's thread; while the driver does not answer, say so.
 
         Raises:
-            GpuError: they cannot be measured.
+            GpuError: as the function.
         """
-        call = asyncio.ensure_future(self._driver.call(self._look))
+        call = asyncio.ensure_future(self._driver.call(function))
         try:
             while not (await asyncio.wait({call}, timeout=min(self._every_s, 1.0)))[0]:
                 self._say_hanging()

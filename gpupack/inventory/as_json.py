@@ -48,6 +48,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "cordoned": card.cordoned,
         "held": card.held or None,
         "memory_mode": card.memory_mode or None,
+        "driver_detached": card.detached,
         "cordon_reason": card.cordon_reason or None,
         **({"pods": _pods(card.pods)} if pods else {}),
     }

@@ -48,6 +48,7 @@ class CardRow:
         cordon_reason: why, as the person said who did it; empty where nobody said.
         held: what holds its containers to their shares, as `PodRow.held`.
         memory_mode: as in the inventory: `numa`, or empty.
+        detached: the daemon has let the card's driver go.
         held_units: what the words hold of pods there, None where the node does not say.
         assumed_units: of pods that the words do not hold yet, as the extender counts them; 0 unless pods were
             asked for.
@@ -64,6 +65,7 @@ class CardRow:
     cordon_reason: str = ""
     held: str = ""
     memory_mode: str = ""
+    detached: bool = False
     held_units: int | None = None
     assumed_units: int = 0
     pods: tuple[PodRow, ...] = ()

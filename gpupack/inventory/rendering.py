@@ -94,7 +94,8 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
                 *_inventory_cells(card),
             ]
             why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
-            yield Line(cells, "; ".join(filter(None, (tail, why))))
+            driver = "its driver is let go" if card.detached else ""
+            yield Line(cells, "; ".join(filter(None, (tail, why, driver))))
             tail = ""
         if not row.cards:
             yield Line([*_node_cells(row), *_dashes(len(titles) - 2)], tail)

@@ -18,7 +18,15 @@ from allocator.names import (
 )
 from allocator.packing import NodeWords, read_node
 from allocator.quantity import parse_integer
-from allocator.records import Holds, join_cards, load_cards, load_cordon, load_cordon_reasons, load_holds
+from allocator.records import (
+    DETACHED,
+    Holds,
+    join_cards,
+    load_cards,
+    load_cordon,
+    load_cordon_reasons,
+    load_holds,
+)
 from deviceplugin.gpus.api.foreign_resources import foreign_gpus
 from gpupack.inventory.objects import Cluster, Node, load_nodes, no_node
 from gpupack.inventory.pod_cards import Seats, join_pods
@@ -127,6 +135,7 @@ def _cards(
                     cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
                     held=printable(record.held),
                     memory_mode=printable(record.memory_mode),
+                    detached=record.driver == DETACHED,
                 )
                 for card, record in zip(joined, inventory, strict=True)
             )

@@ -18,7 +18,7 @@ from deviceplugin.app import Daemon
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
-from deviceplugin.monitoring.sampling import SAMPLE_S
+from deviceplugin.monitoring.sampling import DETACH_AFTER_S, SAMPLE_S
 from deviceplugin.publishing.shutdown import Patience
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
@@ -96,6 +96,7 @@ class NodeWorld:
         self.kubelet: Kubelet
         self.daemon: Daemon
         self.sample_s = SAMPLE_S
+        self.detach_after_s = DETACH_AFTER_S
         self.stop = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
 
@@ -129,6 +130,7 @@ class NodeWorld:
             cgroups=fake,
             owners=fake,
             sample_s=self.sample_s,
+            detach_after_s=self.detach_after_s,
             patience=Patience(late_s=0.05),
         )
         self.running = asyncio.create_task(self.daemon.run(self.stop))

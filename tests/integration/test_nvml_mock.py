@@ -302,3 +302,16 @@ def test_the_library_is_started_again_for_a_lost_card(start: Callable[..., Child
     child.until("sample", lambda samples: samples[1]["error"] is None and samples[2]["error"])
     (news,) = child.until("events", bool)
     assert (news["code"], [card["error"] for card in child.ask("cards")]) == (48, [None] * 4)
+
+
+def test_the_library_is_let_go_and_taken_up_again(start: Callable[..., Child]) -> None:
+    child = start("t4")
+    cards = child.ask("cards")
+    assert child.ask("detach") == []
+    assert child.ask("cards") == cards
+    assert [sample["error"] for sample in child.ask("sample")] == [None] * 4
+    assert child.ask("cards") == cards
+    child.override({"2": {"failure": {"mode": "ecc_uncorrectable", "xid": {"code": 48}}}})
+    child.until("sample", lambda samples: samples[2]["error"])
+    (news,) = child.until("events", bool)
+    assert (news["code"], news["uuid"]) == (48, cards[2]["uuid"])

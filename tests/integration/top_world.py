@@ -55,6 +55,7 @@ def card(used, size=14, uuid=None, model=None):
         "cordon_reason": None,
         "held": None,
         "memory_mode": None,
+        "driver_detached": False,
     }
 
 

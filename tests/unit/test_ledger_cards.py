@@ -94,13 +94,38 @@ def test_a_card_that_is_sick_from_the_start_is_so_until_it_is_healthy() -> None:
     assert ledger.used() == (0, 8)
 
 
-@pytest.mark.parametrize("why", ["sick", "withheld", "cordoned", "closed"])
+@pytest.mark.parametrize("why", ["sick", "withheld", "cordoned", "closed", "detached"])
 def test_what_is_out_of_use_is_full_and_to_the_kubelet_unhealthy_if_nobody_may_have_it(why) -> None:
     ledger = Ledger([card("c0", 8)])
     ledger.keep_out(why, {"c0"})
     (out,) = ledger.installed
     assert (out.healthy, out.cordoned) == ((False, False) if why in {"sick", "withheld"} else (True, True))
     assert ledger.used() == (8,)
+
+
+def test_all_cards_are_kept_out_where_those_with_units_are() -> None:
+    lost = replace(card("c2", 0), index=2, healthy=False)
+    ledger = Ledger([card("c0", 8), replace(card("c1", 8), index=1), lost])
+    assert not ledger.is_kept_out("cordoned")
+    ledger.keep_out("cordoned", {"c0"})
+    assert not ledger.is_kept_out("cordoned")
+    ledger.keep_out("cordoned", {"c0", "c1", "c9"})
+    assert ledger.is_kept_out("cordoned")
+    assert not ledger.is_kept_out("detached")
+
+
+def test_a_node_is_empty_once_everything_says_so() -> None:
+    world, fresh = World.of(8), Ledger([card("c0", 8)])
+    assert not fresh.is_empty, "nobody has said anything yet"
+    world.sync()
+    world.write()
+    assert world.ledger.is_empty
+    world.bind(pod("a", 4, "c0"))
+    assert not world.ledger.is_empty, "it is on its way"
+    world.run(pod("a", 4, "c0"))
+    assert not world.ledger.is_empty
+    world.end("a")
+    assert world.ledger.is_empty
 
 
 def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: World) -> None:

@@ -268,6 +268,17 @@ def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
     assert of.ledger.used() == (0, 0)
 
 
+def test_a_cordon_of_a_card_is_one_of_its_instances():
+    """Whoever cordoned the card before it was partitioned had the instances in mind, too."""
+    of, told = account(), []
+    view = NodeView(of, "n1", told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
+    view.take(node(1, **{NODE_CORDON: "GPU-a,c1"}))
+    assert of.ledger.used() == (8, 8)
+    view.take(node(2, **{NODE_CORDON: "GPU-a"}))
+    assert of.ledger.used() == (8, 0)
+    assert (view.unknown_cordoned, told) == ((), [])
+
+
 def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
     of, told = account(), []
     view = NodeView(of, "n1", told.append)

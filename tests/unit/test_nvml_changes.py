@@ -220,6 +220,27 @@ def test_a_driver_that_never_worked_is_no_exchanged_one(driver: Driver, gpus: Nv
     assert not isinstance(error.value, DriverGoneError)
 
 
+def test_while_the_driver_is_let_go_others_may_change_what_nobody_may_use(
+    driver: Driver, gpus: NvmlGpus
+) -> None:
+    gpus.open()
+    parts = [Card("MIG-1", instance=1), Card("MIG-2", instance=2)]
+    with pytest.raises(pynvml.NVMLError_InUse):
+        driver.set_mig_mode(driver.cards[0], parts)
+    before = list(gpus.cards())
+    gpus.detach()
+    gpus.detach()
+    assert (driver.opened, list(gpus.cards())) == (0, before)
+    assert gpus._handle_of("GPU-a") is None
+    driver.set_mig_mode(driver.cards[0], parts)
+    assert uuids(gpus) == ["MIG-1", "MIG-2", "GPU-b"]
+    assert (driver.opened, errors(gpus)) == (1, [None] * 3)
+    driver.news = [xid(driver.cards[1], 79)]
+    assert [event.uuid for event in gpus.events(30)] == ["GPU-b"]
+    gpus.close()
+    assert driver.opened == 0
+
+
 def test_no_handle_outlasts_the_library_that_gave_it(driver: Driver, gpus: NvmlGpus) -> None:
     """Limits are set from threads of their own, also while the library is started again."""
     gpus.open()

@@ -11,7 +11,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
-from deviceplugin.monitoring.sampling import Sampler
+from deviceplugin.monitoring.sampling import DETACH_AFTER_S, Sampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 
@@ -23,9 +23,12 @@ class Source:
         self.card = CARD
         self.measured = GpuSample("GPU-a", 0, ())
         self.broken = False
+        self.attached = True
 
     def open(self) -> None: ...
     def close(self) -> None: ...
+    def detach(self) -> None:
+        self.attached = False
 
     def cards(self) -> Sequence[GpuCard]:
         return [self.card]
@@ -33,6 +36,7 @@ class Source:
     def sample(self) -> Sequence[GpuSample]:
         if self.broken:
             raise GpuError("no driver")
+        self.attached = True
         return [self.measured]
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
@@ -45,6 +49,7 @@ class Ledger:
     def __init__(self) -> None:
         self.pressure: dict[str, int] = {}
         self.health: dict[str, bool] = {}
+        self.out: dict[str, list[str]] = {}
         self.installed = [Card(0, "GPU-a", "Card", 10, 0)]
         self.facts = SimpleNamespace(pods={"pod": SimpleNamespace(bound=False)})
 
@@ -55,6 +60,9 @@ class Ledger:
         changed, self.pressure = units != self.pressure, units
         return changed
 
+    def keep_out(self, why: str, uuids: Sequence[str]) -> None:
+        self.out[why] = list(uuids)
+
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         self.health[uuid] = healthy
 
@@ -64,11 +72,13 @@ class World:
 
     def __init__(self) -> None:
         self.source, self.ledger, self.now_s = Source(), Ledger(), 0.0
+        self.needed = True
         self.lists: list[list[tuple[str, bool]]] = []
         account = SimpleNamespace(
             ledger=self.ledger,
             now_s=lambda: self.now_s,
             changed=lambda: None,
+            follow=lambda _: None,
         )
         self.sampler = Sampler(
             account,
@@ -81,6 +91,7 @@ class World:
             unit_mib=1024,
             on_health=lambda: None,
             on_cards=self.take,
+            may_detach=lambda: not self.needed,
         )
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
@@ -141,3 +152,31 @@ async def test_a_process_of_no_pod_is_told_from_one_of_which_nothing_is_known(wo
     world.source.measured = GpuSample("GPU-a", 3, (GpuProcess(1, 1), GpuProcess(9, 1), GpuProcess(404, 1)))
     await world.sampler._once()
     assert world.sampler.places == {1: ProcessPlace("pod", ""), 9: None}
+
+
+async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_does(world: World) -> None:
+    world.needed = False
+    await world.sampler._once()
+    world.now_s = DETACH_AFTER_S - 1
+    world.needed = True
+    await world.sampler._once()
+    world.needed = False
+    await world.sampler._once()
+    world.now_s = 2 * DETACH_AFTER_S - 2
+    await world.sampler._once()
+    assert (world.source.attached, world.sampler.detached) == (True, False)
+    world.now_s += 1
+    await world.sampler._once()
+    assert (world.source.attached, world.sampler.detached) == (False, True)
+    assert world.ledger.out == {"detached": ["GPU-a"]}
+    # However long it takes, the cards are not called unmeasured for that.
+    world.now_s += 1000
+    await world.sampler._once()
+    assert not world.source.attached
+    world.needed, world.source.broken = True, True
+    await world.sampler._once()
+    assert (world.ledger.out, world.ledger.health) == ({"detached": ["GPU-a"]}, {})
+    world.source.broken = False
+    await world.sampler._once()
+    assert (world.source.attached, world.sampler.detached) == (True, False)
+    assert (world.ledger.out, world.ledger.health) == ({"detached": []}, {})

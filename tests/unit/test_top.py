@@ -202,6 +202,7 @@ def test_json_is_the_documented_form():
         "cordon_reason": None,
         "held": None,
         "memory_mode": None,
+        "driver_detached": False,
     }
     assert json.loads(render(MIXED[1:], "json")) == [
         {"node": "half", "cards": [half], "unit_mib": 1024, "error": "annotation bad", **well},
@@ -222,6 +223,7 @@ def test_json_is_the_documented_form():
                     "cordon_reason": None,
                     "held": None,
                     "memory_mode": None,
+                    "driver_detached": False,
                 }
                 for index, letter, size, used in ((0, "a", 44, 0), (1, "b", 44, 44), (2, "c", 0, 0))
             ],

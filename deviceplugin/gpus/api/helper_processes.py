@@ -51,6 +51,10 @@ class WithoutHelpers:
         """Measure every card, without the helpers among its processes."""
         return [self._without(sample) for sample in self._source.sample()]
 
+    def detach(self) -> None:
+        """As the other one."""
+        self._source.detach()
+
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """As the other one's."""
         return self._source.events(timeout_s)

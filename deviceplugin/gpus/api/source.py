@@ -165,6 +165,13 @@ class GpuSource(Protocol):
         """
         ...
 
+    def detach(self) -> None:
+        """Let the driver go: until the next sample this process has nothing of it open.
+
+        NVIDIA's refuses a reset, and a change of MIG mode, while any process has.
+        """
+        ...
+
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for news of the cards' health; empty when there was none.
 

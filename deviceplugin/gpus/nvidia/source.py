@@ -198,6 +198,15 @@ class NvmlGpus:
                 self._again_s = AGAIN_S
             return found
 
+    def detach(self) -> None:
+        """Let the library go until the next sample.
+
+        `nvmlDeviceSetMigMode` answers NVML_ERROR_IN_USE for a device that is not idle (NVML API Reference),
+        and a reset fails while a client has the driver open (mig-parted, issue 19; gpu-operator, issue 118).
+        """
+        with self._sampling:
+            self._stop()
+
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
         return self._events.take(timeout_s)

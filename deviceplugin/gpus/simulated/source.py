@@ -30,6 +30,7 @@ STORM_STEP_S: Final = 0.001
 """The errors of a storm come in steps of so many seconds: with 10 000 a second ten at a time."""
 
 UNLOADED: Final = "the driver is not loaded"
+IN_USE: Final = "in use by another client"
 
 GONE: Final = "the card is not there any more"
 
@@ -71,6 +72,7 @@ class SimulatedGpus:
         self._script, self._began_s, self._done = Script(), 0.0, 0
         self._mood = profile.driver
         self._loaded, self._exchanged, self._unloaded_s = True, False, 0.0
+        self._attached = False
         self._there_at_open: frozenset[str] = frozenset()
         self.limits = SimulatedLimits(self._sizes_mib)
         self.become(profile)
@@ -89,7 +91,7 @@ class SimulatedGpus:
         """
         if not self._loaded:
             raise GpuError(UNLOADED)
-        self._exchanged = False
+        self._exchanged, self._attached = False, True
         self._events.open()
         self._closing.clear()
         self._began_s, self._done = self._clock(), 0
@@ -99,6 +101,7 @@ class SimulatedGpus:
         """Let a waiting `events`, or a call that hangs, return."""
         self._closing.set()
         self._events.close()
+        self._attached = False
         self.resume()
 
     def cards(self) -> Sequence[GpuCard]:
@@ -108,13 +111,19 @@ class SimulatedGpus:
     def sample(self) -> Sequence[GpuSample]:
         """Measure every card; what is due happens now."""
         with self._lock:
+            self._attached = True
             self._tick()
-            while (left_s := self._hangs_until_s - self._clock()) > 0:
-                self._works.wait(min(left_s, 3600.0))
+            self._wait_while_it_hangs()
             self._check_driver()
             for board in self._boards.values():
                 self._count(board)
             return [self._sample(card) for card in self._cards]
+
+    def detach(self) -> None:
+        """Have nothing of the driver open until the next sample."""
+        with self._lock:
+            self._wait_while_it_hangs()
+            self._attached = False
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Say what the driver would of a card's memory.
@@ -304,6 +313,26 @@ class SimulatedGpus:
         except LayoutError as error:
             raise GpuError(f"card {card.uuid}: {error}") from error
 
+    def reset(self, uuid: str) -> None:
+        """Reset a card, as `nvidia-smi --gpu-reset`: its failure ends.
+
+        Raises:
+            GpuError: no such card, or the source has the driver open.
+        """
+        with self._lock:
+            self._refuse_while_open(uuid)
+            self.heal(uuid)
+
+    def set_mig_mode(self, uuid: str, *, on: bool) -> None:
+        """Change a card's MIG mode, as `nvidia-smi -mig`; in MIG mode it has no instances yet.
+
+        Raises:
+            GpuError: no such card, or one that cannot, or the source has the driver open.
+        """
+        with self._lock:
+            self._refuse_while_open(uuid)
+            self.partition(uuid, [] if on else None)
+
     def hang(self, seconds: float = float("inf")) -> None:
         """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
         with self._lock:
@@ -370,6 +399,14 @@ class SimulatedGpus:
         for step in self._script.due(self._done, self._clock() - self._began_s):
             self._done += 1
             self._take(step)
+
+    def _wait_while_it_hangs(self) -> None:
+        while (left_s := self._hangs_until_s - self._clock()) > 0:
+            self._works.wait(min(left_s, 3600.0))
+
+    def _refuse_while_open(self, uuid: str) -> None:
+        if self._attached:
+            raise GpuError(f"card {self._board(uuid).card.uuid}: {IN_USE}")
 
     def _check_driver(self) -> None:
         """Raise what a driver that is not there, or is another one, makes of every measurement."""
