@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ TOOLS = {
 }
 BUSYBOX = Path("/bin/busybox")
 BUILD_TIMEOUT_S = 3600
+AUTOSCALER_SOURCES = "https://github.com/kubernetes/autoscaler"
+AUTOSCALER_COMMIT = "a16f0ae8b5578f09604371c75e0cad29ed794e59"
+"""Of the branch cluster-autoscaler-release-1.37."""
 
 
 def obstacle() -> str | None:
@@ -63,6 +67,8 @@ def build() -> None:
     kustomize()
     tool("helm")
     promql()
+    if os.environ.get("GPUPACK_AUTOSCALER") == "1":
+        _build_autoscaler()
 
 
 def programs() -> Path:
@@ -136,6 +142,52 @@ def promql() -> Path:
     return _kept_program(PROMQL)
 
 
+def autoscaler() -> Path | None:
+    """The folder with Cluster Autoscaler and the proto of its external clouds; None where it is not built.
+
+    Its module is on no proxy that everybody can reach, so it is built from its repository, on request alone:
+    `make test-cluster AUTOSCALER=1`.
+    """
+    folder = _autoscaler_folder()
+    return folder if (folder / "cluster-autoscaler").exists() else None
+
+
+def _autoscaler_folder() -> Path:
+    named = os.environ.get("GPUPACK_AUTOSCALER_BIN")
+    return Path(named) if named else _cache() / f"cluster-autoscaler-{AUTOSCALER_COMMIT[:12]}"
+
+
+def _build_autoscaler() -> None:
+    """Build it where it is not there; GPUPACK_AUTOSCALER_SOURCES names a checkout of its repository."""
+    folder = _autoscaler_folder()
+    if (folder / "cluster-autoscaler").exists():
+        return
+    sources = os.environ.get("GPUPACK_AUTOSCALER_SOURCES")
+    with tempfile.TemporaryDirectory() as made:
+        checkout = Path(sources or made)
+        if sources is None:
+            _run("git", "init", "-q", made)
+            _run("git", "-C", made, "fetch", "-q", "--depth=1", AUTOSCALER_SOURCES, AUTOSCALER_COMMIT)
+            _run("git", "-C", made, "checkout", "-q", "FETCH_HEAD")
+        main = checkout / "cluster-autoscaler"
+        unfinished = folder.with_suffix(".part")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        flags = ["-trimpath", "-ldflags", "-s -w", "-tags", "externalgrpc"]
+        _go("build", *flags, "-o", str(unfinished / "cluster-autoscaler"), ".", cwd=main)
+        shutil.copy(main / "cloudprovider/externalgrpc/protos/externalgrpc.proto", unfinished)
+        unfinished.rename(folder)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpupack"
+
+
 def _kept_tools(sources: Path) -> Path:
     """The folder with the tools that a go.mod names."""
 
@@ -176,7 +228,7 @@ def _kept(sources: Sequence[Path], compile_all: Callable[[Path], None]) -> Path:
     digest = hashlib.sha256(_go("env", "GOVERSION", cwd=versions.SOURCES).strip().encode())
     for source in sources:
         digest.update(source.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpupack"
+    cache = _cache()
     folder = cache / digest.hexdigest()[:16]
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{folder.name}.lock").open("w") as lock:

@@ -1,0 +1,178 @@
+"""The real Cluster Autoscaler, kube-scheduler, extender and `gpupack autoscale` on one API server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocator.names import PLACEHOLDER_LABEL
+from tests.cluster.harness import Cluster, binaries, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.autoscaler import Cloud, ClusterAutoscaler, Group
+from tests.cluster.harness.cluster import PODS
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import Autoscale
+from tests.cluster.harness.polling import holds_for
+
+SHAPES = """
+shapes:
+  - name: two
+    cards: [{count: 2, model: NVIDIA A100, mib: 81920}]
+    cpu: "64"
+    memory: 256Gi
+    labels: {node.kubernetes.io/instance-type: two}
+"""
+
+
+class World:
+    """Everything together, on an empty cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *groups: Group) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+        cloud_port, port = free_ports(2)
+        self.cloud = Cloud(cluster.api, list(groups), folder, cloud_port)
+        self.autoscaler = ClusterAutoscaler(cluster.control.admin_config, self.cloud, cluster.control.log_dir)
+        shapes = folder / "shapes.yaml"
+        shapes.write_text(SHAPES)
+        arguments = ("--grace-s", "5", "--namespace", "default", "--shapes", str(shapes))
+        self.ours = Autoscale(cluster.control.admin_config, cluster.control.log_dir, port, *arguments)
+
+    def stop(self) -> None:
+        self.ours.kill()
+        self.autoscaler.kill()
+        for pod in self.api.get(PODS)["items"]:
+            self.cluster.delete(pod["metadata"]["name"], wait=False)
+        until(lambda: not self.api.get(PODS)["items"], "no pod left", 30)
+        self.cloud.remove([name for group in self.cloud.groups.values() for name in list(group.machines)])
+        self.cloud.stop()
+
+    def create(self, name: str, gib: int, **annotations: str) -> None:
+        self.api.post(PODS, w.pod(name, w.container(gib=gib), annotations=annotations))
+
+    def node_of(self, name: str) -> str:
+        return str(self.api.get(f"{PODS}/{name}")["spec"].get("nodeName", ""))
+
+    def wait_bound(self, *names: str, timeout_s: float = 120) -> None:
+        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
+
+    def placeholders(self) -> list[Any]:
+        found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]
+        return found
+
+    def settled(self, seconds: float = 20) -> None:
+        """Nothing more is bought, and no placeholder stays."""
+        until(lambda: not self.placeholders(), "no placeholder left", 60)
+        bought = self.cloud.bought()
+        holds_for(lambda: self.cloud.bought() == bought and not self.placeholders(), "quiet", seconds)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    if binaries.autoscaler() is None:
+        pytest.skip("Cluster Autoscaler is not built: make test-cluster AUTOSCALER=1 builds it")
+
+
+def start(cluster: Cluster) -> None:
+    cluster.control.start_without_controllers()
+    cluster.extender.start(ready=False)
+    cluster.control.start_scheduler()
+    cluster.extender.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster) -> Cluster:
+    return make_cluster(w.cards(8192), with_node=False, start=start)
+
+
+@pytest.fixture
+def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
+    worlds: list[World] = []
+
+    def make(*groups: Group) -> World:
+        worlds.append(World(cluster, tmp_path, *groups))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.stop()
+
+
+def test_a_pod_that_fits_by_the_sum_alone_gets_one_node(make_world) -> None:
+    """Two cards with 20 GiB free each; the new node is Ready a while before its cards are published."""
+    world = make_world(Group("two", words=15.0))
+    world.cloud.add("two")
+    until(world.cloud.usable, "the first node", 60)
+    for name in ("a", "b"):
+        world.create(name, 60)
+    world.wait_bound("a", "b")
+    world.create("waits", 40)
+    world.autoscaler.start()
+    until(lambda: world.autoscaler.said("default/waits can be moved to"), "Cluster Autoscaler is blind", 90)
+    assert world.cloud.bought() == 0
+    world.ours.start()
+    world.wait_bound("waits")
+    assert world.node_of("waits") not in {world.node_of("a"), ""}
+    world.settled()
+    assert world.cloud.bought() == 1
+
+
+def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes_from_none(make_world) -> None:
+    world = make_world(Group("two"))
+    names = [f"p{number}" for number in range(10)]
+    for name in names:
+        world.create(name, 50)
+    world.ours.start()
+    world.autoscaler.start()
+    world.wait_bound(*names, timeout_s=240)
+    world.settled()
+    assert world.cloud.bought() == 5
+
+
+def test_where_the_sum_is_short_cluster_autoscaler_needs_no_help(make_world) -> None:
+    world = make_world(Group("two"))
+    world.cloud.add("two")
+    until(world.cloud.usable, "the first node", 60)
+    for name in ("a", "b"):
+        world.create(name, 80)
+    world.wait_bound("a", "b")
+    world.ours.start()
+    world.create("waits", 40)
+    holds_for(lambda: not world.placeholders(), "no placeholder", 12)
+    world.autoscaler.start()
+    world.wait_bound("waits")
+    world.settled()
+    assert world.cloud.bought() == 1
+
+
+def test_a_node_whose_pods_fit_on_no_other_card_is_not_drained(make_world) -> None:
+    world = make_world(Group("two"))
+    safe = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+    world.cloud.add("two")
+    until(lambda: len(world.cloud.usable()) == 1, "the first node", 60)
+    for name in ("a", "b"):
+        world.create(name, 60, **safe)
+    world.wait_bound("a", "b")
+    full = world.node_of("a")
+    world.cloud.add("two", 2)
+    until(lambda: len(world.cloud.usable()) == 3, "two more nodes", 60)
+    for name in ("c", "d", "e", "f"):
+        world.create(name, 31)
+    world.wait_bound("c", "d", "e", "f")
+    world.ours.start()
+    kept = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+
+    def is_kept() -> bool:
+        node = world.api.get(f"/api/v1/nodes/{full}")
+        return bool(node["metadata"].get("annotations", {}).get(kept))
+
+    until(is_kept, "the node kept", 60)
+    world.autoscaler.start()
+    until(
+        lambda: world.autoscaler.said("Starting scale down") or world.autoscaler.said("unneeded"),
+        "a look",
+        90,
+    )
+    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 45)
+    assert not [call for call in world.cloud.calls if call.startswith("delete") and full in call.split()]
