@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
 from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, apply_all, build
 from tests.cluster.harness.processpods import ProcessNodes
 from tests.cluster.harness.servicelink import ServiceLink
+from tests.cluster.harness.shipped import previous_checkout
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -75,22 +78,42 @@ class Installed:
             self.cluster, self.links[EXTENDER].url, certificate, profiles=[{"schedulerName": DEFAULT}]
         )
         self.cluster.control.start_scheduler()
-        objects = build(OVERLAY, COMPONENTS / "queue", COMPONENTS / "dashboard")
-        objects += build(MANIFESTS / "scheduler")
         key = certificate.with_suffix(".key")
         files = {"tls.crt": certificate, "tls.key": key, "ca.crt": certificate}
         data = {name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()}
         metadata = {"name": "gpupack-extender-tls", "namespace": NAMESPACE}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
-        for one in [*objects, secret]:
+        deployments = self.apply(REPOSITORY, secret)
+        self.deployments = {one["metadata"]["name"]: one for one in deployments}
+
+    def apply(self, checkout: Path, *more: Any, image: str = "") -> list[Any]:
+        """Apply the manifests of a checkout.
+
+        Args:
+            checkout: Where they lie.
+            more: Other objects.
+            image: To run in place of the one that the manifests name.
+
+        Returns:
+            The Deployments, as built.
+        """
+        manifests = checkout / MANIFESTS.relative_to(REPOSITORY)
+        components = [manifests / COMPONENTS.relative_to(MANIFESTS) / name for name in ("queue", "dashboard")]
+        objects = build(manifests / OVERLAY.relative_to(MANIFESTS), *components)
+        deployments = []
+        for one in [*objects, *build(manifests / "scheduler"), *more]:
             if one["kind"] == "Deployment":
-                self.deployments[one["metadata"]["name"]] = one
+                deployments.append(one)
+                for container in one["spec"]["template"]["spec"]["containers"]:
+                    if image and container["name"] == "gpupack":
+                        container["image"] = image
             elif one["metadata"]["name"] == "gpupack-admission":
                 one["data"]["schedulerNames"] = f"{DEFAULT},{SCHEDULER}"
                 apply_all(self.api, [one])
             elif "AdmissionPolicy" not in one["kind"]:
                 apply_all(self.api, [one])
-        apply_all(self.api, [*self.deployments.values()])
+        apply_all(self.api, deployments)
+        return deployments
 
     def arrive(self) -> None:
         """Let pods come, one of each kind a second."""
@@ -234,6 +257,25 @@ def test_a_rollback_ends(installed: Installed) -> None:
     installed.wait(installed.settled, "the rollback is through")
     installed.wait(installed.leaders, "there is a leader")
     assert installed.transitions() == {name: count + 1 for name, count in before.items()}
+
+
+def test_to_the_commit_before_and_forth_again(installed: Installed, tmp_path: Path) -> None:
+    """Manifests and code of both; the DaemonSet's turn is in `test_shipped_pods.py`."""
+    checkout = previous_checkout(tmp_path / "previous")
+    previous = "gpupack:previous"
+    installed.nodes.checkouts[previous] = checkout
+    wait_available(installed)
+    for at, image in ((checkout, previous), (REPOSITORY, "")):
+        installed.apply(at, image=image)
+        installed.wait(installed.settled, f"the Deployments of {at} are through")
+        installed.wait(installed.leaders, "there is a leader")
+        living = [
+            pod
+            for pod in installed.api.get(SYSTEM_PODS)["items"]
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
+        images = {pod["spec"]["containers"][-1]["image"] for pod in living}
+        assert (images == {previous}) is bool(image), images
 
 
 @pytest.mark.parametrize("node", ["one", "two"])

@@ -7,6 +7,8 @@ user IDs and cgroups are left to the tests with the real kubelet (`test_shipped_
 
 Pods on other nodes are said to run as soon as they are bound.
 
+Containers run this checkout, or the one that `ProcessNodes.checkouts` names for their image.
+
 Nothing here runs by itself: `step` does what is due, and `until` steps while it waits.
 """
 
@@ -63,6 +65,11 @@ class _Running:
     ending_since: float | None = None
     told: set[str] = field(default_factory=set)
 
+    @property
+    def loopback(self) -> str:
+        """Address that containers of this pod alone use among each other."""
+        return f"127.{self.address.partition('.')[2]}"
+
 
 class ProcessNodes:
     """Nodes and the pods on them; a context manager that leaves nothing behind.
@@ -70,10 +77,14 @@ class ProcessNodes:
     Args:
         cluster: One without a kubelet.
         names: Nodes to make, for gpupack's own pods.
+
+    Attributes:
+        checkouts: Where the code of an image lies, by the image's name; of others in this repository.
     """
 
     def __init__(self, cluster: Cluster, *names: str) -> None:
         self.names = names
+        self.checkouts: dict[str, Path] = {}
         self._cluster = cluster
         self._api = cluster.api
         self._running: dict[str, _Running] = {}
@@ -157,7 +168,8 @@ class ProcessNodes:
                 word = word.replace(f"$({variable})", value)  # noqa: PLW2901
             for path, folder in folders.items():
                 word = word.replace(path, str(folder))  # noqa: PLW2901
-            words[index] = re.sub(r"=(?:127\.0\.0\.1)?:(\d+)$", rf"={running.address}:\1", word)
+            word = re.sub(r"=:(\d+)$", rf"={running.address}:\1", word)  # noqa: PLW2901
+            words[index] = re.sub(r"=127\.0\.0\.1:(\d+)$", rf"={running.loopback}:\1", word)
         if words[0] == "kube-scheduler":
             words[0] = str(programs() / words[0])
             words += [f"--bind-address={running.address}", f"--cert-dir={self._folder(running) / 'certs'}"]
@@ -166,8 +178,12 @@ class ProcessNodes:
             words = [sys.executable, "-m", "gpupack", *words, f"--kubeconfig={kubeconfig}"]
         log = self._cluster.control.log_dir / f"{name}-{container['name']}.log"
         running.processes[container["name"]] = Process(
-            container["name"], words, log, cwd=REPOSITORY, environment=environment
+            container["name"], words, log, cwd=self._checkout(container), environment=environment
         )
+
+    def _checkout(self, container: Json) -> Path:
+        """Where a container's code lies; the working folder comes first where Python looks for modules."""
+        return self.checkouts.get(container["image"], REPOSITORY)
 
     def _folder(self, running: _Running) -> Path:
         folder = self._cluster.home / "pods" / str(running.pod["metadata"]["name"])
@@ -193,7 +209,7 @@ class ProcessNodes:
             else:
                 path = f"/api/v1/namespaces/{namespace}/configmaps/{volume['configMap']['name']}"
                 for name, text in self._api.get(path)["data"].items():
-                    here = text.replace("http://127.0.0.1:", f"http://{running.address}:")
+                    here = text.replace("http://127.0.0.1:", f"http://{running.loopback}:")
                     here = here.replace(
                         "clientConnection:\n", f"clientConnection:\n  kubeconfig: {kubeconfig}\n"
                     )
