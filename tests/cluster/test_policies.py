@@ -1,12 +1,16 @@
 """Node policies in a real control plane: kube-scheduler puts pods where each policy's formula says."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import yaml
 
 from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
@@ -17,8 +21,10 @@ from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand, Learner
 from tests.cluster.harness import Cluster, Extender, until, workload
 from tests.cluster.harness.cluster import PODS
-from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.controlplane import RESOURCE, extender_entry
 from tests.cluster_builders import GIB, node_object
+
+BALANCED = Path(__file__).resolve().parents[2] / "docs" / "policies" / "balanced.md"
 
 CPU, MEMORY_GIB, CARD, CARDS = 40, 100, 16, 4
 MODEL = "NVIDIA A100"
@@ -151,11 +157,11 @@ def start(cluster: Cluster) -> Iterator[Callable[..., Extender]]:
     """A function that starts the extender with the cluster's policy; ended with all pods of the test."""
     started: list[Extender] = []
 
-    def start(policy: str, *parameters: str) -> Extender:
+    def start(policy: str, *parameters: str, more: Sequence[str] = ()) -> Extender:
         words = [word for each in parameters for word in ("--node-policy-parameter", each)]
         port = int(cluster.extender.url.rpartition(":")[2])
         kubeconfig = cluster.home / "gpupack-scheduler.kubeconfig"
-        made = Extender(kubeconfig, cluster.control.log_dir, port, "--node-policy", policy, *words)
+        made = Extender(kubeconfig, cluster.control.log_dir, port, "--node-policy", policy, *words, *more)
         started.append(made)
         made.start()
         return made
@@ -190,7 +196,7 @@ def wait_cached(extender: Extender, pods: int) -> None:
 def create(cluster: Cluster, name: str, request: Request, policy: str | None = None) -> None:
     limits = {"cpu": request.cpu, "memory": f"{request.memory}Gi"}
     annotations = {} if policy is None else {POD_NODE_POLICY: policy}
-    container = workload.container(gib=request.units, limits=limits)
+    container = workload.container(gib=request.units or None, limits=limits)
     cluster.create(workload.pod(name, container, annotations=annotations))
 
 
@@ -231,6 +237,67 @@ def test_policy_of_the_cluster_and_of_a_pod(cluster: Cluster, start: Any, policy
     wait_cached(extender, len(NODES))
     wait_nothing_assumed(extender)
     assert place_all(cluster) == PLACES[policy]
+
+
+@pytest.fixture
+def asks_about_all_pods(cluster: Cluster) -> Iterator[None]:
+    """kube-scheduler with the second extender of docs/policies/balanced.md."""
+
+    def restart(more: Sequence[dict[str, Any]]) -> None:
+        url = cluster.extender.url
+        extenders = [extender_entry(url), *({**each, "urlPrefix": url} for each in more)]
+        cluster.control.configure_scheduler(None, extenders=extenders)
+        cluster.control.kill("kube-scheduler")
+        cluster.control.start_scheduler()
+
+    (shown,) = re.findall(r"```yaml\n(extenders:.*?)```", BALANCED.read_text(), re.DOTALL)
+    restart(yaml.safe_load(shown)["extenders"])
+    yield
+    restart([])
+
+
+DISK = "ephemeral-storage"
+PLAIN = Request(4, 10, 0)
+
+
+def test_pods_without_gpu_go_where_the_policy_says(
+    cluster: Cluster, start: Any, asks_about_all_pods: None
+) -> None:
+    """The emptiest node is where kube-scheduler by itself puts such a pod."""
+    place_plain = partial(place, cluster, request=PLAIN)
+    extender = start("balanced")
+    assert place_plain("alone") == "b"
+    extender.kill()
+    delete_all(cluster)
+    start("balanced", more=("--rank-all-pods",))
+    assert place_plain("ranked") == min(NODES, key=lambda name: variance(fractions_after(name, PLAIN))) == "a"
+
+
+def test_a_further_resource_counts_where_a_parameter_names_it(
+    cluster: Cluster, start: Any, asks_about_all_pods: None
+) -> None:
+    """Of what all nodes have as much of a's pods use nearly all; pods with and without GPU."""
+    for name in NODES:
+        amounts = {DISK: "1000Gi"}
+        cluster.api.merge(
+            f"/api/v1/nodes/{name}/status", {"status": {"capacity": amounts, "allocatable": amounts}}
+        )
+    uses = workload.container(limits={DISK: "950Gi"})
+    cluster.create(workload.pod("uses-disk", uses, nodeName="a"))
+    first = PODS_IN_ORDER[0]
+    extender = start("balanced", more=("--rank-all-pods",))
+    wait_cached(extender, len(NODES) + 1)
+    assert place(cluster, "gpu", first) == PLACES["balanced"][0] == "a"
+    extender.kill()
+    cluster.delete("gpu")
+    extender = start("balanced", f"resources={DISK}", more=("--rank-all-pods",))
+    wait_cached(extender, len(NODES) + 1)
+    used = {"a": Fraction(950, 1000), "b": Fraction(0), "c": Fraction(0)}
+    for name, request in (("gpu-beside-disk", first), ("plain-beside-disk", PLAIN)):
+        spread = {each: variance([*fractions_after(each, request), used[each]]) for each in NODES}
+        assert place(cluster, name, request) == min(NODES, key=spread.__getitem__) != "a"
+        cluster.delete(name)
+        wait_cached(extender, len(NODES) + 1)
 
 
 def test_a_pod_s_own_preferences_are_not_outvoted(cluster: Cluster, start: Any) -> None:
