@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from gpupack.autoscale.guarding import KeptNode, find_node_changes, nodes_to_keep
+from gpupack.autoscale.guarding import KeptNode, find_node_changes, nodes_to_empty, nodes_to_keep
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.placeholders import find_changes
 from gpupack.autoscale.planning import Plan, Planner, Said
@@ -20,7 +20,7 @@ from gpupack.autoscale.writing import Writer
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.following import Following
 from kubeapi.client import KubeClient
-from kubeapi.correlation import pod_ref
+from kubeapi.correlation import node_ref, pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from scheduler_plugin.errors import SettingsError
@@ -73,6 +73,7 @@ class Autoscaling:
         self._planner = Planner(settings.rules(), settings.declared())
         self._guard_at = float("-inf")
         self._told: dict[str, str] = {}
+        self._emptiable: frozenset[str] = frozenset()
         self.plan = Plan((), {})
         self.kept: Mapping[str, KeptNode] = {}
 
@@ -101,8 +102,21 @@ class Autoscaling:
         if self._settings.keep_nodes:
             freed = [name for name in cluster.nodes if name not in self.kept]
             self.kept = nodes_to_keep(cluster, freed)
+        if self._settings.consolidate:
+            self._tell_empty(nodes_to_empty(cluster, self.kept))
         changes = find_node_changes(cluster.nodes.values(), self.kept)
         await self._writer.write_nodes(changes, cluster.nodes)
+
+    def _tell_empty(self, moves: Mapping[str, int]) -> None:
+        """Say on Nodes that few moves would empty them, once for as long as it is so."""
+        for name, pods in moves.items():
+            if name not in self._emptiable:
+                which = "1 pod" if pods == 1 else f"{pods} pods"
+                said = (
+                    f"{which} with cards here would find cards on other nodes; gpupack advise --empty {name}"
+                )
+                self._recorder.event(node_ref(name), "Normal", "CouldBeEmptied", said)
+        self._emptiable = frozenset(moves)
 
     def _tell(self) -> None:
         """Say on pods what is done for them, once for each change."""

@@ -29,6 +29,9 @@ KEEPING: Final = (SCALE_DOWN_DISABLED, DO_NOT_DISRUPT)
 MOST_FREED: Final = 50
 """Nodes that may be drained at one time; autoscalers drain ten at once by default."""
 
+FEW_MOVES: Final = 4
+"""Pods at most that would move for a node to be worth a word."""
+
 _AT_ONCE: Final = 16
 """Candidates whose rules are looked at in one step."""
 
@@ -92,6 +95,25 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
                 staying[own] = True
                 kept[name] = KeptNode(Kept.NO_CARDS, f"{pod.namespace}/{pod.name}")
     return kept
+
+
+def nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, int]:
+    """Find the nodes that few moves would empty for good.
+
+    Args:
+        cluster: Nodes and pods.
+        kept: Of `nodes_to_keep`, for the same cluster.
+
+    Returns:
+        How many pods would move, by node; they find cards on nodes that stay.
+    """
+    found = {}
+    for name, book in cluster.state.books.items():
+        if name in cluster.nodes and name not in kept:
+            pods = len(_evictable(cluster, book.pods))
+            if 0 < pods <= FEW_MOVES:
+                found[name] = pods
+    return found
 
 
 def _evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:

@@ -54,11 +54,13 @@ class PlanRules:
     Attributes:
         grace_s: Seconds that a pod has been refused on every node before a node is asked for.
         most: Placeholders at most at one time.
+        by_host: Whether placeholders may name hosts to keep out; Karpenter refuses pods that do.
         patience_s: Seconds that the cluster autoscaler is trusted to add nodes for pods whose need it sees.
     """
 
     grace_s: float = 15.0
     most: int = 20
+    by_host: bool = True
     patience_s: float = STARTING_S
 
 
@@ -174,7 +176,7 @@ class Planner:
         starting = starting_nodes(cluster, layouts, wall_s)
         nodes = packer.pack(ripe, self.rules.most + len(starting) + len(short))
         # 4. Ask for those of them that do not come anyway.
-        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting)
+        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting, self.rules.by_host)
         wanted = asks.wanted(nodes)
         placeholders = self._ask(asks, wanted, notes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
@@ -290,6 +292,7 @@ class _Asks:
     blind: frozenset[str]
     short: Sequence[tuple[WaitingPod, Kind]]
     starting: Mapping[str, Layout]
+    by_host: bool = True
     masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
 
     def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
@@ -333,12 +336,12 @@ class _Asks:
         if labels is None:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
-        if len(hidden) > MANY_EXCLUDED:
+        if len(hidden) > (MANY_EXCLUDED if self.by_host else 0):
             others = [each for each in self.shapes.by_name.values() if each.layout != shape.layout]
             narrower = self._labels(node, others)
             if narrower:
                 labels, hidden = narrower, self._looking_free(node, amounts, narrower, view)
-        if len(hidden) > MOST_EXCLUDED:
+        if len(hidden) > (MOST_EXCLUDED if self.by_host else 0):
             return None
         return make_placeholder(node, amounts, labels, hidden, self.cluster.state.resource)
 

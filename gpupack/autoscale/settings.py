@@ -17,6 +17,8 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import election_faults, process_faults
 
 MOST_PLACEHOLDERS = 500
+KARPENTER = "karpenter"
+AUTOSCALERS = ("cluster-autoscaler", KARPENTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class AutoscaleSettings(HttpAddress):
         http: HOST:PORT of health, metrics and status; port 0 takes any free one.
         unit_mib: MiB a unit; None: what most nodes publish.
         shapes: Path of a YAML file of shapes; None: shapes are learned from nodes alone.
+        autoscaler: Which one adds nodes: it decides what a placeholder may say.
         placeholders: Ask for nodes.
         keep_nodes: Keep nodes from scale-down whose pods have no cards elsewhere.
+        consolidate: Say which nodes few moves would empty; nothing is evicted.
         grace_s: Seconds that a pod has been refused everywhere before a node is asked for.
         most: Placeholder pods at most at one time.
         period_s: Seconds between two passes at most.
@@ -50,8 +54,10 @@ class AutoscaleSettings(HttpAddress):
     http: str = "127.0.0.1:8915"
     unit_mib: int | None = None
     shapes: str | None = None
+    autoscaler: str = AUTOSCALERS[0]
     placeholders: bool = True
     keep_nodes: bool = True
+    consolidate: bool = False
     grace_s: float = 15.0
     most: int = 20
     period_s: float = 5.0
@@ -69,7 +75,8 @@ class AutoscaleSettings(HttpAddress):
 
     def rules(self) -> PlanRules:
         """Write how placeholders are planned."""
-        return PlanRules(grace_s=self.grace_s, most=self.most if self.placeholders else 0)
+        most = self.most if self.placeholders else 0
+        return PlanRules(grace_s=self.grace_s, most=most, by_host=self.autoscaler != KARPENTER)
 
     def declared(self) -> Sequence[Shape]:
         """Read the file of shapes.
@@ -104,6 +111,10 @@ class AutoscaleSettings(HttpAddress):
             faults.append(f"grace {self.grace_s:g} s: allowed are 0 to 3600 seconds")
         if not 1 <= self.most <= MOST_PLACEHOLDERS:
             faults.append(f"max placeholders {self.most}: allowed are 1 to {MOST_PLACEHOLDERS}")
+        if self.autoscaler not in AUTOSCALERS:
+            faults.append(f"autoscaler {self.autoscaler!r}: allowed are {', '.join(AUTOSCALERS)}")
+        if self.consolidate and not self.keep_nodes:
+            faults.append("consolidate without keep nodes: allowed is both, or neither")
         if not is_label(self.namespace):
             faults.append(f"namespace {self.namespace!r}: allowed are {LABEL}")
         if self.unit_mib is not None:

@@ -31,6 +31,13 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
 @click.option("--unit-mib", type=int, help="MiB of one unit. Default: what most nodes publish.")
 @click.option("--shapes", metavar="FILE", help="YAML with machine types that may have no node yet.")
 @click.option(
+    "--autoscaler",
+    default="cluster-autoscaler",
+    show_default=True,
+    metavar="cluster-autoscaler|karpenter",
+    help="Which one adds nodes; Karpenter refuses pods that name hosts to keep out.",
+)
+@click.option(
     "--placeholders/--no-placeholders", default=True, show_default=True, help="Ask for nodes at all."
 )
 @click.option(
@@ -38,6 +45,12 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
     default=True,
     show_default=True,
     help="Keep nodes from scale-down whose pods have no cards elsewhere.",
+)
+@click.option(
+    "--consolidate/--no-consolidate",
+    default=False,
+    show_default=True,
+    help="Say by Events on Nodes which of them few moves would empty; nothing is evicted.",
 )
 @click.option(
     "--grace-s",

@@ -17,7 +17,7 @@ from gpupack.autoscale.guarding import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
-from tests.autoscale_world import fragments, grown, waits
+from tests.autoscale_world import Node, Pod, fragments, grown, waits
 from tests.extender_client import until
 
 NAMESPACE = "gpupack-system"
@@ -235,6 +235,23 @@ async def test_nodes_are_kept_whose_pods_have_no_cards_elsewhere(tmp_path: Path)
             assert api.node("n2")["metadata"]["annotations"][SCALE_DOWN_DISABLED] == "true", "a person's"
 
 
+async def test_consolidate_says_which_node_few_moves_would_empty(tmp_path: Path) -> None:
+    async with ApiServer(seed=1) as api:
+        fill(api, grown([Node("n1"), Node("n2")], [Pod("a", 4, "n1", (0,))]))
+        async with autoscale(api, tmp_path, consolidate=True):
+
+            async def is_told() -> bool:
+                return any(event["reason"] == "CouldBeEmptied" for event in api.objects("events"))
+
+            await until(is_told)
+            (event,) = [each for each in api.objects("events") if each["reason"] == "CouldBeEmptied"]
+            assert event["involvedObject"]["name"] == "n1"
+            assert event["message"] == (
+                "1 pod with cards here would find cards on other nodes; gpupack advise --empty n1"
+            )
+            assert api.has_pod("default", "a")
+
+
 async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
     async with cluster() as api:
         elect = {"leader_elect": True, "lease_namespace": NAMESPACE, "lease_s": 3}
@@ -255,6 +272,8 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
         ({"most": 0}, "max placeholders 0: allowed are 1 to 500"),
         ({"namespace": "A B"}, "namespace 'A B': allowed are"),
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
+        ({"consolidate": True, "keep_nodes": False}, "consolidate without keep nodes: allowed is both"),
+        ({"autoscaler": "other"}, "autoscaler 'other': allowed are cluster-autoscaler, karpenter"),
         ({"unit_mib": 0}, "unit of 0 MiB: allowed are 1 to"),
     ],
 )

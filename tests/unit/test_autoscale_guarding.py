@@ -7,11 +7,13 @@ import msgspec
 from allocator.names import NODE_KEPT
 from gpupack.autoscale.guarding import (
     DO_NOT_DISRUPT,
+    FEW_MOVES,
     MOST_FREED,
     SCALE_DOWN_DISABLED,
     Kept,
     KeptNode,
     find_node_changes,
+    nodes_to_empty,
     nodes_to_keep,
 )
 from gpupack.whatif.objects import AskNode
@@ -107,3 +109,13 @@ def test_what_we_wrote_is_removed_and_what_a_person_set_stays():
     # A person has changed what we wrote: it is theirs now.
     (change,) = find_node_changes([node(**{**ours, SCALE_DOWN_DISABLED: "false"})], {})
     assert change.annotations == {NODE_KEPT: None, DO_NOT_DISRUPT: None}
+
+
+def test_nodes_that_few_moves_would_empty_are_named():
+    nodes = [Node(name) for name in ("n1", "n2", "n3")]
+    pods = [Pod("a", 4, "n1", (0,)), *(Pod(f"b{at}", 2, "n2", (0,)) for at in range(FEW_MOVES + 1))]
+    cluster = grown(nodes, pods).cluster
+    kept = nodes_to_keep(cluster)
+    assert "n1" not in kept
+    assert nodes_to_empty(cluster, kept) == {"n1": 1}
+    assert nodes_to_empty(cluster, {"n1": KeptNode(Kept.NO_CARDS)}) == {}

@@ -183,6 +183,16 @@ def test_a_node_that_looks_free_and_is_full_is_kept_out():
     ]
 
 
+def test_for_karpenter_no_placeholder_names_a_host():
+    nodes, pods = fragments(labels=(("pool", "a"),))
+    rules = PlanRules(by_host=False)
+    alone = plan_of(grown(nodes, [*pods, waits("waits", 40)]), rules=rules)
+    assert "affinity" not in alone.placeholders[0].spec
+    full = Node("n2", (80, 80), foreign=(79, 79), labels=(("pool", "a"),))
+    plan = plan_of(grown([*nodes, full], [*pods, waits("waits", 40)]), rules=rules)
+    assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_label"})
+
+
 def test_a_placeholder_has_the_rules_of_its_pods():
     nodes, pods = fragments(taints=("team-b",), labels=(("pool", "g1"), ("zone", "a")))
     pod = waits("waits", 40, tolerates=("team-b", "other"), selector=(("pool", "g1"),), cpu=3)
