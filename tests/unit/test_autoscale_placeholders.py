@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
+from gpupack.dashboard.advice import explained, waiting
 from gpupack.diagnose.why import why
 from gpupack.whatif.objects import AskPod
 from scheduler_plugin.extender.unschedulable_pods import Waiting
@@ -94,6 +95,18 @@ def test_why_says_which_placeholder_stands_for_a_pod_and_what_that_is():
     assert f"pod {NAMESPACE}/{name} stands for it, and asks a cluster autoscaler for a node" in said.notes
     said = why(cluster, NAMESPACE, name)
     assert said.text == "never runs: it asks a cluster autoscaler for a node, for default/waits"
+
+
+def test_the_dashboard_says_it_too_and_lists_no_placeholders():
+    _, cluster = with_placeholder()
+    (pod,) = waiting(cluster)
+    assert any(
+        "asks a cluster autoscaler for a node" in said for said in explained(cluster, pod, nobody).notes
+    )
+
+
+def nobody(_namespace, _name):
+    return None
 
 
 def test_placeholders_do_not_count_as_pods_that_wait():
