@@ -74,6 +74,7 @@ class Autoscaling:
         self._guard_at = float("-inf")
         self._told: dict[str, str] = {}
         self._emptiable: frozenset[str] = frozenset()
+        self._failure = ""
         self.plan = Plan((), {})
         self.kept: Mapping[str, KeptNode] = {}
 
@@ -81,8 +82,18 @@ class Autoscaling:
         """Go on until cancelled."""
         while True:
             if not self._trouble():
-                await self.do_pass()
+                await self._try_pass()
             await asyncio.sleep(max(GAP_S, self._settings.period_s))
+
+    async def _try_pass(self) -> None:
+        """Do a pass; whatever is wrong with one object of the cluster must not end the process."""
+        try:
+            await self.do_pass()
+        except Exception as error:
+            self._failure = f"a pass failed: {type(error).__name__}: {error}"
+            log.exception("a pass failed")
+        else:
+            self._failure = ""
 
     async def do_pass(self) -> None:
         """Plan once, and write what was planned."""
@@ -162,7 +173,7 @@ class Autoscaling:
                 {"node": name, "reason": kept.reason.value, "pod": kept.pod}
                 for name, kept in sorted(self.kept.items())
             ],
-            "trouble": self._trouble() or self._writer.trouble,
+            "trouble": self._trouble() or self._failure or self._writer.trouble,
         }
 
 

@@ -12,9 +12,13 @@ import pytest
 from aiohttp import web
 
 from allocator.names import NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
-from gpupack.autoscale.app import run
+from gpupack.autoscale.app import Autoscaling, run
 from gpupack.autoscale.guarding import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
+from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.settings import AutoscaleSettings
+from gpupack.autoscale.writing import Writer
+from gpupack.dashboard.board import Board
+from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
 from tests.autoscale_world import Node, Pod, fragments, grown, waits
@@ -250,6 +254,38 @@ async def test_consolidate_says_which_node_few_moves_would_empty(tmp_path: Path)
                 "1 pod with cards here would find cards on other nodes; gpupack advise --empty n1"
             )
             assert api.has_pod("default", "a")
+
+
+class BoardOfOddThings(Board):
+    """Something is wrong with an object of the cluster, and then not any more."""
+
+    broken = True
+
+    def cluster(self) -> Cluster:
+        if self.broken:
+            raise ValueError("an object that nobody thought of")
+        return grown(*fragments()).cluster
+
+
+async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
+    board = BoardOfOddThings()
+    nothing: Any = None
+    writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
+    settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
+    made = Autoscaling(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
+    running = asyncio.create_task(made.run())
+
+    async def is_told() -> bool:
+        return made.status()["trouble"] == "a pass failed: ValueError: an object that nobody thought of"
+
+    async def is_well() -> bool:
+        return made.status()["trouble"] == ""
+
+    await until(is_told)
+    board.broken = False
+    await until(is_well)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
