@@ -18,7 +18,7 @@ from deviceplugin.errors import DevicePluginError, GpuError, LimitError
 from deviceplugin.gpus.api.card_listing import whole
 from deviceplugin.gpus.api.memory_info import MIB
 from deviceplugin.gpus.api.memory_limits import DMEM_FILE, NO_FILES, LimitReading, MemoryLimits
-from deviceplugin.gpus.api.provable import MemoryUser, Provable
+from deviceplugin.gpus.api.provable import FAULTS, MemoryUser, Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource
 from deviceplugin.proof.scratch import ScratchCgroup, Undo, signals_wait
 
@@ -151,8 +151,9 @@ class Prover:
         with self._step("news of the card"):
             kinds = self._provable.event_kinds(whole(card))
             lacks = [f"{kind}: {why}" for kind, why in kinds.items() if why]
-            found = "; ".join(lacks) or " and ".join(kinds)
-            self._judge("news of the card", not lacks, found, "seen without a measurement")
+            found = "; ".join([" and ".join(kind for kind, why in kinds.items() if not why), *lacks])
+            # Cards without MIG have no news of it.
+            self._judge("news of the card", not kinds[FAULTS], found, "seen without a measurement")
         with self._step("MPS"):
             self._say("MPS", "measured", self._mps(card.uuid), "docs/mps.md")
 

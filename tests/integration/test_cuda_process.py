@@ -72,11 +72,18 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "limit"
 
 
-def test_it_is_in_its_cgroup_before_it_is_told_anything(cgroup: Path) -> None:
+def test_it_is_in_its_cgroup_and_sees_one_card_before_it_is_told_anything(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G")
     user = CudaProcess("GPU-a", cgroup, program('\'{"total_mib": 5, "given": false}\''))
     assert (cgroup / "cgroup.procs").read_text() == str(user.pid)
     assert (user.start(), user.allocate(9)) == (5, False)
-    assert Path(f"/proc/{user.pid}/environ").read_bytes().count(b"CUDA_VISIBLE_DEVICES=GPU-a\0") == 1
+    variables = Path(f"/proc/{user.pid}/environ").read_text().split("\0")
+    assert sorted(each for each in variables if each.startswith("CUDA_")) == [
+        "CUDA_MPS_PIPE_DIRECTORY=/nonexistent",
+        "CUDA_VISIBLE_DEVICES=GPU-a",
+    ]
     user.end()
     user.end()
     assert not Path(f"/proc/{user.pid}").exists()

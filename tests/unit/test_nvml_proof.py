@@ -1,5 +1,6 @@
 """`gpupack node --check --prove` on NVML, whose functions are patched into pynvml, in several moods."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
 from deviceplugin.gpus.nvidia.events import KINDS
 from deviceplugin.gpus.nvidia.proving import NvmlProvable
 from deviceplugin.gpus.nvidia.source import NvmlGpus
@@ -55,8 +57,16 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trying(driver: ProofDriver, root: Path) -> Prover:
-    source = NvmlGpus(pci_devices=root, cgroup_root=root, probe_parent=lambda: root / "kubepods")
+def source(driver: ProofDriver, root: Path) -> Iterator[NvmlGpus]:
+    """Make a source that a test opens once its cards are as they should be."""
+    del driver
+    made = NvmlGpus(pci_devices=root, cgroup_root=root, probe_parent=lambda: root / "kubepods")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def trying(driver: ProofDriver, root: Path, source: NvmlGpus) -> Prover:
     source.open()
     cgroup = root / "kubepods" / "gpupack-proof"
     return prover(source, root, Provable(source, driver, driver.cards[0], cgroup))
@@ -114,11 +124,21 @@ def test_a_limit_that_is_taken_and_not_kept(
     assert "and there was none" in found(trying.proofs, "limits")
 
 
-def test_a_driver_that_knows_no_news_of_mig(driver: ProofDriver, trying: Prover) -> None:
-    driver.refused_kinds = {KINDS["MIG changes"]: pynvml.NVML_ERROR_NOT_SUPPORTED}
+@pytest.mark.parametrize(
+    ("refused", "result", "says"),
+    [
+        (MIG_CHANGES, "proven", "faults; MIG changes: Not Supported"),
+        (FAULTS, "refuted", "MIG changes; faults: Not Supported"),
+    ],
+)
+def test_news_that_a_driver_does_not_tell(
+    driver: ProofDriver, trying: Prover, refused: str, result: str, says: str
+) -> None:
+    """Cards without MIG have no news of it."""
+    driver.refused_kinds = {KINDS[refused]: pynvml.NVML_ERROR_NOT_SUPPORTED}
     trying.run()
-    assert results(trying.proofs)["news of the card"] == "refuted"
-    assert found(trying.proofs, "news of the card").startswith("MIG changes: Not Supported")
+    assert results(trying.proofs)["news of the card"] == result
+    assert found(trying.proofs, "news of the card").startswith(says)
     assert driver.calls.count("EventSetCreate") == driver.calls.count("EventSetFree") + 1  # the source's own
 
 
@@ -145,48 +165,52 @@ def test_cards_without_mig(driver: ProofDriver, trying: Prover, code: int, says:
     assert (results(trying.proofs)["MIG mode"], says in found(trying.proofs, "MIG mode")) == (result, True)
 
 
-def instances(driver: ProofDriver, root: Path, mig: list[Card], **errors: int) -> Prover:
+def instances(driver: ProofDriver, root: Path, source: NvmlGpus, mig: list[Card], **errors: int) -> Prover:
     """Try instances of a card that has these."""
     driver.cards[0].mig = mig
     driver.mig_places = {each.uuid: place for place, each in enumerate(mig)}
     driver.cards[0].errors = errors
-    source = NvmlGpus(pci_devices=root, cgroup_root=root)
     source.open()
     trying = prover(source, root, NvmlProvable(source), instances=True)
     trying.run()
     return trying
 
 
-def test_an_instance_is_created_listed_and_destroyed(driver: ProofDriver, root: Path) -> None:
-    trying = instances(driver, root, [])
+def test_an_instance_is_created_listed_and_destroyed(
+    driver: ProofDriver, root: Path, source: NvmlGpus
+) -> None:
+    trying = instances(driver, root, source, [])
     assert found(trying.proofs, "instance that comes and goes").startswith("MIG-8 of 9728 MiB")
     assert results(trying.proofs)["undone"] == "proven"
     assert (driver.cards[0].mig, "destroyed 8" in driver.calls) == ([], True)
 
 
-def test_of_an_instance_that_is_half_made_nothing_stays(driver: ProofDriver, root: Path) -> None:
+def test_of_an_instance_that_is_half_made_nothing_stays(
+    driver: ProofDriver, root: Path, source: NvmlGpus
+) -> None:
     refuses = pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
-    trying = instances(driver, root, [], GpuInstanceCreateComputeInstance=refuses)
+    trying = instances(driver, root, source, [], GpuInstanceCreateComputeInstance=refuses)
     assert any("no compute instance can be created on card GPU-a" in proof.found for proof in trying.proofs)
     assert "destroyed 8" in driver.calls
 
 
-def test_a_card_without_room_for_an_instance(driver: ProofDriver, root: Path) -> None:
+def test_a_card_without_room_for_an_instance(driver: ProofDriver, root: Path, source: NvmlGpus) -> None:
     full = [Card(f"MIG-{number}", total_mib=9728, reserved_mib=0, instance=number) for number in range(7)]
-    trying = instances(driver, root, full)
+    trying = instances(driver, root, source, full)
     said = [proof.found for proof in trying.proofs if proof.result == "unproven"]
     assert any("no GPU instance can be created on card GPU-a: " in line for line in said)
     assert len(driver.cards[0].mig or ()) == 7
 
 
-def test_an_instance_that_cannot_be_destroyed_is_told(driver: ProofDriver, root: Path) -> None:
-    trying = instances(driver, root, [], ComputeInstanceDestroy=pynvml.NVML_ERROR_IN_USE)
+def test_an_instance_that_cannot_be_destroyed_is_told(
+    driver: ProofDriver, root: Path, source: NvmlGpus
+) -> None:
+    trying = instances(driver, root, source, [], ComputeInstanceDestroy=pynvml.NVML_ERROR_IN_USE)
     assert results(trying.proofs)["undone"] == "refuted"
     assert "MIG instance: a MIG instance cannot be destroyed: " in found(trying.proofs, "undone")
 
 
-def test_a_card_that_is_not_there(driver: ProofDriver, root: Path) -> None:
-    source = NvmlGpus(pci_devices=root, cgroup_root=root)
+def test_a_card_that_is_not_there(driver: ProofDriver, root: Path, source: NvmlGpus) -> None:
     source.open()
     with pytest.raises(GpuError, match="card 'GPU-x' cannot be found: Not Found"):
         NvmlProvable(source).mig_mode("GPU-x")

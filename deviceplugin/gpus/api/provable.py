@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from deviceplugin.gpus.api.memory_info import MemoryInfo
+
+FAULTS: Final = "faults"
+MIG_CHANGES: Final = "MIG changes"
+"""Kinds of news of a card."""
 
 
 class MemoryUser(Protocol):
@@ -55,7 +59,7 @@ class Provable(Protocol):
         ...
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
-        """Ask for each kind of news of a card, and take that back; says why not, empty where granted."""
+        """Ask for both kinds of news of a card, and take that back; says why not, empty where granted."""
         ...
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:

@@ -18,6 +18,9 @@ ANSWER_S: Final = 60.0
 
 END_S: Final = 10.0
 
+_NO_MPS: Final = "/nonexistent"
+"""A client that finds no control daemon is an ordinary process ("CUDA Multi-Process Service")."""
+
 
 class CudaProcess:
     """A `MemoryUser` through the CUDA driver. Its process is in the cgroup before it loads the driver.
@@ -44,7 +47,7 @@ class CudaProcess:
             # In a session of its own: Ctrl-C at the terminal is for whoever began it, who ends it.
             self._process = subprocess.Popen(  # noqa: S603 - a fixed program, no user's text
                 list(command),
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                env=_environment(uuid),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -119,6 +122,12 @@ class CudaProcess:
             return said[key]
         told = said.get("error") if isinstance(said, dict) else None
         raise GpuError(f"{line}: {told or answer.decode(errors='replace').strip()}"[:256])
+
+
+def _environment(uuid: str) -> dict[str, str]:
+    """Make the variables of a process that sees one card, and no MPS control daemon: that limits, too."""
+    ours = {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": _NO_MPS}
+    return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")} | ours
 
 
 def _close(pipe: IO[bytes]) -> None:

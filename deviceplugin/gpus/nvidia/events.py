@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import pynvml
 
+from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
 from deviceplugin.gpus.nvidia.nvml_calls import quietly
 
 EVENT_WAIT_MS: Final = 500
 
 _XID: Final = pynvml.nvmlEventTypeXidCriticalError
 _MIG: Final = pynvml.nvmlEventMigConfigChange
-KINDS: Final = {"XID errors": _XID, "MIG changes": _MIG}
-"""What is asked for, in words."""
+KINDS: Final = {FAULTS: _XID, MIG_CHANGES: _MIG}
 
 
 class NvmlEvents:

@@ -7,6 +7,7 @@ from typing import Final
 
 from deviceplugin.errors import GpuError, LimitError
 from deviceplugin.gpus.api.memory_info import MemoryInfo
+from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 FIRST_PID: Final = 1 << 22
@@ -38,7 +39,7 @@ class SimulatedProvable:
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
         """Grant both kinds of news."""
         del uuid
-        return {"XID errors": "", "MIG changes": ""}
+        return {FAULTS: "", MIG_CHANGES: ""}
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
         """Tell whether a card is partitioned."""
