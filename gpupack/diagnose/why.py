@@ -28,6 +28,7 @@ from gpupack.whatif.objects import AskPod, gates_of, is_placeholder
 from gpupack.whatif.trials import Held, Trial
 from gpupack.whatif.unknown_requests import note, refused
 from kubeapi.podstate import is_terminal
+from scheduler_plugin.scheduling.fit_counts import could_all_fit
 from scheduler_plugin.scheduling.reasons import demanded
 
 if TYPE_CHECKING:
@@ -331,7 +332,11 @@ def _gang_waits(trial: Trial, gang: WaitingGang) -> str:
     if said or trial.fits_with_others():
         return said
     count = gang.pods + sum(kind.pods for kind in gang.others)
-    return f"its gang starts together, and no room was found for all of its {count} pods at once"
+    said = f"its gang starts together, and no room was found for all of its {count} pods at once"
+    kinds = [(trial.query, gang.pods), *((kind.query, kind.pods) for kind in gang.others)]
+    if could_all_fit(trial.cluster.state.nodes, kinds):
+        return said
+    return f"{said}; the cards could not hold them even if all other pods ended, as nodes and cards are now"
 
 
 def _too_few(trial: Trial, what: str) -> str:

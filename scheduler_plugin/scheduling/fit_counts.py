@@ -1,14 +1,20 @@
 """How many pods that ask alike fit on nodes at once: on what is free now, or with nobody else there. Pure."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.cache.arrays import LongArray, RowArray
+from allocator.exact import fit_together
+from allocator.request import Demand
+from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import Query, units_by_card
+
+MOST_SEARCHED: Final = 256
+"""Cards, and demands, for which all ways are tried; of more only the sums are compared."""
 
 MOST_COUNTED: Final = 4096
 """Pods of a node that are counted at most."""
@@ -46,6 +52,35 @@ def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool 
     )
     most[~takes] = 0
     return most
+
+
+def could_all_fit(nodes: NodeArrays, kinds: Iterable[tuple[Query, int]]) -> bool:
+    """Tell whether cards could ever hold pods that ask for different things at once, with nobody else there.
+
+    Nodes, models, processor and memory are left out, so they may have no room all the same. Where the answer
+    is no they never have.
+
+    Args:
+        nodes: The arrays.
+        kinds: What pods ask for, and how many of them do.
+    """
+    usable = nodes.usable
+    sizes = nodes.evictable[usable]
+    demands = [demand for query, pods in kinds for demand in query.request.demands * pods]
+    if int(sizes.astype(np.int64).sum()) < sum(_least(demand, sizes) * demand.cards for demand in demands):
+        return False
+    cards = [(size, size) for size in sizes[sizes > 0].tolist()]
+    if len(cards) > MOST_SEARCHED or len(demands) > MOST_SEARCHED:
+        return True
+    found = fit_together(cards, [(demand.asked, demand.cards) for demand in demands])
+    return found.picks is not None or not found.complete
+
+
+def _least(demand: Demand, sizes: IntArray) -> int:
+    """The fewest units that a demand takes of a card."""
+    if not demand.percent:
+        return demand.per_card
+    return min((demand.units_on(size) for size in np.unique(sizes[sizes > 0]).tolist()), default=0)
 
 
 def _on_different_cards(slots: LongArray, cards: int) -> LongArray:

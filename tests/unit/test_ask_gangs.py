@@ -151,6 +151,16 @@ def test_who_is_of_the_gang():
         assert gang_of(alone, alone.find("default", "g0")) is None
 
 
+NO_ROOM = "no room was found for all of its {} pods at once"
+NEVER = "; the cards could not hold them even if all other pods ended, as nodes and cards are now"
+
+
+def test_a_mixed_gang_that_has_room_once_others_have_ended_is_not_said_never_to_have_any():
+    pods = (*gang(2)[:1], member("g1", 20, size=2), Pod("other", 20, "a", (0,)))
+    assert ask((Node("a", (39, 39)),), pods).text.endswith(NO_ROOM.format(2))
+    assert ask((Node("a", (39, 39)),), pods[:2]).state == "fits"
+
+
 def test_a_mixed_gang_says_which_pods_it_counted():
     answer = ask((Node("a", (39,)),), (*gang(3)[:2], member("g2", 100, size=3)))
     assert "1 of its 2 pods like it fit at once now" in answer.text
@@ -177,10 +187,10 @@ def test_a_mixed_gang_says_which_pods_it_counted():
             ),
             9,
         ),
-        ("g0", (20,), "no room was found for all of its 3 pods at once", 19),
-        ("g2", (20,), "no room was found for all of its 3 pods at once", 9),
+        ("g0", (20,), NO_ROOM.format(3) + NEVER, 19),
+        ("g2", (20,), NO_ROOM.format(3) + NEVER, 9),
         ("g0", (9, 9), "", None),
-        ("g0", (9, 10), "no room was found for all of its 4 pods at once", 29),
+        ("g0", (9, 10), NO_ROOM.format(4) + NEVER, 29),
     ],
     ids=["never", "never-itself", "not-together", "not-the-small-one", "together", "a-unit-short"],
 )

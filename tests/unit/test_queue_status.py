@@ -234,6 +234,33 @@ def test_where_only_the_nodes_sum_is_in_the_way_it_is_said() -> None:
     assert reasons(world) == [("waits", "NoRoom", f"{said}, which counts pods on unhealthy cards, too")]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "units", "reason"),
+    [
+        ((39, 39), (30, 30, 20), "NeverFits"),
+        ((39, 39), (30, 30, 15), "NeverFits"),
+        ((39, 39), (30, 30, 9), "NoRoom"),
+        ((5, 5), (2, 2, 4), "NoRoom"),
+    ],
+    ids=["sum", "no-way", "a-way", "largest-first"],
+)
+def test_a_gang_whose_pods_ask_for_different_things_never_fits_where_no_cards_hold_it(sizes, units, reason):
+    """Each kind by itself had room on empty cards, so it waited for room for good."""
+    world = QueueWorld("queues: [{name: a}]")
+    world.node("n", sizes)
+    uid = world.pod("runs", 1)
+    world.decide()
+    world.bind(uid)
+    world.node("n", sizes, sizes, holds=[uid])
+    for number, each in enumerate(units):
+        world.pod(f"g{number}", each, gang="G", size=len(units))
+    world.decide()
+    found = reasons(world)
+    assert {why for _, why, _ in found} == {reason}
+    said = f"its gang has {len(units)} pods, and the cards do not hold all of them at once {ENDED}"
+    assert (found[0][2] == said) is (reason == "NeverFits")
+
+
 def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (39, 39))

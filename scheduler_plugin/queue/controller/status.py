@@ -1,5 +1,6 @@
 """Why a pod waits, and what every tenant has: for Events, metrics and `gpupack queue status`. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
@@ -18,6 +19,7 @@ from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import say_widened, widened
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
+from scheduler_plugin.scheduling.fit_counts import could_all_fit
 from scheduler_plugin.scheduling.reasons import FilterReason, demanded, event_text
 
 STAGE_NAMED: Final = 3
@@ -265,6 +267,10 @@ def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
     if lacks:
         room = f"the cluster has room for {pods - lacks} of them at once"
         return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
+    kinds = Counter(members)
+    asked = ((queue.room.query(wants), count) for wants, count in kinds.items())
+    if len(kinds) > 1 and not could_all_fit(queue.state.nodes, asked):
+        return f"its gang has {pods} pods, and the cards do not hold all of them at once {EVEN_EMPTY}"
     slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
     if queue.config.slots is not None and pods > slots:
         return f"its gang has {pods} pods, and the cluster has {slots} slots in all"
