@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from allocator.names import POD_ASSIGNED
 from standins.apiserver.server import ApiServer
+from tests.cluster_builders import in_percent
 from tests.extender_client import Client, extender, until
 from tests.integration.test_queue_process import ONE_QUEUE, make_node, make_pod, queue
 
@@ -69,6 +71,39 @@ async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) 
         bound = api.pod("default", "p")
         assert bound["spec"]["nodeName"] == "n3"
         assert "GPU-n3-0" in bound["metadata"]["annotations"][POD_ASSIGNED]
+
+
+@pytest.mark.parametrize("containers", [None, [in_percent(25)]], ids=["units", "percent"])
+@pytest.mark.parametrize("policy", ["weighted-balance", "best-fit", "balanced"])
+async def test_every_policy_names_next_nodes(
+    tmp_path: Path, policy: str, containers: list[dict[str, object]] | None
+) -> None:
+    options = {"node_policy": policy, "shortlist": 1}
+    async with ApiServer(seed=1) as api, extender(tmp_path, api, **options) as client:
+        for name, used in NODES.items():
+            make_node(api, name, (16,), (used,))
+        make_pod(api, "p", 4, containers=containers)
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy=policy) as running:
+            await running.released("p")
+        pod = api.pod("default", "p")
+        assert len(set(listed(pod))) == 4
+        await until(client.ready)
+
+        async def seen() -> bool:
+            known = client.state.pods.get(pod["metadata"]["uid"])
+            return known is not None and not known.gated
+
+        await until(seen)
+
+        async def refuse(request: web.Request) -> web.StreamResponse | None:
+            if not request.path.endswith("/binding"):
+                return None
+            return aiohttp.web.json_response({"kind": "Status", "message": "not so"}, status=403)
+
+        api.http.intercept = refuse
+        for expected in listed(pod):
+            assert await goes_to(client, pod) == [expected]
+            assert "not so" in await client.bind(pod, expected)
 
 
 async def test_a_node_that_filled_up_meanwhile_is_passed_over(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from allocator.names import POD_CARDS, POD_GPU_MODEL
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import uuid
+from tests.cluster_builders import in_percent, uuid
 from tests.extender_client import Client, extender, until
 
 PICK = {"mode": "pick"}
@@ -56,6 +56,21 @@ async def test_the_tightest_admitted_cards_win(
         names = await ranked(client, units, annotations=annotations)
         assert names[0] == best
         assert parameters == {} or names == [best]
+
+
+@pytest.mark.parametrize("parameters", [{}, PICK], ids=["candidates", "pick"])
+async def test_nodes_are_compared_whatever_a_percent_of_their_cards_takes_most_of(
+    tmp_path: Path, parameters: dict[str, str]
+) -> None:
+    """Beside half of 80 units 10 cores are little, beside half of 16 much: each is compared by its share."""
+    options = {"node_policy": "best-fit", "node_policy_parameters": parameters}
+    async with ApiServer() as api, extender(tmp_path, api, **options) as client:
+        client.make_node("large", (80,), (20,))
+        client.make_node("small", (16,), (0,), cpu="20")
+        await until(client.ready)
+        asks: Any = in_percent(50)
+        asks["resources"]["requests"] = {**asks["resources"]["requests"], "cpu": "10"}
+        assert (await ranked(client, 1, containers=[asks]))[0] == "small"
 
 
 async def test_the_pod_gets_the_card_that_was_compared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from allocator.names import POD_DATA
 from scheduler_plugin.queue.controller.status import HELD_BACK
 from standins.apiserver.server import ApiServer
-from tests.cluster_builders import container
+from tests.cluster_builders import container, in_percent
 from tests.extender_client import until
 from tests.integration.test_queue_process import ONE_QUEUE, Running, make_node, make_pod, queue
 
@@ -66,6 +66,15 @@ async def test_the_index_finds_a_node_with_less_than_a_core_left(tmp_path: Path)
         async with queue(api, tmp_path, policy("best-fit")) as running:
             small = [container(units=1, cpu="500m", memory="1Mi")]
             assert await placed(running, "p", 1, containers=small) == "n1"
+
+
+async def test_of_cards_of_several_sizes_the_tightest_for_percent_wins(tmp_path: Path) -> None:
+    """Half of a card leaves nothing of the small one."""
+    async with ApiServer(seed=1) as api:
+        make_node(api, "large", (80,), (20,))
+        make_node(api, "small", (16,), (8,))
+        async with queue(api, tmp_path, policy("best-fit")) as running:
+            assert await placed(running, "p", 1, containers=[in_percent(50)]) == "small"
 
 
 @pytest.mark.parametrize(

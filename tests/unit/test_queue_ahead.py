@@ -1,6 +1,7 @@
 """Placing ahead with shared lists: the decisions of scoring all nodes for each pod."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.best_fit import BestFit
 from scheduler_plugin.scheduling.policies.registry import by_row
+from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
 UNITS = (4, 8, 10, 20, 40, 80)
 
 
 PICKS = f"{ONE_QUEUE}\nnodePolicyParameters: {{best-fit: {{mode: pick, limit: 2, fallback: largest}}}}"
+
+
+BATCH = f"{ONE_QUEUE}\nmode: batch"
 
 
 def world(seed: int, policy: str, config: str = ONE_QUEUE) -> QueueWorld:
@@ -102,6 +107,35 @@ def test_a_policy_that_picks_is_asked_for_one_node_and_scores_none(
     monkeypatch.setattr(BestFit, "picks", False)
     assert placed(world(seed, "best-fit", PICKS), seed) == picked
     assert scored
+
+
+@pytest.mark.parametrize("percent", [0, 40])
+@pytest.mark.parametrize(
+    ("policy", "config"),
+    [*((name, BATCH) for name in NODE_POLICIES.names()), ("best-fit", f"{PICKS}\nmode: batch")],
+)
+def test_the_next_nodes_are_those_that_come_first_without_the_ones_before(
+    policy: str, config: str, percent: int
+) -> None:
+    """Whatever policy there is, also for pods that ask for percent."""
+
+    def made(without: Sequence[str]) -> QueueWorld:
+        rng = random.Random(4)
+        world = QueueWorld(config, policy=policy)
+        for number in range(12):
+            used = [rng.choice((0, 10, 40, 70)) for _ in range(4)]
+            spec = {"unschedulable": f"n{number:02}" in without}
+            world.node(f"n{number:02}", (80,) * 4, used, spec=spec)
+        world.pod("p", 12, containers=[in_percent(percent)] if percent else None)
+        return world
+
+    (release,) = made(()).decide()
+    (member,) = release.members
+    found = [member.node, *member.others]
+    assert len(found) == 4
+    for count in range(1, 4):
+        (again,) = made(found[:count]).decide()
+        assert again.members[0].node == found[count]
 
 
 @pytest.mark.parametrize("seed", range(3))

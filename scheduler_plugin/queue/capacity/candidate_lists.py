@@ -78,8 +78,7 @@ class Ahead:
     def others(self) -> tuple[str, ...]:
         """Nodes that come next for the pod that was placed last, in order.
 
-        They are those of its list, or those that the policy picks next. Where each pod has all nodes scored
-        for it there are none.
+        They are those of its list, or those that the policy would take next.
         """
         return tuple(islice(self._others(), OTHERS))
 
@@ -114,7 +113,7 @@ class Ahead:
         row = self._room.winner(uid, wants, fits, now)
         if row is None or not self._room.take(uid, wants, row, now):
             return ""
-        self._others = partial(self._room.next_picks, wants, row, fits)
+        self._others = partial(self._room.next_choices, uid, wants, row, fits)
         return self._room.state.nodes.names[row]
 
     def _make(self, wants: Wants, fits: BoolArray) -> _List:

@@ -225,18 +225,8 @@ class Room:
         """
         if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
-        nodes, query = self.state.nodes, self.query(wants)
-        query = replace(query, ask=replace(query.ask, pod=uid))
-        policy = self.policies.of(query.request)
-        row: int | None = None
-        if isinstance(policy, Picker) and policy.picks and not query.request.percent:
-            row = self.sound(wants, partial(policy.pick_row, nodes, query.ask, fits), None)
-        else:
-            rows = np.flatnonzero(fits)
-            held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-            scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
-            first = best(scores, nodes.name_rank[rows], 1)
-            row = int(rows[first[0]]) if len(first) else None
+        query = self._query_of(uid, wants)
+        row = self._first_choice(wants, query, fits)
         if row is not None:
             self._rounds.pop(uid, None)
             self.held_back.discard(wants)
@@ -245,29 +235,41 @@ class Room:
             self.held_back.add(wants)
             if len(self._rounds) > REMEMBERED_ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
-        self.policies.attempted(nodes, query, row)
+        self.policies.attempted(self.state.nodes, query, row)
         return row
 
-    def next_picks(self, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
-        """Name the nodes that a policy which picks would take next for a pod; of others none.
+    def _query_of(self, uid: str, wants: Wants) -> Query:
+        """A pod's needs, with the pod for policies that count attempts."""
+        query = self.query(wants)
+        return replace(query, ask=replace(query.ask, pod=uid))
+
+    def _first_choice(self, wants: Wants, query: Query, fits: BoolArray) -> int | None:
+        """Find the row that the node policy takes first; None where it holds the pod back."""
+        nodes, policy = self.state.nodes, self.policies.of(query.request)
+        if isinstance(policy, Picker) and policy.picks and not query.request.percent:
+            return self.sound(wants, partial(policy.pick_row, nodes, query.ask, fits), None)
+        rows = np.flatnonzero(fits)
+        held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
+        first = best(scores, nodes.name_rank[rows], 1)
+        return int(rows[first[0]]) if len(first) else None
+
+    def next_choices(self, uid: str, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
+        """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
-            wants: The pod's needs.
+            uid: Of the pod.
+            wants: Its needs.
             row: Where its cards were taken.
             fits: bool[R], where it did fit before.
         """
-        nodes, query = self.state.nodes, self.query(wants)
-        policy = self.policies.of(query.request)
-        if not isinstance(policy, Picker) or not policy.picks or query.request.percent:
-            return
-        left, found = fits.copy(), row
-        while True:
+        query, left = self._query_of(uid, wants), fits.copy()
+        found: int | None = row
+        while found is not None:
             left[found] = False
-            picked = self.sound(wants, partial(policy.pick_row, nodes, query.ask, left), None)
-            if picked is None:
-                return
-            yield nodes.names[picked]
-            found = picked
+            found = self._first_choice(wants, query, left)
+            if found is not None:
+                yield self.state.nodes.names[found]
 
     def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""

@@ -196,17 +196,21 @@ class BestFit:
         return self.settings.mode == "candidates"
 
     def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
-        """Score rows by what the dominant class has left after it; `pick`: 0 for the node, else inf."""
+        """Score rows by what the dominant class has left after it; `pick`: inf but for the one."""
+        search = search_for(view, ask, self.settings.order)
         if self.settings.mode == "candidates":
-            search = search_for(view, ask, self.settings.order)
             left: FloatArray = (search.left(view, ask, rows) - search.amount).astype(np.float64)
             left += _others(view, rows)
+            # In parts of the cluster: a pod that asks for percent takes most of another class on other cards.
+            left /= max(1, search.total)
             return left
         member = np.zeros(len(view.names), dtype=np.bool_)
         member[rows] = True
         picked = self.pick(view, ask, member).key
         scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        scores[rows == picked] = 0.0
+        # A pod that asks for percent is picked one node for each size of cards: scores compare them.
+        at = np.flatnonzero(rows == picked)
+        scores[at] = (search.left(view, ask, rows[at]) - search.amount) / max(1, search.total)
         return scores
 
     @property

@@ -69,11 +69,13 @@ class Search:
         name: The dominant class.
         demand: The pod's largest demand; one card of 0 units where another class than gpu-memory dominates.
         amount: What the pod asks of the class; of gpu-memory over all cards of the demand.
+        total: What all nodes have of it.
     """
 
     name: str
     demand: CardDemand
     amount: int
+    total: int
 
     def left(self, view: ClusterView, ask: Ask, rows: RowArray) -> LongArray:
         """What rows have left of the class: int64[m], of gpu-memory in the tightest set of cards."""
@@ -92,9 +94,9 @@ def search_for(view: ClusterView, ask: Ask, order: Sequence[str] = CLASSES) -> S
     }
     name = dominant(asked, totals, order)
     if name != GPU:
-        return Search(name, CardDemand(0, 1), asked[name])
+        return Search(name, CardDemand(0, 1), asked[name], totals[name])
     demand = max(ask.demands, key=lambda d: (d.units, d.cards), default=CardDemand(0, 1))
-    return Search(name, demand, demand.units * demand.cards)
+    return Search(name, demand, demand.units * demand.cards, totals[name])
 
 
 def dominant(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
