@@ -2,21 +2,48 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.cluster.harness import binaries
-from tests.cluster.harness.manifests import MANIFESTS, OVERLAYS, build
+from tests.cluster.harness.manifests import COMPONENTS, MANIFESTS, OVERLAYS, build
 
-pytestmark = pytest.mark.telling
+pytestmark = [
+    pytest.mark.telling,
+    pytest.mark.skipif(shutil.which("go") is None, reason="kustomize must be built and there is no Go"),
+]
 
 
-@pytest.mark.skipif(shutil.which("go") is None, reason="kustomize must be built and there is no Go")
+def by_name(objects: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
+def kustomized(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What kustomize makes of a folder."""
+    command = [str(binaries.kustomize()), str(folder)]
+    made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return by_name(yaml.safe_load_all(made))
+
+
 @pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
 def test_what_is_applied_here_is_what_kustomize_makes(folder):
-    command = [str(binaries.kustomize()), str(MANIFESTS / folder)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    ours = {(one["kind"], one["metadata"]["name"]): one for one in build(MANIFESTS / folder)}
-    real = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(made)}
-    assert ours == real
+    assert by_name(build(MANIFESTS / folder)) == kustomized(MANIFESTS / folder)
+
+
+@pytest.mark.parametrize(
+    "component", [*sorted(path.name for path in COMPONENTS.iterdir()), "all of a node's"]
+)
+def test_what_components_add_is_what_kustomize_makes(component, tmp_path):
+    """Some have no overlay, and one brings another along that may be named beside it."""
+    shutil.copytree(MANIFESTS, tmp_path / "manifests", symlinks=True)
+    named = ["mig", "memory-limits", "mps", "cdi"] if component == "all of a node's" else [component]
+    overlay = tmp_path / "manifests" / "overlays" / "mine"
+    overlay.mkdir()
+    plan = {"resources": ["../../base"], "components": [f"../../components/{name}" for name in named]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(plan))
+    ours = build(MANIFESTS / "base", *(COMPONENTS / name for name in named))
+    assert by_name(ours) == kustomized(overlay)

@@ -2,7 +2,7 @@
 
 import yaml
 
-from allocator.names import PERCENT_RESOURCE, POD_GPU_UUID
+from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_GPU_UUID
 from deviceplugin.gpus.simulated.profile import parse_profile
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
@@ -95,3 +95,36 @@ def test_memory_that_compute_instances_share_is_promised_to_nobody(make_cluster)
     cluster.wait_running("large")
     cluster.wait_running("other")
     cluster.wait_used([40, 40, 0])
+
+
+def test_mig_mode_changes_while_cordoned_empty_cards_are_let_go(make_cluster):
+    """The steps of docs/howto/gpu-operator.md; the card refuses the change while the daemon has it open."""
+    made = profile([])
+    del made["devices"][0]["mig"]
+    made["driver"] = {"mode_change": "when_unused"}
+    made["script"] = [{"at_s": 0, "card": 0, "mig": BEFORE}]
+    cluster: Cluster = make_cluster(made)
+    cards = [card.uuid for card in cluster.state().cards]
+    node = f"/api/v1/nodes/{cluster.node_name}"
+
+    def cordon(names: str | None) -> None:
+        cluster.api.merge(node, {"metadata": {"annotations": {NODE_CORDON: names}}})
+
+    def detached() -> bool:
+        return cluster.daemon.metric("gpupack_node_driver_detached") == 1
+
+    cluster.create(w.pod("last", w.container(gib=8), annotations=on(cards[1])))
+    cluster.wait_running("last")
+    cordon(",".join(cards))
+    cluster.wait_used([80, 8])
+    holds_for(lambda: not detached(), "a card that a pod has is needed", 6.0)
+    assert [card.size for card in cluster.state().cards] == [80, 8]
+    cluster.delete("last")
+    until(detached, "the driver is let go", 30)
+    cordon(None)
+    state = cluster.wait_used([0, 0, 0], 30)
+    assert [card.size for card in state.cards] == [40, 40, 8]
+    assert not detached()
+    cluster.create(w.pod("new", w.container(gib=40), annotations=on(state.cards[0].uuid)))
+    cluster.wait_running("new")
+    assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == state.cards[0].uuid

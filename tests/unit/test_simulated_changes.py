@@ -104,6 +104,37 @@ def test_a_driver_that_stays_unloaded() -> None:
         world.gpus.open()
 
 
+def test_mig_mode_changes_once_the_driver_is_let_go() -> None:
+    steps = [{"at_s": 10, "card": 0, "mig": ["3g.20gb"]}, {"at_s": 20, "card": 1, "mig": ["1g.5gb"]}]
+    world = World(f"driver: {{mode_change: when_unused}}\nscript: {json.dumps(steps)}")
+    world.at(30)
+    assert world.models == ["", "MIG 3g.20gb", "MIG 3g.20gb"]
+    assert world.gpus.events(0) == []
+    world.gpus.detach()
+    world.gpus.events(0)
+    assert world.models == ["MIG 3g.20gb", "MIG 1g.5gb"]
+    # Instances of a card that stays in MIG mode come and go at any time.
+    other = World(f"driver: {{mode_change: when_unused}}\nscript: {json.dumps(steps[1:])}")
+    other.at(30)
+    assert other.models == ["", "MIG 1g.5gb"]
+
+
+def test_a_card_that_is_open_is_neither_reset_nor_changed() -> None:
+    world = World()
+    world.gpus.fail("GPU-a")
+    for change in (
+        lambda: world.gpus.reset("GPU-a"),
+        lambda: world.gpus.set_mig_mode("GPU-a", on=True),
+        lambda: world.gpus.set_mig_mode("GPU-b", on=False),
+    ):
+        with pytest.raises(GpuError, match=r"card GPU-[ab]: in use by another client"):
+            change()
+    world.gpus.detach()
+    world.gpus.reset("GPU-a")
+    world.gpus.set_mig_mode("GPU-b", on=False)
+    assert world.at(0) == {"GPU-a": None, "GPU-b": None}
+
+
 def test_a_script_happens_in_time() -> None:
     world = World(
         """

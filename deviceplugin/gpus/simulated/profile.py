@@ -79,9 +79,12 @@ class DriverMood:
     Attributes:
         new_instances: MIG instances that are made after the source was opened: `shown`, as to a container
             with NVIDIA_MIG_MONITOR_DEVICES, or `refused`, as to one without.
+        mode_change: steps of the script that change MIG mode happen in their time (`anytime`), or wait until
+            the source has nothing of the driver open (`when_unused`).
     """
 
     new_instances: Literal["shown", "refused"] = "shown"
+    mode_change: Literal["anytime", "when_unused"] = "anytime"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class SimulatedGpus:
         self._script, self._began_s, self._done = Script(), 0.0, 0
         self._mood = profile.driver
         self._loaded, self._exchanged, self._unloaded_s = True, False, 0.0
-        self._attached = False
+        self._attached = self._waiting = False
         self._there_at_open: frozenset[str] = frozenset()
         self.limits = SimulatedLimits(self._sizes_mib)
         self.become(profile)
@@ -124,6 +124,7 @@ class SimulatedGpus:
         with self._lock:
             self._wait_while_it_hangs()
             self._attached = False
+        self._events.poke()
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Say what the driver would of a card's memory.
@@ -142,7 +143,8 @@ class SimulatedGpus:
             with self._lock:
                 self._tick()
                 self._take_changed_profile()
-                due_s = self._script.next_s(self._done)
+                # A step that waits for the driver is no reason to wake: `detach` pokes.
+                due_s = None if self._waiting else self._script.next_s(self._done)
             left_s = end_s - self._clock()
             wait_s = left_s if due_s is None else min(left_s, self._began_s + due_s - self._clock())
             wait_s = wait_s if self._changed is None else min(wait_s, POLL_S)
@@ -397,6 +399,9 @@ class SimulatedGpus:
     def _tick(self) -> None:
         """Take the steps of the script that are due."""
         for step in self._script.due(self._done, self._clock() - self._began_s):
+            self._waiting = self._waits_for_driver(step)
+            if self._waiting:
+                return
             self._done += 1
             self._take(step)
 
@@ -416,6 +421,13 @@ class SimulatedGpus:
             raise DriverGoneError(f"{UNLOADED} for {GONE_S:.0f} s; {ENDS}")
         if not self._loaded:
             raise GpuError(UNLOADED)
+
+    def _waits_for_driver(self, step: Step) -> bool:
+        """Whether a step must not happen while the source has the driver open."""
+        if step.mig is None or not self._attached or self._mood.mode_change == "anytime":
+            return False
+        board = self._boards[self._present[-1 if step.card is None else step.card]]
+        return (board.instances is None) != isinstance(step.mig, str)
 
     def _take(self, step: Step) -> None:
         if step.hang_s is not None:
