@@ -146,6 +146,11 @@ class Prover:
     # --- what is only read --------------------------------------------------------------------------
 
     def _read(self, card: GpuCard) -> None:
+        with self._step("who manages the memory"):
+            node, sample = card.memory_node, self._sample()
+            system = f"the operating system, as NUMA node {node}: {sample.used_mib} MiB in use"
+            means = "pages stay after their process has ended" if sample.keeps_pages else ""
+            self._say("who manages the memory", "measured", "the driver" if node is None else system, means)
         with self._step("used and reserved memory"):
             self._read_memory(card)
         with self._step("news of the card"):
@@ -166,7 +171,7 @@ class Prover:
             return
         told = "used has reserved in it" if info.counts_reserved else "used is without reserved"
         self._say(what, "measured", f"{told}: {numbers} MiB")
-        if self._who_uses() is None:
+        if self._who_uses() is None and not self._sample().keeps_pages:
             alone_mib = -(-info.used_alone // MIB)
             empty = alone_mib <= IDLE_MIB
             self._judge("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
@@ -180,7 +185,8 @@ class Prover:
             return "the driver does not tell who uses the card; it does in the host's pid namespace"
         if sample.processes:
             return f"{len(sample.processes)} processes use the card"
-        return f"{sample.used_mib} MiB of the card are used" if sample.used_mib > IDLE_MIB else None
+        is_used = sample.used_mib > IDLE_MIB and not sample.keeps_pages
+        return f"{sample.used_mib} MiB of the card are used" if is_used else None
 
     def _say_instance(self, card: GpuCard) -> None:
         self._say("limits", "unproven", "a MIG instance", "the driver holds none; its size is its limit")
@@ -331,7 +337,9 @@ class Prover:
             return
         ours = {card.uuid for card in self._source.cards() if card.parent == uuid}
         samples = [each for each in self._source.sample() if each.uuid in ours]
-        is_used = any(each.processes != () or each.used_mib > IDLE_MIB for each in samples)
+        is_used = any(
+            each.processes != () or (each.used_mib > IDLE_MIB and not each.keeps_pages) for each in samples
+        )
         if is_used and not self._options.busy:
             self._say(what, "unproven", "an instance is in use, or that is not told", BUSY)
             return

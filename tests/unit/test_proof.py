@@ -20,6 +20,7 @@ from gpupack.cli.node import node
 from tests.proof_world import PROFILE, Used, User, found, prover, results, root_of, simulated
 
 READ = {
+    "who manages the memory": "measured",
     "used and reserved memory": "measured",
     "an idle card is empty": "proven",
     "news of the card": "proven",
@@ -183,6 +184,18 @@ def test_a_card_in_use_is_left_alone_unless_that_is_asked_for(root: Path) -> Non
     assert found(trying.proofs, "limit refuses") == "3079 MiB are free | 4094 are needed"
 
 
+def test_pages_that_the_operating_system_keeps_are_nobodys_use(root: Path) -> None:
+    source = simulated()
+    memory = "numa_node: 4, residue_bytes: 41943040000, reserved_bytes"
+    source.become(parse_profile("t", PROFILE.replace("reserved_bytes", memory)))
+    trying = prover(source, root)
+    trying.run()
+    says = "the operating system, as NUMA node 4: 40000 MiB in use | pages stay after their process has ended"
+    assert found(trying.proofs, "who manages the memory") == says
+    assert results(trying.proofs)["limit refuses"] == "proven"
+    assert "an idle card is empty" not in results(trying.proofs)
+
+
 def test_a_lost_card_is_a_line_and_another_is_proven(root: Path) -> None:
     source = simulated("  - {index: 1, uuid: GPU-b}")
     source.fail("GPU-a")
@@ -296,7 +309,7 @@ def test_the_command_prints_tables_and_what_to_send(root: Path) -> None:
     assert done.exit_code == 0
     *table, last = done.output.splitlines()
     assert "NVIDIA H100 80GB HBM3 GPU-a" in table
-    assert "10 proven, 6 measured, 0 unproven, 0 refuted. Please send us" in done.output
+    assert "10 proven, 7 measured, 0 unproven, 0 refuted. Please send us" in done.output
     sent = json.loads(last)
     assert (sent["driver"], sent["simulated"], sent["interrupted"]) == ("simulated", True, False)
     assert {each["what"]: each["result"] for each in sent["proofs"]} == TRIED
