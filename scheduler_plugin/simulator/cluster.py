@@ -206,7 +206,8 @@ class Cluster:
             if name == "cpu":
                 return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
             return f"not enough {name} beside the rest"
-        return "no room where it may run"
+        # Each of its containers would find its cards, but for the others.
+        return "not enough cards free"
 
     def choose(self, kind: PodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
         """Choose cards as bind does on one of `fitting`'s rows: units by card.

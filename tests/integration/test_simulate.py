@@ -250,6 +250,14 @@ def test_amounts_of_further_resources_that_make_no_sense(disks, file, before, af
     assert any(warning in line for line in said)
 
 
+def test_containers_that_find_no_cards_together_lack_cards(disks):
+    (disks / "nodes.csv").write_text("sn,cpu_milli,memory_mib,gpu,model,card_units\na,8000,8000,1,T4,16\n")
+    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_units"
+    (disks / "pods.csv").write_text(f"{head}\np,100,100,2,1000,8|10\nq,100,100,1,1000,8\n")
+    (result,) = simulate(on_disks(disks), lambda _: None, lambda *_: None)["runs"]
+    assert result["failed"] == {"not enough cards free": 1}
+
+
 def test_a_list_without_the_resource_is_refused(disks):
     with pytest.raises(TraceError, match=r"nodes.csv:1: no column example.com/fpga; needed are sn, "):
         simulate(on_disks(disks, {"resources": "example.com/fpga"}), lambda _: None, lambda *_: None)
