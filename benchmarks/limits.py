@@ -27,7 +27,7 @@ import structlog
 
 from allocator.cards import Card
 from allocator.ids import device_id
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from benchmarks.machine import machine, percentile
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.enforcement.enforcer import Enforcer
@@ -80,7 +80,7 @@ class Driver(SimulatedLimits):
 class Book:
     """The kubelet's book; `entries` is replaced at each write."""
 
-    entries: tuple[BookEntry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
 
     def read(self) -> "Book":
         """Return a new object for each version."""
@@ -90,7 +90,7 @@ class Book:
         """Add a pod that got one unit."""
         card = cards[number % len(cards)]
         ids = frozenset({device_id(card.uuid, number // len(cards))})
-        return Book((*self.entries, BookEntry(uid(number), "main", RESOURCE, ids)))
+        return Book((*self.entries, CheckpointEntry(uid(number), "main", RESOURCE, ids)))
 
 
 class Written:

@@ -200,7 +200,7 @@ class Daemon:
             on_cards=card_list.take,
             notices=notices,
             every_s=self._sample_s,
-            may_detach=lambda: ledger.is_kept_out("cordoned") and ledger.is_empty,
+            may_detach=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
             detach_after_s=self._detach_after_s,
             driver=self._driver,
         )
@@ -402,7 +402,9 @@ class Daemon:
     async def _farewell(self) -> None:
         def under_way() -> bool:
             account = self.account
-            return account is not None and self._registrar.registered and bool(account.ledger.unheld())
+            return (
+                account is not None and self._registrar.registered and bool(account.ledger.unpublished_pods())
+            )
 
         await say_farewell(self._publisher.leave, under_way, self._patience)
 

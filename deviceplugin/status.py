@@ -85,7 +85,7 @@ class Status:
             },
             "driver": {"detached": self.sampler.detached, "gone": self.sampler.gone},
             "memory": self.memory.explain(),
-            "ledger": explain(self.account.ledger.facts),
+            "ledger": explain(self.account.ledger.accounts),
         }
 
     def node_state(self) -> NodeState:

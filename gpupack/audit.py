@@ -71,7 +71,7 @@ def views(cluster: EmbeddedCluster, node: EmbeddedNode) -> Views:
         },
         used={
             "kubelet": by_card(_counted(_held(node, cluster.resource))),
-            "ledger": by_card(account.ledger.promised()) if account is not None else (),
+            "ledger": by_card(account.ledger.allocated_units()) if account is not None else (),
             "words": words.used if words is not None else (),
             "extender": tuple(int(units) for units in arrays.used[row][:count]),
         },

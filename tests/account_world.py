@@ -52,7 +52,7 @@ class Node:
         for each in bound:
             if self.listed is not None:
                 self.listed.add(each.uid)
-            self.ledger.pod_changed(each, self.account.now_s())
+            self.ledger.apply_pod(each, self.account.now_s())
         self.account.changed()
 
     def linger(self, uid: str, given: frozenset[str]) -> None:
@@ -60,19 +60,19 @@ class Node:
         self.bind(pod(uid, len(given), "c0"))
         self.book.write(uid, given)
         self.account.refresh()
-        self.ledger.looked([uid], [uid], self.account.now_s())
+        self.ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         self.book.drop(uid)
         self.account.refresh()
-        self.ledger.pod_gone(uid, self.account.now_s())
+        self.ledger.remove_pod(uid, self.account.now_s())
 
     def ends(self, uid: str) -> None:
         """Nothing of the pod runs any more."""
-        self.ledger.looked([uid], [], self.account.now_s())
+        self.ledger.record_cgroup_probe([uid], [], self.account.now_s())
         self.account.changed()
 
     def list_pods(self, *listed) -> None:
         self.clock.now_s += 0.001
-        self.ledger.pods_synced(listed, self.account.now_s(), self.account.now_s())
+        self.ledger.apply_pod_list(listed, self.account.now_s(), self.account.now_s())
         self.account.changed()
 
     @property

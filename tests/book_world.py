@@ -1,6 +1,6 @@
 """A kubelet's book for unit tests: says what it is told to."""
 
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 from deviceplugin.errors import BookError, TornBookError
 from tests.ledger_world import RESOURCE
 
@@ -8,7 +8,7 @@ from tests.ledger_world import RESOURCE
 class Contents:
     """One version of the book."""
 
-    def __init__(self, entries: list[BookEntry]) -> None:
+    def __init__(self, entries: list[CheckpointEntry]) -> None:
         self.entries = tuple(entries)
 
 
@@ -39,7 +39,7 @@ class FakeBook:
         """Write the book, first putting what one container got into it."""
         if uid is not None:
             self.written[uid, container, resource] = ids
-        self.contents = Contents([BookEntry(*key, ids) for key, ids in self.written.items()])
+        self.contents = Contents([CheckpointEntry(*key, ids) for key, ids in self.written.items()])
 
     def drop(self, uid: str) -> None:
         """Write the book without a pod."""

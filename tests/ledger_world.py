@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from allocator.cards import Card
 from allocator.ids import device_id, parse_device_id
-from allocator.ledger import Ask, BookEntry, Ledger, Pod, charges
+from allocator.ledger import AllocationRequest, CheckpointEntry, Ledger, Pod, charges
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import ANY_CARD, Selector
 
@@ -81,7 +81,7 @@ class World:
         """Begin with an empty memory and the words that were published; nothing is read or listed yet."""
         old = self.ledger
         self.ledger = Ledger(old.installed)
-        self.ledger.remember(charges.holds(old.facts))
+        self.ledger.restore_published(charges.charge_published_pods(old.accounts))
 
     @property
     def used(self) -> list[int]:
@@ -89,37 +89,37 @@ class World:
 
     @property
     def promised(self) -> list[int]:
-        return list(self.ledger.promised().values())
+        return list(self.ledger.allocated_units().values())
 
     # The kubelet.
 
     def offered(self) -> frozenset[str]:
         """What the kubelet would offer: everything healthy that its book does not have."""
-        facts = self.ledger.facts
+        facts = self.ledger.accounts
         healthy = {text for text, card in facts.card_of.items() if card not in self.sick}
-        return frozenset(healthy - facts.shares).difference(*self.book.values())
+        return frozenset(healthy - facts.percent_ids).difference(*self.book.values())
 
     def write(self) -> None:
         """The kubelet writes its book, the daemon reads it."""
-        entries = [BookEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
-        self.ledger.read_book(entries, self.now)
+        entries = [CheckpointEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
+        self.ledger.apply_checkpoint(entries, self.now)
 
-    def ask(self, size: int, *taken_up: str, must: frozenset[str] = frozenset()) -> Ask:
+    def ask(self, size: int, *taken_up: str, must: frozenset[str] = frozenset()) -> AllocationRequest:
         """A question of the kubelet, which lists these UIDs; with none PodResources does not answer."""
         listed = frozenset(("ns", f"pod-{uid}") for uid in taken_up) if taken_up else None
-        return self.ledger.ask(self.offered() | must, must, size, listed)
+        return self.ledger.read_request(self.offered() | must, must, size, listed)
 
     def choose(self, size: int, uid: str | None = None, must: frozenset[str] = frozenset()) -> frozenset[str]:
         """GetPreferredAllocation; without the UID of who asks PodResources does not answer."""
         ask = self.ask(size, *self.taken_up(uid), must=must)
-        answer = ask.answer()
+        answer = ask.choose_ids()
         assert len(answer) == size == len(set(answer))
         assert must <= set(answer) <= ask.offered
         return frozenset(answer)
 
     def prefer(self, available: Collection[str], must: Collection[str], size: int) -> tuple[str, ...]:
         """What the ledger answers a kubelet that offers exactly this."""
-        return self.ledger.ask(available, must, size).answer()
+        return self.ledger.read_request(available, must, size).choose_ids()
 
     def taken_up(self, uid: str | None) -> frozenset[str]:
         """Whom PodResources lists while one asks."""
@@ -128,7 +128,7 @@ class World:
     def allocate(self, given: frozenset[str], uid: str | None = None) -> dict[str, int]:
         """Allocate, checked like a question; the book does not show it yet. Returns units by card."""
         listed = frozenset(("ns", f"pod-{each}") for each in self.taken_up(uid)) or None
-        self.ledger.ask(given, given, len(given), listed).answer()
+        self.ledger.read_request(given, given, len(given), listed).choose_ids()
         return self.ledger.allocate(given, self.now, listed)
 
     def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:
@@ -163,7 +163,7 @@ class World:
     def lose_book(self) -> None:
         """The kubelet starts without its book; containers run on."""
         self.book.clear()
-        self.ledger.kubelet_restarted()
+        self.ledger.apply_kubelet_restart()
         self.write()
 
     # The API server.
@@ -171,7 +171,7 @@ class World:
     def bind(self, bound: Pod) -> Pod:
         """A pod is bound, or changes."""
         self.pods[bound.uid] = bound
-        self.ledger.pod_changed(bound, self.now)
+        self.ledger.apply_pod(bound, self.now)
         return bound
 
     def change(self, uid: str, **changes: object) -> Pod:
@@ -179,18 +179,18 @@ class World:
 
     def delete(self, uid: str) -> None:
         del self.pods[uid]
-        self.ledger.pod_gone(uid, self.now)
+        self.ledger.remove_pod(uid, self.now)
 
     def sync(self) -> None:
         """A complete list of pods, begun now."""
-        self.ledger.pods_synced(list(self.pods.values()), self.now, self.now)
+        self.ledger.apply_pod_list(list(self.pods.values()), self.now, self.now)
 
     # The cgroups.
 
     def look(self, *alive: str, later: float = 0.0) -> None:
         """A look at all cgroups that somebody should look for, of which those of `alive` have containers."""
         self.now += later
-        self.ledger.looked(self.ledger.doubtful(), alive, self.now)
+        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), alive, self.now)
 
     # A pod's whole way.
 
@@ -199,7 +199,7 @@ class World:
         self.bind(bound)
         units = self.admit(bound.uid)
         self.look(*self.pods)
-        self.change(bound.uid, admitted=True, ran=True)
+        self.change(bound.uid, admitted=True, has_run=True)
         return units
 
     def end(self, uid: str) -> None:

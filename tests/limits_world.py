@@ -120,13 +120,13 @@ class LimitsWorld:
     def over(self, uid: str) -> None:
         """Let a pod be over: out of the book, out of the API server's list, and without cgroups."""
         ledger = self.account.ledger
-        ledger.looked([uid], [uid], self.account.now_s())
+        ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         shutil.rmtree(self.pod(uid))
         self.book.drop(uid)
         self.account.refresh()
         now_s = self.account.now_s()
-        ledger.pods_synced([], now_s, now_s)
-        ledger.looked([uid], [], self.account.now_s())
+        ledger.apply_pod_list([], now_s, now_s)
+        ledger.record_cgroup_probe([uid], [], self.account.now_s())
         self.account.changed()
 
     def pod(self, uid: str = UID, quality: str = "burstable") -> Path:

@@ -5,7 +5,7 @@ import json
 
 import msgspec
 
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from deviceplugin.allocation.inventory import records
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.allocation.objects import NodeObject
@@ -90,12 +90,12 @@ class Bench:
         self.nodes.replace([self.api.decoded()], "1")
 
     def complete(self) -> None:
-        self.ledger.pods_synced([], self.now_s, self.now_s)
+        self.ledger.apply_pod_list([], self.now_s, self.now_s)
         self.book()
 
     def bind(self, containers: int | Containers) -> None:
         """Pod `a` is bound to c0."""
-        self.ledger.pod_changed(pod("a", containers, "c0"), self.now_s)
+        self.ledger.apply_pod(pod("a", containers, "c0"), self.now_s)
 
     def allocate(self, *slots: int) -> None:
         """Its next container is given units of c0."""
@@ -106,17 +106,19 @@ class Bench:
         self.allocate(0, 1, 2)
         if written:
             self.book(a=ids("c0", 0, 1, 2))
-            self.ledger.looked(["a"], ["a"], self.now_s)
+            self.ledger.record_cgroup_probe(["a"], ["a"], self.now_s)
 
     def book(self, **held: frozenset[str]) -> None:
         """The kubelet writes its book: IDs by pod."""
-        self.ledger.read_book([BookEntry(uid, "main", GIB, ids) for uid, ids in held.items()], self.now_s)
+        self.ledger.apply_checkpoint(
+            [CheckpointEntry(uid, "main", GIB, ids) for uid, ids in held.items()], self.now_s
+        )
 
     def end(self, **held: frozenset[str]) -> None:
         """Pod `a` is deleted, its containers and its entry are gone; the book has `held`."""
-        self.ledger.pod_gone("a", self.now_s)
+        self.ledger.remove_pod("a", self.now_s)
         self.book(**held)
-        self.ledger.looked(["a"], [], self.now_s)
+        self.ledger.record_cgroup_probe(["a"], [], self.now_s)
 
     def undo(self) -> None:
         """Somebody else writes words."""
@@ -150,6 +152,7 @@ class Bench:
 
 class _Gpu:
     schedulable_mib = 8192
+    memory_node = None
 
 
 GPUS = (_Gpu(), _Gpu())

@@ -1,12 +1,12 @@
-"""The node's accounting: who holds which units of which card, and what the kubelet is told.
+"""The ledger: which pod has which units of which card of a node, and which device IDs the kubelet gets.
 
-`facts` is what is known, one plain value; `pods` has that of each pod. Everything else is a pure function on
-it: `charges` (what every card is charged with), `release` (when a charge ends) and `choice` (what the kubelet
-is told). `ledger` takes what happens and keeps the facts.
+`accounts` is what is known, one plain value; `pods` has the account of each pod and its states. Everything
+else is a pure function on it: `charges` (what every card is charged with), `release` (when a charge ends) and
+`choice` (which IDs a container gets). `ledger` records what happens and keeps the accounts.
 """
 
-from allocator.ledger.choice import Ask
+from allocator.ledger.choice import AllocationRequest
 from allocator.ledger.ledger import Ledger
-from allocator.ledger.pods import BookEntry, Pod, PodFacts
+from allocator.ledger.pods import CheckpointEntry, Pod, PodAccount
 
-__all__ = ["Ask", "BookEntry", "Ledger", "Pod", "PodFacts"]
+__all__ = ["AllocationRequest", "CheckpointEntry", "Ledger", "Pod", "PodAccount"]

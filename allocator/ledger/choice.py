@@ -1,4 +1,4 @@
-"""Which device IDs a container gets: what GetPreferredAllocation is answered, and an Allocate checked by."""
+"""Choice of a container's device IDs: the answer of GetPreferredAllocation, which also checks an Allocate."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,99 +6,106 @@ from dataclasses import dataclass, replace
 from allocator.cards import Card
 from allocator.errors import LedgerError, PolicyError, shown
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts
-from allocator.ledger.pods import PodFacts, Units, add
+from allocator.ledger.accounts import NodeAccounts
+from allocator.ledger.pods import PodAccount, Units, add
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.place import choose_each
 from allocator.request import WHOLE, ContainerRequest, Demand, PodRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What the kubelet asks for one container; the question itself never says whose.
+class AllocationRequest:
+    """A request of the kubelet for one container. It never says for which one.
 
     Attributes:
-        facts: all that is known.
+        accounts: everything that the ledger knows.
         offered: device IDs of this node's cards, all of units or all of percent.
-        fixed: those of them that must be in the answer.
+        must_include: those of them that must be chosen.
         size: how many IDs are wanted.
         percent: they are of percent.
-        taken_up: namespace and name of the pods that the kubelet has taken up, None where it did not say. The
-            one that is asking is among them; none is that it takes up later.
+        kubelet_pods: namespace and name of the pods that PodResources listed, None where it did not answer.
+            The pod that asks is among them, a pod that the kubelet admits later is not.
     """
 
-    facts: Facts
+    accounts: NodeAccounts
     offered: frozenset[str]
-    fixed: frozenset[str]
+    must_include: frozenset[str]
     size: int
     percent: bool
-    taken_up: Collection[tuple[str, str]] | None = None
+    kubelet_pods: Collection[tuple[str, str]] | None = None
 
-    def whose(self) -> tuple[PodFacts, ContainerRequest] | None:
-        """Find which container it is for, among the pods that the kubelet has taken up.
+    def find_container(self) -> tuple[PodAccount, ContainerRequest] | None:
+        """Find the container that asks, among the pods that the kubelet has listed.
 
         As a rule all but one of them have what they asked for. Else one that lives; a container that starts
         again in a pod that runs comes last. Of several such pods none: what the others run with is in use.
         """
         waiting = [
-            (one, container)
-            for one in self.facts.pods.values()
-            for container in one.pod.request.containers
+            (account, container)
+            for account in self.accounts.pods.values()
+            for container in account.pod.request.containers
             # The size comes first: it rules most pods out, and the kubelet waits.
-            if container.units == self.size and container.name not in one.has and self._may_be_of(one)
+            if container.units == self.size
+            and container.name not in account.current_ids
+            and self._may_be_of(account)
         ]
-        waiting.sort(key=lambda found: (found[0].ran, not found[0].live))
-        if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):
+        waiting.sort(key=lambda found: (found[0].has_run, not found[0].is_live))
+        if not waiting or (waiting[0][0].has_run and waiting[0][0] is not waiting[-1][0]):
             return None
         return waiting[0]
 
-    def _may_be_of(self, one: PodFacts) -> bool:
-        if one.pod.request.percent != self.percent:
+    def _may_be_of(self, account: PodAccount) -> bool:
+        if account.pod.request.percent != self.percent:
             return False
-        return self.taken_up is None or (one.pod.namespace, one.pod.name) in self.taken_up
+        return self.kubelet_pods is None or (account.pod.namespace, account.pod.name) in self.kubelet_pods
 
-    def belongs(self) -> tuple[str, ...]:
-        """On which cards the container belongs, none where nobody said.
+    def target_cards(self) -> tuple[str, ...]:
+        """Return the cards that the container must get, none where nobody said.
 
         Where its demand has devices, else where the scheduler said.
         """
-        facts, found = self.facts, self.whose()
+        accounts, found = self.accounts, self.find_container()
         if found is not None:
-            one, demand = found[0], found[0].pod.request.demand_of(found[1].name)
-            cards = facts.of_containers(one.sets(demand.containers))
-            if target := tuple(cards) or facts.target(one.pod, demand):
+            account, demand = found[0], found[0].pod.request.demand_of(found[1].name)
+            cards = accounts.units_of_containers(account.id_sets(demand.containers))
+            if target := tuple(cards) or accounts.assigned_cards(account.pod, demand):
                 return target
-        return tuple(facts.count(self.fixed))
+        return tuple(accounts.count_ids(self.must_include))
 
     def is_expected(self) -> bool:
-        """Whether a living pod is known that waits for a container of that size.
+        """Tell whether a live pod is known that waits for a container of that size.
 
         Else the view of pods is behind the kubelet's, or the pod is not in the API. Where the container had
         devices before, or the pod was admitted, another one may be asking, perhaps under its name.
         """
-        found = self.whose()
-        if found is None or not found[0].live:
+        found = self.find_container()
+        if found is None or not found[0].is_live:
             return False
-        one, container = found
-        return not (one.admitted or one.ran or container.name in one.ids)
+        account, container = found
+        return not (account.admitted or account.has_run or container.name in account.known_ids)
 
-    def is_clear(self) -> bool:
-        """Whether a list of pods can say no more of who asks, of where that belongs, and of room there."""
-        return self.is_expected() and not self.facts.behind and bool(self.belongs()) and self.has_room()
+    def is_unambiguous(self) -> bool:
+        """Tell whether another list of pods could change neither who asks, nor its cards, nor their room."""
+        return (
+            self.is_expected()
+            and not self.accounts.has_unlisted_pods
+            and bool(self.target_cards())
+            and self.has_room()
+        )
 
-    def is_crowded(self) -> bool:
-        """Whether there are pods that are over: their containers may still run."""
-        return any(one.over is not None for one in self.facts.pods.values())
+    def has_ended_pods(self) -> bool:
+        """Tell whether there are ended pods, whose containers may still run."""
+        return any(account.ended_at_s is not None for account in self.accounts.pods.values())
 
     def has_room(self) -> bool:
-        """Whether some card can take the container."""
+        """Tell whether some card can take the container."""
         try:
-            self.answer()
+            self.choose_ids()
         except LedgerError:
             return False
         return True
 
-    def answer(self) -> tuple[str, ...]:
+    def choose_ids(self) -> tuple[str, ...]:
         """Choose exactly as many of the offered IDs as are asked for.
 
         Where the container belongs, or else on the best cards by the card policy: first those that nothing
@@ -107,21 +114,24 @@ class Ask:
         Raises:
             LedgerError: no card (or not enough cards) can take the container.
         """
-        facts, found, cards = self.facts, self.whose(), self.belongs()
-        one, request, demand = None, PodRequest(()), Demand((), self.size, 1, self.percent, self.size)
+        accounts, found, cards = self.accounts, self.find_container(), self.target_cards()
+        account, request, demand = None, PodRequest(()), Demand((), self.size, 1, self.percent, self.size)
         if found is not None:
-            one, request = found[0], found[0].pod.request
+            account, request = found[0], found[0].pod.request
             demand = request.demand_of(found[1].name)
-        elif self.fixed:  # another container of an unknown pod
-            pods = facts.pods.values()
-            one = next((pod for pod in pods if self.fixed <= frozenset().union(*pod.has.values())), None)
+        elif self.must_include:  # another container of an unknown pod
+            pods = accounts.pods.values()
+            account = next(
+                (pod for pod in pods if self.must_include <= frozenset().union(*pod.current_ids.values())),
+                None,
+            )
         # What this container takes of each card; the demand may be of several containers.
         each = self.size // demand.cards
         alone = replace(demand, per_card=each, least=each)
-        room = self._room(one, each, belongs=bool(cards))
-        cards = cards or self._by_policy(one, room, request, demand)
-        fits = len(cards) == demand.cards and facts.count(self.fixed).keys() <= {*cards}
-        if fits and all(room[uuid] >= self._need(one, alone, uuid) for uuid in cards):
+        room = self._room(account, each, belongs=bool(cards))
+        cards = cards or self._by_policy(account, room, request, demand)
+        fits = len(cards) == demand.cards and accounts.count_ids(self.must_include).keys() <= {*cards}
+        if fits and all(room[uuid] >= self._need(account, alone, uuid) for uuid in cards):
             return tuple(text for uuid in cards for text in self._on(uuid)[:each])
         where = "no card" if demand.cards == 1 else f"not {demand.cards} cards"
         if cards:
@@ -131,34 +141,41 @@ class Ask:
             f"{where} has {asked}, by card they have {shown([max(0, n) for n in room.values()])}"
         )
 
-    def _need(self, one: PodFacts | None, alone: Demand, uuid: str) -> int:
-        """Units that a container adds on a card to what its pod has there; see `Facts.of_pod`."""
-        size = self.facts.cards[uuid].size_units
+    def _need(self, account: PodAccount | None, alone: Demand, uuid: str) -> int:
+        """Units that a container adds on a card to what its pod has there; see `NodeAccounts.of_pod`."""
+        size = self.accounts.cards[uuid].size_units
         units = alone.units_on(size)
-        if one is None or not self.percent or units > size or not (one.bound and one.pod.request.shared):
+        if (
+            account is None
+            or not self.percent
+            or units > size
+            or not (account.bound and account.pod.request.shared)
+        ):
             return units
-        own = self.facts.count(frozenset().union(*one.has.values()) - self.offered).get(uuid, 0)
+        own = self.accounts.count_ids(frozenset().union(*account.current_ids.values()) - self.offered).get(
+            uuid, 0
+        )
         return (own + alone.per_card) * size // WHOLE - own * size // WHOLE
 
-    def _room(self, one: PodFacts | None, each: int, *, belongs: bool) -> Units:
+    def _room(self, account: PodAccount | None, each: int, *, belongs: bool) -> Units:
         """Units by card that the container can have beside what others have or may have.
 
         The kubelet must offer them, of percent as many as are asked for: what units they stand for it does
         not know. What it has for the pod that asks counts, what it had does not. Only where a container
         `belongs` it may have what the kubelet offers again of pods that are over and not known to run: it
-        drops them before it asks, and writes its book after that.
+        drops them before it asks, and writes its checkpoint after that.
         """
-        facts, counts = self.facts, self.facts.count(self.offered)
-        taken: Units = dict.fromkeys(facts.cards, 0)
-        for pod in facts.pods.values():
-            gone = pod.over is not None and not pod.ran
-            if pod is one or (belongs and gone):
-                has = pod.has if pod is one else pod.book
-                add(taken, facts.of_pod(pod, [ids - self.offered for ids in has.values()]))
+        accounts, counts = self.accounts, self.accounts.count_ids(self.offered)
+        taken: Units = dict.fromkeys(accounts.cards, 0)
+        for pod in accounts.pods.values():
+            gone = pod.ended_at_s is not None and not pod.has_run
+            if pod is account or (belongs and gone):
+                has = pod.current_ids if pod is account else pod.checkpoint_ids
+                add(taken, accounts.units_of_pod(pod, [ids - self.offered for ids in has.values()]))
             else:
-                add(taken, charges.of_pod(facts, pod))
+                add(taken, charges.charge_pod(accounts, pod))
         room = {}
-        for uuid, card in facts.cards.items():
+        for uuid, card in accounts.cards.items():
             offered = counts.get(uuid, 0)
             if self.percent:
                 offered = card.size_units if offered >= each else 0
@@ -166,30 +183,30 @@ class Ask:
         return room
 
     def _by_policy(
-        self, one: PodFacts | None, room: Units, request: PodRequest, demand: Demand
+        self, account: PodAccount | None, room: Units, request: PodRequest, demand: Demand
     ) -> tuple[str, ...]:
         """Choose cards by the scheduler's policy beside what other bound pods wait for; none if none fit.
 
         Of the cards that leave the pod's other containers room, as the kubelet asks for those later.
         """
-        facts, expected = self.facts, Units()
-        has = {} if one is None else one.has
+        accounts, expected = self.accounts, Units()
+        has = {} if account is None else account.current_ids
         later = [
             other
             for other in request.demands
             if other is not demand and has.keys().isdisjoint(other.containers)
         ]
-        for pod in facts.pods.values():
-            if pod is not one and pod.bound and not pod.complete:
+        for pod in accounts.pods.values():
+            if pod is not account and pod.bound and not pod.is_complete:
                 add(expected, pod.pod.assigned_costs or {})
-        for used in (facts.pressure, {}):
+        for used in (accounts.unaccounted_use, {}):
             cards = [
                 replace(
                     card,
                     used_units=card.size_units
                     - max(0, room[uuid] - expected.get(uuid, 0) - used.get(uuid, 0)),
                 )
-                for uuid, card in facts.cards.items()
+                for uuid, card in accounts.cards.items()
             ]
             for demands in ((demand, *later), (demand,)) if later else ((demand,),):
                 chosen = self._chosen(cards, demands, request)
@@ -202,7 +219,7 @@ class Ask:
     ) -> list[tuple[int, ...]] | None:
         """Ask the pod's policy, or the node's; where its costs are none the default: the pod is bound."""
         asked = [(each.asked, each.cards) for each in demands]
-        policy = request.card_policy or self.facts.policy
+        policy = request.card_policy or self.accounts.policy
         try:
             return choose_each(cards, asked, policy, request.selector)
         except PolicyError:
@@ -210,5 +227,5 @@ class Ask:
 
     def _on(self, uuid: str) -> list[str]:
         """The IDs that are offered of one card, those that must be in the answer first."""
-        mine = (text for text in self.offered if self.facts.card_of.get(text) == uuid)
-        return sorted(mine, key=lambda text: (text not in self.fixed, len(text), text))
+        mine = (text for text in self.offered if self.accounts.card_of.get(text) == uuid)
+        return sorted(mine, key=lambda text: (text not in self.must_include, len(text), text))

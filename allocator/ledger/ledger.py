@@ -1,4 +1,4 @@
-"""The node's accounts: takes what happens, keeps the facts, answers by the functions on them.
+"""The ledger of a node: records what happens, keeps the accounts, and answers by the functions on them.
 
 Invariant: the units that the words show plus those that the scheduler assumes are never less than the units
 that the kubelet holds or will hold for pods that are bound.
@@ -11,15 +11,14 @@ from typing import Final, Literal, get_args
 from allocator.cards import Card
 from allocator.errors import LedgerError, shown
 from allocator.ledger import charges, release
-from allocator.ledger.choice import Ask
-from allocator.ledger.facts import Facts
-from allocator.ledger.pods import BookEntry, Pod, PodFacts, Units
+from allocator.ledger.accounts import NodeAccounts
+from allocator.ledger.choice import AllocationRequest
+from allocator.ledger.pods import CheckpointEntry, Pod, PodAccount, Units
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.request import PodRequest
 
-Why = Literal["sick", "withheld", "cordoned", "closed", "detached"]
-"""Why a card is out of use: its health, what was not promised for it, people's wish, all that it can take, a
-driver that was let go."""
+UnavailableReason = Literal["unhealthy", "not_enforced", "cordoned", "client_limit", "detached"]
+"""Why a card is unavailable: health, no memory limit, a cordon, MPS clients as fit, a released driver."""
 
 _SHOWN_IDS: Final = 4
 
@@ -33,29 +32,31 @@ class Ledger:
     """
 
     def __init__(self, cards: Sequence[Card], *, policy: str = DEFAULT_CARD_POLICY) -> None:
-        self._facts = Facts(policy)
-        self._out: dict[Why, frozenset[str]] = dict.fromkeys(get_args(Why), frozenset())
+        self._accounts = NodeAccounts(policy)
+        self._out: dict[UnavailableReason, frozenset[str]] = dict.fromkeys(
+            get_args(UnavailableReason), frozenset()
+        )
         self.set_cards(cards)
 
     @property
-    def facts(self) -> Facts:
-        """What is known; to be read only."""
-        return self._facts
+    def accounts(self) -> NodeAccounts:
+        """The accounts, to be read only."""
+        return self._accounts
 
     # Cards.
 
     @property
     def installed(self) -> tuple[Card, ...]:
         """Every card in word order as it is without pods: `used_units` 0."""
-        return tuple(self._facts.cards.values())
+        return tuple(self._accounts.cards.values())
 
     def cards(self) -> tuple[Card, ...]:
         """Return every card in word order, with its charged units as used ones."""
-        promised = self.promised()
-        return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._facts.cards.items())
+        promised = self.allocated_units()
+        return tuple(replace(card, used_units=promised[uuid]) for uuid, card in self._accounts.cards.items())
 
     def set_cards(self, cards: Sequence[Card]) -> dict[str, Units]:
-        """Take another list of cards while pods run; see `Facts.install`.
+        """Take another list of cards while pods run; see `NodeAccounts.install`.
 
         Returns:
             Units by UID that pods had on each card that is gone.
@@ -63,89 +64,93 @@ class Ledger:
         Raises:
             LedgerError: a UUID twice.
         """
-        before = self.promises()
-        self._facts.install(cards)
-        self.keep_out("sick", (card.uuid for card in cards if not card.healthy))
-        return {uuid: pods for uuid, pods in before.items() if uuid not in self._facts.cards}
+        before = self.allocated_units_by_pod()
+        self._accounts.set_cards(cards)
+        self.set_unavailable("unhealthy", (card.uuid for card in cards if not card.healthy))
+        return {uuid: pods for uuid, pods in before.items() if uuid not in self._accounts.cards}
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:
         """Take a card in or out; an unhealthy card counts as full."""
-        self.keep_out("sick", self._out["sick"] - {uuid} if healthy else self._out["sick"] | {uuid})
+        self.set_unavailable(
+            "unhealthy", self._out["unhealthy"] - {uuid} if healthy else self._out["unhealthy"] | {uuid}
+        )
 
-    def keep_out(self, why: Why, uuids: Iterable[str]) -> bool:
-        """Have exactly these cards out of use for one reason; they count as full.
+    def set_unavailable(self, why: UnavailableReason, uuids: Iterable[str]) -> bool:
+        """Make exactly these cards unavailable for one reason; they count as full.
 
-        To the kubelet those are unhealthy that are `sick` or `withheld`; the others are only kept free of new
-        pods. UUIDs that are no card of this node count once they are.
+        To the kubelet those are unhealthy that are `unhealthy` or `not_enforced`; the others are only kept
+        free of new pods. UUIDs that are no card of this node count once they are.
 
         Returns:
             Whether these are others than before.
         """
         out = self._out
         before, out[why] = out[why], frozenset(uuids)
-        for uuid, card in self._facts.cards.items():
-            healthy = uuid not in out["sick"] and uuid not in out["withheld"]
-            cordoned = any(uuid in out[other] for other in ("cordoned", "closed", "detached"))
+        for uuid, card in self._accounts.cards.items():
+            healthy = uuid not in out["unhealthy"] and uuid not in out["not_enforced"]
+            cordoned = any(uuid in out[other] for other in ("cordoned", "client_limit", "detached"))
             if (card.healthy, card.cordoned) != (healthy, cordoned):
-                self._facts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
+                self._accounts.cards[uuid] = replace(card, healthy=healthy, cordoned=cordoned)
         return out[why] != before
 
-    def is_kept_out(self, why: Why) -> bool:
-        """Whether every card that has units is out of use for this reason."""
-        with_units = {uuid for uuid, card in self._facts.cards.items() if card.size_units}
+    def is_unavailable(self, why: UnavailableReason) -> bool:
+        """Tell whether every card that has units is unavailable for this reason."""
+        with_units = {uuid for uuid, card in self._accounts.cards.items() if card.size_units}
         return bool(self._out[why]) and with_units <= self._out[why]
 
-    def set_pressure(self, units: Mapping[str, int]) -> bool:
-        """Set the units by card that are used beyond what is promised: foreign use and over-use.
+    def set_unaccounted_use(self, units: Mapping[str, int]) -> bool:
+        """Set the units by card in use beyond what is allocated: by other programs, or by over-use.
 
         Returns:
             Whether anything changed.
         """
-        pressure = {uuid: count for uuid, count in units.items() if uuid in self._facts.cards and count}
-        changed, self._facts.pressure = pressure != self._facts.pressure, pressure
+        pressure = {uuid: count for uuid, count in units.items() if uuid in self._accounts.cards and count}
+        changed, self._accounts.unaccounted_use = pressure != self._accounts.unaccounted_use, pressure
         return changed
 
     # The kubelet.
 
-    def read_book(self, entries: Iterable[BookEntry], now_s: float) -> None:
-        """Take what the kubelet's book says now, after it was written anew.
+    def apply_checkpoint(self, entries: Iterable[CheckpointEntry], now_s: float) -> None:
+        """Apply what the kubelet's checkpoint says now, after it was written anew.
 
-        What it showed of a pod stays until the pod's charge ends. IDs of cards that this node has no more
-        count for nobody.
+        What the checkpoint showed of a pod stays until the pod's charge ends. IDs of cards that this node
+        has no more count for nobody.
         """
-        facts = self._facts
+        accounts = self._accounts
         book: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
             mine = book.setdefault(entry.uid, {})
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
-        facts.read = now_s
+        accounts.checkpoint_read_at_s = now_s
         shown: dict[frozenset[str], tuple[str, str]] = {}
-        for uid in facts.pods.keys() | book.keys():
-            one, mine = self._known(uid), book.get(uid, {})
-            if one.book != mine:
-                shown |= {ids: (uid, c) for c, ids in mine.items() if one.book.get(c) != ids}
-                over = one.over if mine or one.over is None else now_s
-                facts.put(replace(one, book=mine, ids=one.ids | mine, over=over))
-        for uid, one in [(uid, one) for uid, one in facts.pods.items() if one.given]:
+        for uid in accounts.pods.keys() | book.keys():
+            account, mine = self._known(uid), book.get(uid, {})
+            if account.checkpoint_ids != mine:
+                shown |= {ids: (uid, c) for c, ids in mine.items() if account.checkpoint_ids.get(c) != ids}
+                over = account.ended_at_s if mine or account.ended_at_s is None else now_s
+                accounts.replace_pod(
+                    replace(account, checkpoint_ids=mine, known_ids=account.known_ids | mine, ended_at_s=over)
+                )
+        for uid, account in [(uid, account) for uid, account in accounts.pods.items() if account.pending_ids]:
             # What another container turns out to have was not this one's.
-            given = {c: ids for c, ids in one.given.items() if shown.get(ids, (uid, c)) == (uid, c)}
-            facts.put(replace(one, given=given))
-            if not one.bound and not given:
-                facts.drop(uid)
+            given = {c: ids for c, ids in account.pending_ids.items() if shown.get(ids, (uid, c)) == (uid, c)}
+            accounts.replace_pod(replace(account, pending_ids=given))
+            if not account.bound and not given:
+                accounts.remove_pod(uid)
 
-    def _known(self, uid: str) -> PodFacts:
-        """Return what is known of a pod by the kubelet's UID: at least, now, that there is one."""
-        one = self._facts.pods.get(uid)
-        return one if one is not None else PodFacts(Pod(uid, "", "", PodRequest(())))
+    def _known(self, uid: str) -> PodAccount:
+        """Return the account of a pod by the kubelet's UID, a new one where there is none."""
+        account = self._accounts.pods.get(uid)
+        return account if account is not None else PodAccount(Pod(uid, "", "", PodRequest(())))
 
-    def ask(
+    def read_request(
         self,
         available: Collection[str],
         must_include: Collection[str],
         size: int,
         taken_up: Collection[tuple[str, str]] | None = None,
-    ) -> Ask:
+    ) -> AllocationRequest:
         """Read what the kubelet asks for: exactly `size` of the available IDs, `must_include` among them.
 
         They are all of units or all of percent: the kubelet asks for each of its resources by itself. IDs of
@@ -155,20 +160,21 @@ class Ledger:
         Raises:
             LedgerError: an ID that must be included is not available.
         """
-        offered, fixed = frozenset(available) & self._facts.card_of.keys(), frozenset(must_include)
+        offered, fixed = frozenset(available) & self._accounts.card_of.keys(), frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
                 f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
             )
-        percent = not self._facts.shares.isdisjoint(offered)
-        return Ask(self._facts, offered, fixed, size, percent, taken_up)
+        percent = not self._accounts.percent_ids.isdisjoint(offered)
+        return AllocationRequest(self._accounts, offered, fixed, size, percent, taken_up)
 
     def allocate(
         self, wanted: Collection[str], now_s: float, taken_up: Collection[tuple[str, str]] | None = None
     ) -> Units:
         """Record an Allocate of IDs that a container was told to prefer.
 
-        Where it is not known whose it is it counts as of a pod of its own, until the book shows its IDs.
+        Where no container of a known pod asks for it the Allocate has an account of its own, until the
+        checkpoint shows its IDs.
 
         Returns:
             Units by card, in word order.
@@ -176,152 +182,190 @@ class Ledger:
         Raises:
             LedgerError: none, or unknown ones.
         """
-        facts, wanted = self._facts, frozenset(wanted)
-        unknown = sorted(wanted.difference(facts.card_of))
+        accounts, wanted = self._accounts, frozenset(wanted)
+        unknown = sorted(wanted.difference(accounts.card_of))
         if not wanted or unknown:
             raise LedgerError(
                 f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
             )
-        found = None if taken_up is None else self.ask(wanted, (), len(wanted), taken_up).whose()
+        found = (
+            None
+            if taken_up is None
+            else self.read_request(wanted, (), len(wanted), taken_up).find_container()
+        )
         nobody = self._known(f"allocate {now_s} {min(wanted)}")
-        one, name = (found[0], found[1].name) if found else (nobody, "")
+        account, name = (found[0], found[1].name) if found else (nobody, "")
         # What the container had before counts no more: the kubelet had lost it, and it does not run. Nor does
         # what another one had before, if this one is given of it: that one asks too, or runs beside this one.
-        kept = {other: had for other, had in one.ids.items() if other in one.has or had.isdisjoint(wanted)}
+        kept = {
+            other: had
+            for other, had in account.known_ids.items()
+            if other in account.current_ids or had.isdisjoint(wanted)
+        }
         ids = {other: had for other, had in kept.items() if other != name}
-        facts.put(replace(one, ids=ids, given=one.given | {name: wanted}))
-        return facts.by_card(wanted)
+        accounts.replace_pod(
+            replace(account, known_ids=ids, pending_ids=account.pending_ids | {name: wanted})
+        )
+        return accounts.units_by_card(wanted)
 
-    def kubelet_restarted(self) -> None:
-        """What the kubelet had not written down it has forgotten; containers may run with it."""
-        for one in [one for one in self._facts.pods.values() if one.given]:
-            self._facts.put(replace(one, given={}, ids=one.ids | one.given))
+    def apply_kubelet_restart(self) -> None:
+        """Apply a restart of the kubelet, which forgot pending IDs; containers may run with them."""
+        for account in [account for account in self._accounts.pods.values() if account.pending_ids]:
+            self._accounts.replace_pod(
+                replace(account, pending_ids={}, known_ids=account.known_ids | account.pending_ids)
+            )
 
-    def wants_write(self) -> bool:
-        """The kubelet should be made to clean its book and to write it: it has entries of pods that ended."""
-        return any(release.is_stale(one) for one in self._facts.pods.values())
+    def needs_checkpoint_purge(self) -> bool:
+        """Tell whether the kubelet should purge its checkpoint: it has entries of pods that ended."""
+        return any(release.needs_checkpoint_purge(account) for account in self._accounts.pods.values())
 
     # The API server.
 
-    def remember(self, holds: Mapping[str, Units | None]) -> None:
-        """Take the own Node's `holds` of before this daemon; must come before the first list of pods.
+    def restore_published(self, holds: Mapping[str, Units | None]) -> None:
+        """Restore the own Node's `holds` of before this daemon; must come before the first list of pods.
 
         Where they do not say on which cards a pod is, it counts on all of them.
         """
-        sizes = {uuid: card.size_units for uuid, card in self._facts.cards.items()}
+        sizes = {uuid: card.size_units for uuid, card in self._accounts.cards.items()}
         for uid, units in holds.items():
-            one, said = self._known(uid), sizes if units is None else units
-            self._facts.put(replace(one, remembered={uuid: count for uuid, count in said.items() if count}))
+            account, said = self._known(uid), sizes if units is None else units
+            self._accounts.replace_pod(
+                replace(account, previously_published={uuid: count for uuid, count in said.items() if count})
+            )
 
-    def pods_synced(self, pods: Iterable[Pod], began_s: float, now_s: float) -> None:
-        """Take all pods with our resource bound to this node, by a list that was asked for at `began_s`.
+    def apply_pod_list(self, pods: Iterable[Pod], began_s: float, now_s: float) -> None:
+        """Apply a complete list of the pods with our resource on this node, asked for at `began_s`.
 
         Known pods that it lacks are gone. It is believed also with lower versions than those known: then etcd
         was restored from an older copy.
         """
-        facts = self._facts
+        accounts = self._accounts
         present = set()
         for pod in pods:
             present.add(pod.key)
             self._update(pod, now_s)
-        for uid, one in list(facts.pods.items()):
-            # A list that is older than the book says nothing of pods that only the book has shown.
-            if uid not in present and (one.bound or facts.read is None or facts.read <= began_s):
-                facts.put(replace(one, over=now_s if one.over is None else one.over))
-        facts.view = began_s
-        facts.lists += 1
+        for uid, account in list(accounts.pods.items()):
+            # A list older than the checkpoint says nothing of pods that only the checkpoint has shown.
+            if uid not in present and (
+                account.bound
+                or accounts.checkpoint_read_at_s is None
+                or accounts.checkpoint_read_at_s <= began_s
+            ):
+                accounts.replace_pod(
+                    replace(account, ended_at_s=now_s if account.ended_at_s is None else account.ended_at_s)
+                )
+        accounts.listed_at_s = began_s
+        accounts.list_count += 1
 
-    def pod_changed(self, pod: Pod, now_s: float) -> None:
-        """Take a pod that was bound, or changed."""
+    def apply_pod(self, pod: Pod, now_s: float) -> None:
+        """Apply a pod that was bound, or changed."""
         self._update(pod, now_s)
 
-    def pod_gone(self, uid: str, now_s: float) -> None:
-        """Take the deletion of a pod; an unknown UID is ignored."""
-        for one in [one for one in self._facts.pods.values() if one.bound and one.pod.uid == uid]:
-            self._facts.put(replace(one, over=now_s))
+    def remove_pod(self, uid: str, now_s: float) -> None:
+        """Apply the deletion of a pod; an unknown UID is ignored."""
+        for account in [
+            account for account in self._accounts.pods.values() if account.bound and account.pod.uid == uid
+        ]:
+            self._accounts.replace_pod(replace(account, ended_at_s=now_s))
 
     def _update(self, pod: Pod, now_s: float) -> None:
-        facts = self._facts
-        words = facts.drop(pod.uid) if pod.key != pod.uid else None
-        if pod.terminal and words is None and pod.key not in facts.pods:
+        accounts = self._accounts
+        words = accounts.remove_pod(pod.uid) if pod.key != pod.uid else None
+        if pod.terminal and words is None and pod.key not in accounts.pods:
             return  # its charge has ended
-        one = self._known(pod.key)
+        account = self._known(pod.key)
         if words is not None:
-            one = replace(one, remembered=words.remembered)
-        if not one.bound or one.pod.uid != pod.uid:
-            one = replace(one, bound=True, over=None, ids=one.ids | one.given, given={})
-        one = replace(
-            one,
-            pod=facts.sized(pod),
-            ran=one.ran or pod.ran,
-            admitted=one.admitted or pod.admitted or one.remembered is not None,
-            over=(now_s if one.over is None else one.over) if pod.terminal else None,
+            account = replace(account, previously_published=words.previously_published)
+        if not account.bound or account.pod.uid != pod.uid:
+            account = replace(
+                account,
+                bound=True,
+                ended_at_s=None,
+                known_ids=account.known_ids | account.pending_ids,
+                pending_ids={},
+            )
+        account = replace(
+            account,
+            pod=accounts.with_sizes(pod),
+            has_run=account.has_run or pod.has_run,
+            admitted=account.admitted or pod.admitted or account.previously_published is not None,
+            ended_at_s=(now_s if account.ended_at_s is None else account.ended_at_s)
+            if pod.terminal
+            else None,
         )
-        facts.put(one)
+        accounts.replace_pod(account)
 
     # The cgroups.
 
-    def doubtful(self) -> frozenset[str]:
-        """UIDs whose cgroups are to be looked for: of pods that are over, and of those not seen to run."""
-        pods = self._facts.pods.items()
-        return frozenset(uid for uid, one in pods if one.over is not None or (one.bound and not one.ran))
+    def pods_to_probe(self) -> frozenset[str]:
+        """Return the UIDs whose cgroups are to be probed: of ended pods, and of those not seen to run."""
+        pods = self._accounts.pods.items()
+        return frozenset(
+            uid
+            for uid, account in pods
+            if account.ended_at_s is not None or (account.bound and not account.has_run)
+        )
 
-    def looked(self, uids: Collection[str], alive: Collection[str], began_s: float) -> None:
-        """Take a look at the cgroups of `uids` that began at `began_s` and found `alive`."""
-        for uid in self._facts.pods.keys() & frozenset(uids):
-            one = self._facts.pods[uid]
+    def record_cgroup_probe(self, uids: Collection[str], alive: Collection[str], began_s: float) -> None:
+        """Record a probe of the cgroups of `uids` that began at `began_s` and found `alive`."""
+        for uid in self._accounts.pods.keys() & frozenset(uids):
+            account = self._accounts.pods[uid]
             runs = uid in alive
-            self._facts.put(replace(one, ran=one.ran or runs, death=None if runs else began_s))
-            if release.is_over(self._facts.pods[uid]):
-                self._facts.drop(uid)
+            self._accounts.replace_pod(
+                replace(account, has_run=account.has_run or runs, cgroups_gone_at_s=None if runs else began_s)
+            )
+            if release.can_release(self._accounts.pods[uid]):
+                self._accounts.remove_pod(uid)
 
     # What can be asked.
 
     @property
-    def complete(self) -> bool:
-        """The book has been read and pods have been listed since start: the words may be published."""
-        return self._facts.read is not None and self._facts.view is not None
+    def is_complete(self) -> bool:
+        """True once checkpoint and pods were read since the start: the words may be published."""
+        return self._accounts.checkpoint_read_at_s is not None and self._accounts.listed_at_s is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is certain that no pod has, or is about to get, anything of any card."""
-        on_their_way = self.in_flight() or self.unheld()
-        return self.complete and not on_their_way and not any(charges.charged(self._facts).values())
+        """True once it is certain that no pod has, or is about to get, anything of any card."""
+        on_their_way = self.has_pods_in_flight() or self.unpublished_pods()
+        return (
+            self.is_complete and not on_their_way and not any(charges.charge_cards(self._accounts).values())
+        )
 
-    def in_flight(self) -> bool:
-        """Some pod is on its way from Allocate to `holds`."""
-        return any(one.units and not one.complete for one in self._facts.pods.values())
+    def has_pods_in_flight(self) -> bool:
+        """Tell whether some pod is between Allocate and `holds`."""
+        return any(account.units and not account.is_complete for account in self._accounts.pods.values())
 
-    def promised(self) -> Units:
-        """Units by card that containers hold, never more than the card has."""
-        charged = charges.charged(self._facts)
-        return {uuid: min(units, self._facts.cards[uuid].size_units) for uuid, units in charged.items()}
+    def allocated_units(self) -> Units:
+        """Return the units by card that are allocated, at most the card's size."""
+        charged = charges.charge_cards(self._accounts)
+        return {uuid: min(units, self._accounts.cards[uuid].size_units) for uuid, units in charged.items()}
 
     def used(self) -> tuple[int, ...]:
         """Units of each card in word order as published."""
-        return charges.used(self._facts)
+        return charges.used_units(self._accounts)
 
-    def promises(self) -> dict[str, Units]:
-        """Units by card and UID that pods hold."""
-        shares: dict[str, Units] = {uuid: {} for uuid in self._facts.cards}
-        for uid, one in self._facts.pods.items():
-            for uuid, count in charges.of_pod(self._facts, one).items():
+    def allocated_units_by_pod(self) -> dict[str, Units]:
+        """Return the allocated units by card and UID."""
+        shares: dict[str, Units] = {uuid: {} for uuid in self._accounts.cards}
+        for uid, account in self._accounts.pods.items():
+            for uuid, count in charges.charge_pod(self._accounts, account).items():
                 shares[uuid][uid] = count
         return shares
 
     def published_holds(self) -> dict[str, dict[int, int]]:
         """Units of the pods that `used` contains, by UID of the API and the card's position in the words."""
-        position = {uuid: number for number, uuid in enumerate(self._facts.cards)}
+        position = {uuid: number for number, uuid in enumerate(self._accounts.cards)}
         return {
             uid: {position[uuid]: count for uuid, count in units.items()}
-            for uid, units in charges.holds(self._facts).items()
+            for uid, units in charges.charge_published_pods(self._accounts).items()
         }
 
-    def unsettled(self) -> bool:
-        """Something changes without any event: a pod is over or unknown."""
-        return any(not one.live for one in self._facts.pods.values())
+    def has_unsettled_pods(self) -> bool:
+        """Tell whether accounts change without any event: a pod has ended or is unknown."""
+        return any(not account.is_live for account in self._accounts.pods.values())
 
-    def unheld(self) -> frozenset[str]:
-        """UIDs of bound, unfinished pods that `used` does not contain yet."""
-        pods = self._facts.pods.values()
-        return frozenset(one.pod.uid for one in pods if one.live and not one.complete)
+    def unpublished_pods(self) -> frozenset[str]:
+        """Return the UIDs of live pods that `used` does not contain yet."""
+        pods = self._accounts.pods.values()
+        return frozenset(account.pod.uid for account in pods if account.is_live and not account.is_complete)

@@ -1,4 +1,4 @@
-"""What the node knows of one pod and of one entry of the kubelet's book: plain values."""
+"""Values of the ledger: a pod, its account on this node, and an entry of the kubelet's checkpoint."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ Units = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class BookEntry:
-    """One line of the kubelet's book: what one container holds of one resource.
+class CheckpointEntry:
+    """An entry of the kubelet's checkpoint: the devices that one container has of one resource.
 
     Attributes:
         uid: of the pod; for a static pod its configuration hash.
-        container: its name; ordinary init containers and sidecars stand here like any other.
+        container: its name, also of an init container or a sidecar.
         resource: of any device plugin, not only ours.
         ids: the devices, of all NUMA nodes together.
     """
@@ -41,7 +41,7 @@ class Pod:
         runtime_uid: the UID under which the kubelet runs it; another one for a static pod. Empty: `uid`.
         assigned: the `assigned` annotation, None where missing or unreadable.
         admitted: status says that the kubelet has admitted exactly this UID.
-        ran: a container of it has run: there was a cgroup.
+        has_run: a container of it has run: there was a cgroup.
         terminal: phase Succeeded or Failed.
         sizes: units of this node's cards by UUID, which the ledger fills in for a pod that asks for percent.
     """
@@ -53,13 +53,13 @@ class Pod:
     runtime_uid: str = ""
     assigned: Assignment | None = None
     admitted: bool = False
-    ran: bool = False
+    has_run: bool = False
     terminal: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """The UID that the kubelet's book and the cgroups use."""
+        """UID that the kubelet's checkpoint and the cgroups use."""
         return self.runtime_uid or self.uid
 
     @cached_property
@@ -72,70 +72,88 @@ class Pod:
 
 
 @dataclass(frozen=True, eq=False)
-class PodFacts:
-    """What is known of one pod, from the moment the book, the API server or `holds` shows it.
+class PodAccount:
+    """Account of one pod on this node: what the API, the checkpoint and the cgroups have shown of it.
 
-    Kept until its charge has ended. Never changed: another value takes its place, see `Facts.put`. An
-    Allocate of an unknown pod is a pod of its own, until the book shows its IDs.
+    ```
+                 checkpoint or holds          API
+      (unknown) --------------------------> not bound ---------> bound, alive
+          |  Allocate of nobody known           |                   |
+          +-----------------------------------> |                   | API: terminal, deleted, or not listed
+                                                | not listed        v
+                                                +--------------> ended (ended_at_s)
+                                                                    |  checkpoint lacks it, and after that a
+                                                                    v  probe finds no cgroup (can_release)
+                                                                 removed: its units are free
+    ```
+
+    The pod is charged in every state. The account never changes in place: `NodeAccounts.replace_pod` puts
+    another one there. An Allocate of an unknown pod has an account of its own until the checkpoint shows its
+    IDs.
 
     Attributes:
         pod: its newest state; only its UID is right while it was not `bound`.
-        bound: the API server has shown it bound to this node.
-        over: when the last was heard of its end, in seconds: the API server shows it (terminal, deleted, or
-            not in a complete list), and after that the book read without it.
-        admitted: its status, or `holds` of before, say that the kubelet has admitted it.
-        ran: a container of it was seen running.
-        death: when a look at the cgroups that found nothing of it began, in seconds.
-        book: device IDs by container as the kubelet's book has them now.
-        given: the same by the Allocates since the kubelet's start, which the book may not show yet.
-        ids: the same as the book has ever shown them, those of cards that are gone too; a container that is
-            given others has only those.
-        units: units by card of `ids` and `given`, each ID once, see `Facts.of_pod`.
-        remembered: units by card that the Node's `holds` had before this daemon started, None if it had none.
+        bound: the API server has shown the pod bound to this node.
+        ended_at_s: time of the newest evidence that the pod has ended, in seconds; None while it lives. The
+            first is the API server's: terminal, deleted, or missing from a complete list. A later checkpoint
+            that lacks the pod moves the time forward.
+        admitted: the pod's status, or `holds` of a daemon before, says that the kubelet has admitted the pod.
+        has_run: a container of the pod was seen running.
+        cgroups_gone_at_s: start of the last probe of the cgroups, in seconds, where it found none of the pod.
+        checkpoint_ids: device IDs by container in the kubelet's checkpoint now.
+        pending_ids: device IDs by container of Allocates since the kubelet's start, which the checkpoint may
+            not show yet.
+        known_ids: device IDs by container that the checkpoint has ever shown, also of cards that are gone. A
+            container that is allocated others has only those.
+        units: units by card of `known_ids` and `pending_ids`, each ID once, see `NodeAccounts.units_of_pod`.
+        previously_published: units by card of the pod in the Node's `holds` before this daemon started; None
+            where it was not there.
     """
 
     pod: Pod
     bound: bool = False
-    over: float | None = None
+    ended_at_s: float | None = None
     admitted: bool = False
-    ran: bool = False
-    death: float | None = None
-    book: dict[str, frozenset[str]] = field(default_factory=dict)
-    given: dict[str, frozenset[str]] = field(default_factory=dict)
-    ids: dict[str, frozenset[str]] = field(default_factory=dict)
+    has_run: bool = False
+    cgroups_gone_at_s: float | None = None
+    checkpoint_ids: dict[str, frozenset[str]] = field(default_factory=dict)
+    pending_ids: dict[str, frozenset[str]] = field(default_factory=dict)
+    known_ids: dict[str, frozenset[str]] = field(default_factory=dict)
     units: Units = field(default_factory=dict)
-    remembered: Units | None = None
+    previously_published: Units | None = None
 
     @property
-    def live(self) -> bool:
-        """The API server shows it bound and not finished."""
-        return self.bound and self.over is None
+    def is_live(self) -> bool:
+        """True while the API server shows the pod bound and not terminal."""
+        return self.bound and self.ended_at_s is None
 
     @cached_property
-    def missing(self) -> tuple[ContainerRequest, ...]:
-        """Containers that nothing was ever given to, in the kubelet's order."""
-        return tuple(c for c in self.pod.request.containers if c.name not in self.ids | self.given)
+    def unserved_containers(self) -> tuple[ContainerRequest, ...]:
+        """Containers that were never allocated anything, in the kubelet's order."""
+        return tuple(
+            c for c in self.pod.request.containers if c.name not in self.known_ids | self.pending_ids
+        )
 
     @property
-    def complete(self) -> bool:
-        """Its charge contains all that it will ever ask for."""
-        known = self.admitted or not self.missing
-        return self.over is not None or (self.bound and known)
+    def is_complete(self) -> bool:
+        """True once the charge contains all that the pod will ever ask for."""
+        known = self.admitted or not self.unserved_containers
+        return self.ended_at_s is not None or (self.bound and known)
 
     @property
-    def has(self) -> dict[str, frozenset[str]]:
-        """Device IDs by container that the kubelet has for it."""
-        return self.book | self.given
+    def current_ids(self) -> dict[str, frozenset[str]]:
+        """Device IDs by container that the kubelet has for the pod now."""
+        return self.checkpoint_ids | self.pending_ids
 
     @property
-    def shows(self) -> Hashable:
-        """What others than the ledger work with; see `Facts.version`."""
-        ids = tuple(self.ids.items()), tuple(self.given.items())
-        return (*ids, self.admitted, self.ran, self.death is None)
+    def change_key(self) -> Hashable:
+        """Value that differs where others than the ledger must be told; see `NodeAccounts.version`."""
+        ids = tuple(self.known_ids.items()), tuple(self.pending_ids.items())
+        return (*ids, self.admitted, self.has_run, self.cgroups_gone_at_s is None)
 
-    def sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
-        """IDs that were given to each of these containers."""
-        return [ids[name] for name in containers for ids in (self.ids, self.given) if name in ids]
+    def id_sets(self, containers: Iterable[str]) -> list[frozenset[str]]:
+        """List the IDs that were allocated to each of these containers."""
+        return [ids[name] for name in containers for ids in (self.known_ids, self.pending_ids) if name in ids]
 
 
 def add(total: Units, more: Mapping[str, int]) -> None:

@@ -1,28 +1,35 @@
-"""When a charge ends: its pod is over in the API, the kubelet's book lacks it, and its cgroups are gone."""
+"""When a charge ends: the API shows the pod's end, the checkpoint lacks the pod, and its cgroups are gone."""
 
 from typing import Final
 
-from allocator.ledger.pods import PodFacts
+from allocator.ledger.pods import PodAccount
 
-SETTLE_S: Final = 10.0
-"""A container that the kubelet is about to start has its cgroup by then, and it has heard of a pod's end."""
+CGROUP_GRACE_S: Final = 10.0
+"""Longest time between a pod's end and the cgroup of a container that the kubelet was about to start."""
 
 
-def is_over(one: PodFacts) -> bool:
-    """Whether nothing of a pod runs any more, nor will.
+def can_release(account: PodAccount) -> bool:
+    """Tell whether the pod's units may be given to another pod.
 
-    A kubelet that restarts admits its first pods against the book as it finds it: what stands there is not
-    free, whatever has ended. And as long as it stands there the kubelet may not have heard of the end, or
-    have waited with the start until then, as for a network that was not ready.
+    Three conditions hold then: the pod has ended in the API, the kubelet's checkpoint lacks it, and a probe
+    of the cgroups that began after both found none. The checkpoint matters since a kubelet that restarts
+    admits pods against it, and since a kubelet that has not heard of the end may still start the pod. A pod
+    that never ran gets `CGROUP_GRACE_S` more: the kubelet may be about to start its container.
     """
-    return not one.book and is_gone(one, 0.0 if one.ran else SETTLE_S)
+    return not account.checkpoint_ids and are_cgroups_gone(
+        account, 0.0 if account.has_run else CGROUP_GRACE_S
+    )
 
 
-def is_gone(one: PodFacts, after_s: float = 0.0) -> bool:
-    """Whether a look at the cgroups, begun `after_s` after all that was heard of its end, found nothing."""
-    return one.over is not None and one.death is not None and one.death >= one.over + after_s
+def are_cgroups_gone(account: PodAccount, after_s: float = 0.0) -> bool:
+    """Tell whether a probe begun `after_s` after the newest evidence of the pod's end found no cgroup."""
+    return (
+        account.ended_at_s is not None
+        and account.cgroups_gone_at_s is not None
+        and account.cgroups_gone_at_s >= account.ended_at_s + after_s
+    )
 
 
-def is_stale(one: PodFacts) -> bool:
-    """Whether the kubelet should be made to clean its book and to write it: nothing of the pod runs."""
-    return bool(one.book) and is_gone(one)
+def needs_checkpoint_purge(account: PodAccount) -> bool:
+    """Tell whether the checkpoint has a pod of which nothing runs, so that the kubelet should purge it."""
+    return bool(account.checkpoint_ids) and are_cgroups_gone(account)

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from allocator.errors import LedgerError
-from allocator.ledger import Ask
+from allocator.ledger import AllocationRequest
 from allocator.names import SCHEDULER_NAME
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.errors import RefusedError
@@ -66,16 +66,16 @@ class Answers:
 
     def devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health."""
-        facts = self._account.ledger.facts
+        facts = self._account.ledger.accounts
         healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
         if self._listed[0] is not facts.card_of or self._listed[1] != healthy:
-            ids = [text for text in facts.card_of if (text in facts.shares) is self._percent]
+            ids = [text for text in facts.card_of if (text in facts.percent_ids) is self._percent]
             self._listed = facts.card_of, healthy, {text: healthy[facts.card_of[text]] for text in ids}
         return self._listed[2]
 
     def why_not(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
-        return self._why_not_card(self._account.ledger.facts.card_of.get(identifier, ""))
+        return self._why_not_card(self._account.ledger.accounts.card_of.get(identifier, ""))
 
     def _why_not_card(self, uuid: str) -> str:
         return self._account.withheld.get(uuid) or "the card is unhealthy"
@@ -95,13 +95,13 @@ class Answers:
         account, ledger = self._account, self._account.ledger
         taken_up = await account.taken_up()
         account.refresh()
-        if not await account.until(lambda: ledger.facts.read is not None, BOOK_WAIT_S):
+        if not await account.until(lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S):
             raise RefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
-        ask, asked_s = ledger.ask(available, must_include, size, taken_up), account.now_s()
+        ask, asked_s = ledger.read_request(available, must_include, size, taken_up), account.now_s()
 
         def settled() -> bool:
-            view = ledger.facts.view
-            return (view is not None and view > asked_s) or ask.is_clear()
+            view = ledger.accounts.listed_at_s
+            return (view is not None and view > asked_s) or ask.is_unambiguous()
 
         if not settled():
             account.want_list()
@@ -109,22 +109,22 @@ class Answers:
         known = ask.is_expected()
         if not known:
             log.warning("container of an unknown pod", size=size, percent=ask.percent)
-        if ask.is_crowded() or not known:
+        if ask.has_ended_pods() or not known:
             await account.until(ask.has_room, self._room_wait_s)
         answer = self._answer(ask)
         self._answered = {frozenset(answer): taken_up}
         return answer
 
-    def _answer(self, ask: Ask) -> Collection[str]:
+    def _answer(self, ask: AllocationRequest) -> Collection[str]:
         """Choose, or tell the likely cause and the way out: this is all that the pod's status will say."""
         try:
-            return ask.answer()
+            return ask.choose_ids()
         except LedgerError as error:
-            found = ask.whose()
+            found = ask.find_container()
             ours = found is not None and found[0].pod.assigned is not None
-            cause = CROWDED if ask.is_crowded() else TAKEN if ours else NOT_OURS
-            for uuid in ask.belongs():
-                if not ask.facts.cards[uuid].healthy:
+            cause = CROWDED if ask.has_ended_pods() else TAKEN if ours else NOT_OURS
+            for uuid in ask.target_cards():
+                if not ask.accounts.cards[uuid].healthy:
                     cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"
             raise RefusedError("no-room", f"{error}; {cause}") from error
 

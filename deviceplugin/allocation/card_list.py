@@ -6,8 +6,8 @@ from dataclasses import replace
 import structlog
 
 from allocator.ids import SEPARATOR
-from allocator.ledger import Pod, PodFacts
-from allocator.ledger.facts import Facts
+from allocator.ledger import Pod, PodAccount
+from allocator.ledger.accounts import NodeAccounts
 from allocator.records import DETACHED, CardRecord
 from deviceplugin.allocation.inventory import cards_in_units, check_units, records
 from deviceplugin.allocation.ledger_service import Account
@@ -93,7 +93,7 @@ class CardList:
         self._notices.know({card.uuid: card.model for card in cards})
         ledger = self._account.ledger
         sizes = {card.uuid: card.size_units for card in ledger.installed}
-        held, pods = ledger.promises(), ledger.facts.pods
+        held, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
         gone = ledger.set_cards(cards)
         self._gpus = tuple(gpus)
         came = [card.uuid for card in cards if card.uuid not in before]
@@ -128,25 +128,25 @@ class CardList:
     def _look_back(self) -> None:
         """Name the pods whose cards were lost before this daemon started."""
         ledger = self._account.ledger
-        if self._looked_back or not ledger.complete:
+        if self._looked_back or not ledger.is_complete:
             return
         self._looked_back = True
         lost: dict[str, list[Pod]] = {}
-        for one in ledger.facts.pods.values():
-            for uuid in lost_cards(ledger.facts, one) if one.live else ():
+        for one in ledger.accounts.pods.values():
+            for uuid in lost_cards(ledger.accounts, one) if one.is_live else ():
                 lost.setdefault(uuid, []).append(one.pod)
         listed = {gpu.uuid: gpu for gpu in self._gpus}
         for uuid, pods in sorted(lost.items()):
             if uuid in listed:
-                units = ledger.facts.cards[uuid].size_units
+                units = ledger.accounts.cards[uuid].size_units
                 self._notices.too_small(uuid, listed[uuid].error or f"it has {units} units", pods)
             else:
                 self._notices.gone(uuid, pods)
 
 
-def lost_cards(facts: Facts, one: PodFacts) -> set[str]:
+def lost_cards(facts: NodeAccounts, one: PodAccount) -> set[str]:
     """Find the UUIDs of cards of which a pod has devices that the node has no more."""
-    ids = frozenset().union(*one.ids.values())
+    ids = frozenset().union(*one.known_ids.values())
     unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(facts.card_of)}
     empty = {uuid for text in ids if (uuid := facts.card_of.get(text)) and not facts.cards[uuid].size_units}
     return unknown | empty

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from deviceplugin.allocation.other_units import OtherUnits
 from deviceplugin.errors import BookError, TornBookError
@@ -28,7 +28,7 @@ class Contents(Protocol):
     """One version of the kubelet's book."""
 
     @property
-    def entries(self) -> tuple[BookEntry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """The devices of every container, of all resources."""
 
 
@@ -106,8 +106,8 @@ class Account:
 
     def state(self) -> tuple[object, ...]:
         """What followers look at rests on this; compare two. To work out all that follows takes long."""
-        facts = self.ledger.facts
-        return facts.version, self.ledger.complete
+        facts = self.ledger.accounts
+        return facts.version, self.ledger.is_complete
 
     def refresh(self) -> None:
         """Take the kubelet's book as it is now; tell everybody of a change.
@@ -129,7 +129,7 @@ class Account:
         self._contents, before = contents, self.state()
         entries = () if contents is None else contents.entries
         self.others.read(entries)
-        self.ledger.read_book([e for e in entries if e.resource in self._resources], self.now_s())
+        self.ledger.apply_checkpoint([e for e in entries if e.resource in self._resources], self.now_s())
         # Whoever waits for the first book that can be read.
         self._wake()
         if self.state() != before:
@@ -138,11 +138,11 @@ class Account:
     def withhold(self, reasons: Mapping[str, str]) -> None:
         """Give exactly these cards, by UUID, to no container; they count as full."""
         self.withheld = dict(reasons)
-        self.ledger.keep_out("withheld", reasons)
+        self.ledger.set_unavailable("not_enforced", reasons)
 
     def close(self, uuids: Iterable[str]) -> None:
         """Keep exactly these cards free of new pods, because they can take no more."""
-        if self.ledger.keep_out("closed", uuids):
+        if self.ledger.set_unavailable("client_limit", uuids):
             self.changed()
 
 

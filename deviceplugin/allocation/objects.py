@@ -178,7 +178,7 @@ class PodObject(msgspec.Struct):
             assigned=assigned,
             runtime_uid=self.runtime_uid,
             admitted=self.status.admitted,
-            ran=self.status.phase in _RAN,
+            has_run=self.status.phase in _RAN,
             terminal=self.status.terminal,
         )
         return pod, problem or wrong

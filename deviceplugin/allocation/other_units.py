@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 from allocator.names import unit_of_resource
 from deviceplugin.errors import UnitInUseError
 
@@ -25,7 +25,7 @@ class OtherUnits:
         self._resource = resource
         self._ended: set[str] = set()
 
-    def read(self, entries: Iterable[BookEntry]) -> None:
+    def read(self, entries: Iterable[CheckpointEntry]) -> None:
         """Take what the book says now, of all resources."""
         others = {resource for resource in {one.resource for one in entries} if self._is_other(resource)}
         found = {one.uid: one.resource for one in entries if one.resource in others} if others else {}

@@ -89,7 +89,7 @@ class NodeView:
             return
         parents = self._parents()
         instances = {uuid for uuid, parent in parents.items() if parent in cordoned}
-        self._account.ledger.keep_out("cordoned", cordoned | instances)
+        self._account.ledger.set_unavailable("cordoned", cordoned | instances)
         cards = [card.uuid for card in self._account.ledger.installed]
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards, parents.values())))
         self._cordon_is_wrong(
@@ -131,4 +131,4 @@ class NodeView:
                 if units is not None and known
                 else None
             )
-        self._account.ledger.remember(found)
+        self._account.ledger.restore_published(found)

@@ -74,7 +74,7 @@ class PodView:
             if pod is not None:
                 pods.append(pod)
                 self._keep(item)
-        self._account.ledger.pods_synced(pods, self._began_s, self._account.now_s())
+        self._account.ledger.apply_pod_list(pods, self._began_s, self._account.now_s())
         self.connected, self._relisting = True, False
         before, self.seen = self.seen, parse_resource_version(resource_version)
         if self._missed or self.seen < before:
@@ -97,16 +97,16 @@ class PodView:
             self._complain(item, problem)
             self._advance(resource_version)
             return
-        waited_for = uid in ledger.unheld()
+        waited_for = uid in ledger.unpublished_pods()
         if kind == "DELETED":
             self.objects.pop(uid, None)
             self._running.pop(item.runtime_uid, None)
-            ledger.pod_gone(uid, self._account.now_s())
+            ledger.remove_pod(uid, self._account.now_s())
         else:
             if uid not in self.objects:
                 self._complain(item, problem)
             self._keep(item)
-            ledger.pod_changed(pod, self._account.now_s())
+            ledger.apply_pod(pod, self._account.now_s())
         self._advance(resource_version)
         if waited_for and (kind == "DELETED" or pod.terminal):
             self.owed = self.seen

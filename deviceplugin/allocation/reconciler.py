@@ -77,7 +77,7 @@ class Reconciler:
     def kubelet_restarted(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
         before = self._account.state()
-        self._account.ledger.kubelet_restarted()
+        self._account.ledger.apply_kubelet_restart()
         if self._account.state() != before:
             self._account.changed()
         self._wake.set()
@@ -115,9 +115,9 @@ class Reconciler:
             probe = await self._probe(others)
             self._account.others.check(others - probe.unknown, probe.alive)
             self._refresh()
-        if ledger.facts.behind:
+        if ledger.accounts.has_unlisted_pods:
             self._account.want_list()
-        uids, self._lists = ledger.doubtful(), ledger.facts.lists
+        uids, self._lists = ledger.pods_to_probe(), ledger.accounts.list_count
         if uids:
             began_s = self._account.now_s()
             probe = await self._probe(uids)
@@ -126,10 +126,10 @@ class Reconciler:
             before = self._account.state()
             # While the book cannot be read, what else it has is unknown: nothing is released.
             known = uids - probe.unknown if self._account.book_problem is None else probe.alive
-            ledger.looked(known, probe.alive, began_s)
+            ledger.record_cgroup_probe(known, probe.alive, began_s)
             if self._account.state() != before:
                 self._account.changed()
-        if ledger.wants_write():
+        if ledger.needs_checkpoint_purge():
             await self._clean()
             self._refresh()
 
@@ -150,9 +150,9 @@ class Reconciler:
             self.registrable.set()
 
     def _unsettled(self) -> bool:
-        return bool(self._account.others.pods) or self._account.ledger.unsettled()
+        return bool(self._account.others.pods) or self._account.ledger.has_unsettled_pods()
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.
-        if self._unsettled() or self._lists != self._account.ledger.facts.lists:
+        if self._unsettled() or self._lists != self._account.ledger.accounts.list_count:
             self._wake.set()

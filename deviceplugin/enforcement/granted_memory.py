@@ -24,18 +24,22 @@ class Shares:
 
     def follow(self) -> tuple[set[str], set[str]]:
         """Take the book's present state; tells which pods are new or changed, and which are gone."""
-        facts, news = self._account.ledger.facts, set()
-        same_cards = facts.card_of is self._cards
-        if same_cards and facts.version == self._version:
+        accounts, news = self._account.ledger.accounts, set()
+        same_cards = accounts.card_of is self._cards
+        if same_cards and accounts.version == self._version:
             return set(), set()
-        self._version, self._cards = facts.version, facts.card_of
-        held = {uid: one.ids for uid, one in facts.pods.items() if one.ids}
+        self._version, self._cards = accounts.version, accounts.card_of
+        held = {uid: one.known_ids for uid, one in accounts.pods.items() if one.known_ids}
         for uid, mine in held.items():
             if same_cards and self._ids.get(uid) == mine:
                 continue
             self._ids[uid] = mine
             self._grants[uid] = {
-                name: {uuid: units * self._unit_mib for uuid, units in facts.by_card(ids).items() if units}
+                name: {
+                    uuid: units * self._unit_mib
+                    for uuid, units in accounts.units_by_card(ids).items()
+                    if units
+                }
                 for name, ids in mine.items()
             }
             news.add(uid)

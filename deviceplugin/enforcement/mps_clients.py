@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from allocator.ledger.facts import Facts
+from allocator.ledger.accounts import NodeAccounts
 from deviceplugin.allocation.ledger_service import Account
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -88,7 +88,7 @@ class Sharing:
         return cards == 1 and mib < self._size_mib(uuid)
 
     def _size_mib(self, uuid: str) -> int:
-        card = self._account.ledger.facts.cards.get(uuid)
+        card = self._account.ledger.accounts.cards.get(uuid)
         return 0 if card is None else card.size_units * self._unit_mib
 
     def servers(self) -> frozenset[int]:
@@ -111,7 +111,7 @@ class Sharing:
         if state is None:
             log.warning("container without memory limit: the card's service does not answer", card=uuid)
             return ContainerGrant()
-        if containers_by_card(self._account.ledger.facts)[uuid] > state.clients:
+        if containers_by_card(self._account.ledger.accounts)[uuid] > state.clients:
             log.warning(
                 "container without memory limit: the card has all clients", card=uuid, most=state.clients
             )
@@ -153,7 +153,7 @@ class Sharing:
         if not self._states:
             self._account.close(())
             return
-        there = containers_by_card(self._account.ledger.facts)
+        there = containers_by_card(self._account.ledger.accounts)
         self._account.close(
             uuid
             for uuid, state in self._states.items()
@@ -161,8 +161,8 @@ class Sharing:
         )
 
 
-def containers_by_card(facts: Facts) -> Counter[str]:
+def containers_by_card(facts: NodeAccounts) -> Counter[str]:
     """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
-    booked = (ids for one in facts.pods.values() for ids in (one.ids | one.given).values())
+    booked = (ids for one in facts.pods.values() for ids in (one.known_ids | one.pending_ids).values())
     firsts = (next(iter(ids), "") for ids in booked)
     return Counter(facts.card_of.get(first, "") for first in firsts)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 from deviceplugin.errors import BookError, TornBookError
 from deviceplugin.kubelet.sockets import FolderWatch
 
@@ -49,7 +49,7 @@ class Book:
         stamp: which version of the file this is.
     """
 
-    entries: tuple[BookEntry, ...]
+    entries: tuple[CheckpointEntry, ...]
     stamp: Stamp
 
 
@@ -96,7 +96,7 @@ class BookReader:
         self._book: Book | None = None
         self._settled = False
         self._data = b""
-        self._entries: dict[bytes, BookEntry] = {}
+        self._entries: dict[bytes, CheckpointEntry] = {}
 
     def read(self) -> Book | None:
         """Return the book as it stands now; the same object as long as the file is the same.
@@ -168,8 +168,8 @@ def decode(data: bytes, stamp: Stamp) -> Book:
 
 
 def _decode(
-    data: bytes, stamp: Stamp, known: Mapping[bytes, BookEntry]
-) -> tuple[Book, dict[bytes, BookEntry]]:
+    data: bytes, stamp: Stamp, known: Mapping[bytes, CheckpointEntry]
+) -> tuple[Book, dict[bytes, CheckpointEntry]]:
     """Do the same, given the entries of the version before by their texts: nearly all are as they were.
 
     A thousand pods take 1 ms in place of 4, and the kubelet writes its book with each Allocate.
@@ -189,7 +189,7 @@ def _decode(
     return Book(entries=tuple(entries), stamp=stamp), found
 
 
-def _read(text: bytes, at: int) -> BookEntry:
+def _read(text: bytes, at: int) -> CheckpointEntry:
     try:
         entry = _ENTRY_DECODER.decode(text)
     except msgspec.ValidationError as error:
@@ -197,7 +197,7 @@ def _read(text: bytes, at: int) -> BookEntry:
         place = f"$.Data.PodDeviceEntries[{at}]{where.rstrip('`')}"
         raise msgspec.ValidationError(f"{what} - at `{place}`") from error
     ids: frozenset[str] = frozenset().union(*entry.DeviceIDs.values())
-    return BookEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
+    return CheckpointEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -250,7 +250,7 @@ class Sampler:
             await self._call_driver(self._source.detach)
             self.detached = True
             ledger = self._account.ledger
-            ledger.keep_out("detached", [card.uuid for card in ledger.installed])
+            ledger.set_unavailable("detached", [card.uuid for card in ledger.installed])
             log.info("the cards' driver is let go: all cards are cordoned and empty")
             self._notices.driver_detached()
             self._account.changed()
@@ -260,7 +260,7 @@ class Sampler:
     def _attached(self) -> None:
         if self.detached:
             self.detached = False
-            self._account.ledger.keep_out("detached", ())
+            self._account.ledger.set_unavailable("detached", ())
             log.info("the cards' driver is taken up again")
             self._notices.driver_attached()
             self._account.changed()
@@ -344,7 +344,7 @@ class Sampler:
             use = card_use(sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid))
             self.uses[sample.uuid] = use
             pressure[sample.uuid] = use.extra_units(self._unit_mib)
-        if self._account.ledger.set_pressure(pressure):
+        if self._account.ledger.set_unaccounted_use(pressure):
             log.info("use beyond promise", units={uuid: units for uuid, units in pressure.items() if units})
             self._account.changed()
 
@@ -352,7 +352,7 @@ class Sampler:
         """MiB by card and the UID that a pod has in cgroups."""
         return {
             uuid: {uid: units * self._unit_mib for uid, units in shares.items()}
-            for uuid, shares in self._account.ledger.promises().items()
+            for uuid, shares in self._account.ledger.allocated_units_by_pod().items()
         }
 
     def _note_fault(self, event: HealthEvent) -> None:
@@ -380,7 +380,7 @@ class Sampler:
         changed = [uuid for uuid in dict.fromkeys(uuids) if uuid in known]
         if not changed:
             return
-        promises, pods = ledger.promises(), ledger.facts.pods
+        promises, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
         for uuid in changed:
             on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
             self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))

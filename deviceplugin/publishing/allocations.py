@@ -1,25 +1,25 @@
 """What containers got, as the `allocation` annotation of their pod says it."""
 
-from allocator.ledger import PodFacts
-from allocator.ledger.facts import Facts
+from allocator.ledger import PodAccount
+from allocator.ledger.accounts import NodeAccounts
 from allocator.records import Assignment
 
 
-def allocations(facts: Facts) -> dict[str, Assignment]:
+def allocations(facts: NodeAccounts) -> dict[str, Assignment]:
     """Units by card and container of living pods that have all they asked for, by UID of the API.
 
     Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.
     """
-    served = [one for one in facts.pods.values() if one.live and not one.missing]
+    served = [one for one in facts.pods.values() if one.is_live and not one.unserved_containers]
     return {one.pod.uid: found for one in served if (found := _of_pod(facts, one)) is not None}
 
 
-def _of_pod(facts: Facts, one: PodFacts) -> Assignment | None:
+def _of_pod(facts: NodeAccounts, one: PodAccount) -> Assignment | None:
     request = one.pod.request
     shares: dict[str, tuple[tuple[str, int], ...]] = {}
     for container in request.containers:
         demand = request.demand_of(container.name)
-        cards = facts.of_containers(one.sets(demand.containers))
+        cards = facts.units_of_containers(one.id_sets(demand.containers))
         if len(cards) != demand.cards:
             return None
         units = {uuid: request.units_of(container, facts.cards[uuid].size_units) for uuid in cards}

@@ -101,7 +101,7 @@ class Annotator:
         Returns:
             Seconds until one that was refused is due again, None where there is none.
         """
-        found = allocations(self._account.ledger.facts)
+        found = allocations(self._account.ledger.accounts)
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):

@@ -3,12 +3,12 @@
 from typing import Any
 
 from allocator.ledger import charges
-from allocator.ledger.facts import Facts
+from allocator.ledger.accounts import NodeAccounts
 
 
-def explain(facts: Facts) -> dict[str, Any]:
+def explain(facts: NodeAccounts) -> dict[str, Any]:
     """Everything of interest to a person, as JSON values."""
-    promised = charges.charged(facts)
+    promised = charges.charge_cards(facts)
     return {
         "cards": [
             {
@@ -16,24 +16,24 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "size": card.size_units,
                 "used": units,
                 "charged": promised[uuid],
-                "pressure": facts.pressure.get(uuid, 0),
+                "pressure": facts.unaccounted_use.get(uuid, 0),
                 "healthy": card.healthy,
                 "cordoned": card.cordoned,
             }
-            for (uuid, card), units in zip(facts.cards.items(), charges.used(facts), strict=True)
+            for (uuid, card), units in zip(facts.cards.items(), charges.used_units(facts), strict=True)
         ],
         "book": [
-            {"pod": uid, "container": name, "cards": facts.by_card(ids)}
+            {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
             for uid, one in facts.pods.items()
-            for name, ids in one.book.items()
+            for name, ids in one.checkpoint_ids.items()
         ],
         "given": [
-            {"pod": uid, "container": name, "cards": facts.by_card(ids)}
+            {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
             for uid, one in facts.pods.items()
-            for name, ids in one.given.items()
+            for name, ids in one.pending_ids.items()
         ],
         "charged": {
-            uid: units for uid, one in sorted(facts.pods.items()) if (units := charges.of_pod(facts, one))
+            uid: units for uid, one in sorted(facts.pods.items()) if (units := charges.charge_pod(facts, one))
         },
         "pods": [
             {
@@ -41,9 +41,9 @@ def explain(facts: Facts) -> dict[str, Any]:
                 "pod": f"{one.pod.namespace}/{one.pod.name}",
                 "assigned": one.pod.assigned,
                 "admitted": one.admitted,
-                "ran": one.ran,
-                "over": not one.live,
-                "in_holds": one.complete,
+                "ran": one.has_run,
+                "over": not one.is_live,
+                "in_holds": one.is_complete,
             }
             for one in facts.pods.values()
             if one.bound

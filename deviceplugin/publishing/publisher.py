@@ -183,7 +183,7 @@ class Publisher:
             Seconds after which to look again even if nothing happens, None for no need.
         """
         node = self._node_view.node
-        if node is None or not (self._account.ledger.complete and self._offers() and self._owns()):
+        if node is None or not (self._account.ledger.is_complete and self._offers() and self._owns()):
             # A Node that comes again has lost what was written to it, and nobody undid it.
             self._since_s = self._written = None
             return None
@@ -283,4 +283,4 @@ class Publisher:
 
     def _settled(self) -> bool:
         ledger = self._account.ledger
-        return not ledger.in_flight()
+        return not ledger.has_pods_in_flight()

@@ -257,7 +257,7 @@ def lie(cluster, who):
         case "kubelet":
             doctor(cluster, "node-t4", "kubelet", held=lambda *_: {})
         case "ledger":
-            ledger = Doctored(node.daemon.account.ledger, promised=dict)
+            ledger = Doctored(node.daemon.account.ledger, allocated_units=dict)
             doctor(cluster, "node-t4", "daemon", account=Doctored(node.daemon.account, ledger=ledger))
         case "words":
             told = api.node("node-t4")

@@ -110,7 +110,7 @@ async def test_cards_that_may_be_others_are_offered_to_nobody_before_they_were_l
         assert await reconfigure(world, ["1g.10gb"] * 7) == "success"
         world.source.hang()
         cordon(world)
-        await until(lambda: not world.daemon.account.ledger.is_kept_out("cordoned"))
+        await until(lambda: not world.daemon.account.ledger.is_unavailable("cordoned"))
         await until(lambda: world.daemon._driver.busy_s > 0)
         assert world.daemon.account.ledger.used() == (80,)
         world.source.resume()

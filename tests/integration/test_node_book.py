@@ -52,7 +52,7 @@ async def test_pods_of_one_size_get_their_own_cards_in_whatever_order_the_kubele
 async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
     """Also where the kubelet does not ask: main has what its init container had, all that is left."""
     async with node_world(8, 8) as world:
-        facts = world.daemon.account.ledger.facts
+        facts = world.daemon.account.ledger.accounts
         given: list[tuple[str, str]] = []
         world.daemon.account.follow(
             lambda: given.extend((one["pod"], one["container"]) for one in explain(facts)["given"])

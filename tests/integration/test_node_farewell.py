@@ -68,7 +68,7 @@ async def test_words_are_not_restored_before_the_kubelet_has_the_devices():
         listens = world.kubelet.device_plugin_dir / "kubelet.sock"
         away = listens.rename(listens.with_name("away"))
         world.spawn_daemon()
-        await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.complete)
+        await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.is_complete)
         await asyncio.sleep(0.3)  # several steps of the publisher
         assert not world.daemon._registrar.registered
         assert world.used == [8]

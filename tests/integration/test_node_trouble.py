@@ -59,7 +59,7 @@ async def test_a_pod_that_ended_unseen_is_charged_while_its_containers_run():
         await world.start_daemon()
         assert world.daemon.account is not None
         ledger = world.daemon.account.ledger
-        await until(lambda: ledger.complete)
+        await until(lambda: ledger.is_complete)
         assert ledger.used() == (3, 0)
         world.kubelet._runtime.stop_pod(gone)
         await world.settled([0, 0], set())
@@ -203,8 +203,8 @@ async def test_a_daemon_that_starts_with_the_api_away_serves_the_kubelet_and_say
         await world.start_daemon()
         assert world.daemon.account is not None
         ledger = world.daemon.account.ledger
-        await until(lambda: ledger.promised()[card(1)] == 3)
-        assert not ledger.complete
+        await until(lambda: ledger.allocated_units()[card(1)] == 3)
+        assert not ledger.is_complete
         await world.api.away(False)
         other = await world.run("b", 4, on=1)
         await world.settled([0, 7], {uid, other})

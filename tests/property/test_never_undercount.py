@@ -66,7 +66,7 @@ def test_pods_get_the_cards_chosen_for_them_where_nothing_goes_wrong_and_the_inv
 
 
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charges, "charged", lambda facts: dict.fromkeys(facts.cards, 0))
+    monkeypatch.setattr(charges, "charge_cards", lambda accounts: dict.fromkeys(accounts.cards, 0))
     with pytest.raises(ViolationError) as first:
         run(1000, HISTORY, density=1.5, more={"publish": 3, "sleep": 0.3}, percent=0.5)
     (note,) = first.value.__notes__

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from allocator.cards import Card
 from allocator.errors import RequestError
 from allocator.ids import PERCENT_IDS, percent_id
-from allocator.ledger import BookEntry, Ledger, Pod, charges
+from allocator.ledger import CheckpointEntry, Ledger, Pod, charges
 from allocator.names import PERCENT_RESOURCE, POD_CARDS
 from allocator.place import place
 from allocator.records import charge
@@ -49,14 +49,16 @@ class Kubelet:
             must = frozenset(self.pick(reusable, container.units))
             given = must
             if len(must) < container.units:
-                ask = self.ledger.ask(self.free | must, must, container.units, {("ns", pod.name)})
-                given = frozenset(ask.answer())
+                ask = self.ledger.read_request(self.free | must, must, container.units, {("ns", pod.name)})
+                given = frozenset(ask.choose_ids())
             self.ledger.allocate(given, 1.0, {("ns", pod.name)})
             self.book[pod.uid, container.name] = given
             self.free -= given
             reusable = reusable | given if container.kind == "init" else reusable - given
-            entries = [BookEntry(uid, name, PERCENT_RESOURCE, ids) for (uid, name), ids in self.book.items()]
-            self.ledger.read_book(entries, 1.0)
+            entries = [
+                CheckpointEntry(uid, name, PERCENT_RESOURCE, ids) for (uid, name), ids in self.book.items()
+            ]
+            self.ledger.apply_checkpoint(entries, 1.0)
 
 
 @given(
@@ -67,8 +69,8 @@ class Kubelet:
 def test_node_and_extender_charge_a_pod_the_same_units(sizes, drawn, random):
     cards = [Card(i, f"c{i}", "M", size, 0) for i, size in enumerate(sizes)]
     ledger = Ledger(cards, policy="least-used")
-    ledger.read_book([], 0.0)
-    ledger.pods_synced([], 0.0, 0.0)
+    ledger.apply_checkpoint([], 0.0)
+    ledger.apply_pod_list([], 0.0, 0.0)
 
     def pick(reusable, most):
         """Any of those that may be used again: a kubelet takes them as its set gives them."""
@@ -88,11 +90,13 @@ def test_node_and_extender_charge_a_pod_the_same_units(sizes, drawn, random):
         expected = {cards[at].uuid: units for at, units in placement.charge.items()}
         assert charge(request, assigned, {card.uuid: card.size_units for card in cards}) == expected
         pod = Pod(f"u{number}", "ns", f"p{number}", request, assigned=assigned)
-        ledger.pod_changed(pod, 1.0)
+        ledger.apply_pod(pod, 1.0)
         # Before it is served it waits for what the scheduler said, beside what all others have.
         kubelet.serve(pod)
-        assert charges.of_pod(ledger.facts, ledger.facts.pods[pod.uid]) == expected, json.dumps(assigned)
+        assert charges.charge_pod(ledger.accounts, ledger.accounts.pods[pod.uid]) == expected, json.dumps(
+            assigned
+        )
         for uuid, units in expected.items():
             total[uuid] += units
-        assert ledger.promised() == total
+        assert ledger.allocated_units() == total
         left = [replace(card, used_units=total[card.uuid]) for card in cards]

@@ -180,9 +180,9 @@ async def test_the_book_is_read_before_an_allocate_that_the_kubelet_did_not_ask_
     await node.answers.allocate(given)
     node.book.write("a", frozenset(given), container="setup")
     await node.answers.allocate(given)
-    assert node.ledger.facts.pods["a"].book == {"setup": frozenset(given)}
-    assert node.ledger.facts.pods["a"].has.keys() == {"setup", "main"}
-    assert node.ledger.promised() == {"c0": 2}
+    assert node.ledger.accounts.pods["a"].checkpoint_ids == {"setup": frozenset(given)}
+    assert node.ledger.accounts.pods["a"].current_ids.keys() == {"setup", "main"}
+    assert node.ledger.allocated_units() == {"c0": 2}
 
 
 async def test_an_allocate_of_other_ids_than_the_answer_is_asked_about():
@@ -192,7 +192,7 @@ async def test_an_allocate_of_other_ids_than_the_answer_is_asked_about():
     with pytest.raises(RefusedError) as caught:
         await node.answers.allocate(("c0::0", "c0::1", "c0::2"))
     assert caught.value.kind == "no-room"
-    assert node.ledger.promised() == {"c0": 0, "c1": 0}
+    assert node.ledger.allocated_units() == {"c0": 0, "c1": 0}
     assert (await node.answers.allocate(("c1::5", "c1::6", "c1::7"))).envs["GPUPACK_CARDS"] == "c1:3"
 
 
@@ -207,7 +207,7 @@ async def test_an_answer_counts_for_one_allocate():
     node.bind(pod("b", 3, "c0"))
     others = tuple(text for text in node.ids if text not in given)[:3]
     await node.answers.allocate(others)
-    assert all(one.has.keys() == {"main"} for one in node.ledger.facts.pods.values())
+    assert all(one.current_ids.keys() == {"main"} for one in node.ledger.accounts.pods.values())
 
 
 async def test_what_a_question_finds_in_the_book_is_told_once():
@@ -215,7 +215,7 @@ async def test_what_a_question_finds_in_the_book_is_told_once():
     node = Node(8, view_wait_s=0.0)
     node.account.refresh()
     told = []
-    node.account.follow(lambda: told.append(node.ledger.promised()))
+    node.account.follow(lambda: told.append(node.ledger.allocated_units()))
     node.book.write("x", ids("c0", 0, 1))
     await node.preferred(3)
     assert told == [{"c0": 2}]
@@ -230,14 +230,14 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     node.book.write("x", ids("c0", *range(6)))
     node.account.refresh()
     node.list_pods()
-    assert (node.account.book_problem, node.ledger.complete) == (None, True)
+    assert (node.account.book_problem, node.ledger.is_complete) == (None, True)
     node.book.problem = "torn"
     with capture_logs() as logs:
         given = tuple(await node.preferred(3))
         await node.answers.allocate(given)
     assert on(given) == {"c1"}
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
-    assert (node.account.book_problem, node.ledger.promised()) == ("torn", {"c0": 6, "c1": 3})
+    assert (node.account.book_problem, node.ledger.allocated_units()) == ("torn", {"c0": 6, "c1": 3})
     node.book.problem = None
     with capture_logs() as logs:
         node.account.refresh()
@@ -252,10 +252,10 @@ def test_nothing_is_complete_before_the_first_readable_book():
     node.book.problem = "unknown layout"
     node.list_pods()
     node.account.refresh()
-    assert (node.account.book_problem, node.ledger.complete) == ("unknown layout", False)
+    assert (node.account.book_problem, node.ledger.is_complete) == ("unknown layout", False)
     node.book.problem = None
     node.account.refresh()
-    assert (node.account.book_problem, node.ledger.complete) == (None, True)
+    assert (node.account.book_problem, node.ledger.is_complete) == (None, True)
 
 
 def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
@@ -265,8 +265,8 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
     node.account.refresh()
     node.book.contents = None
     node.account.refresh()
-    assert (node.account.book_problem, node.ledger.facts.pods["a"].book) == (None, {})
-    assert node.ledger.promised() == {"c0": 2}
+    assert (node.account.book_problem, node.ledger.accounts.pods["a"].checkpoint_ids) == (None, {})
+    assert node.ledger.allocated_units() == {"c0": 2}
 
 
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
@@ -292,7 +292,7 @@ def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known
     node.book.write("mine", ids("c0", 1))
     node.account.refresh()
     assert node.account.others.pods == {}
-    assert node.ledger.promised() == {"c0": 1}
+    assert node.ledger.allocated_units() == {"c0": 1}
     node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.refresh()
     assert list(node.account.others.pods) == ["uid-2"]
@@ -303,7 +303,7 @@ def test_other_resources_are_not_looked_at():
     node.book.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
     node.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
     node.account.refresh()
-    assert (node.ledger.promised(), node.ledger.facts.pods) == ({"c0": 0}, {})
+    assert (node.ledger.allocated_units(), node.ledger.accounts.pods) == ({"c0": 0}, {})
 
 
 # What a container gets.
@@ -314,7 +314,7 @@ async def test_what_a_container_is_told():
     node.account.grants.append(lambda mib: handover.grant(list(mib)))
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
-    node.account.follow(lambda: told.append(node.ledger.promised()))
+    node.account.follow(lambda: told.append(node.ledger.allocated_units()))
     grant = await node.answers.allocate(tuple(await node.preferred(6)))
     assert grant.envs == {
         "NVIDIA_VISIBLE_DEVICES": "c0,c1",
@@ -323,7 +323,7 @@ async def test_what_a_container_is_told():
     }
     assert grant.cdi_devices == ("nvidia.com/gpu=c0", "nvidia.com/gpu=c1")
     # The kubelet has its answer before whoever follows the accounts has a turn.
-    assert (told, node.ledger.promised()) == ([], {"c0": 3, "c1": 3})
+    assert (told, node.ledger.allocated_units()) == ([], {"c0": 3, "c1": 3})
     await asyncio.sleep(0)
     assert told == [{"c0": 3, "c1": 3}]
 
@@ -334,7 +334,7 @@ async def test_ids_that_do_not_belong_together_are_refused():
         with pytest.raises(RefusedError) as caught:
             await node.answers.allocate(given)
         assert caught.value.kind == kind
-    assert node.ledger.promised() == {"c0": 0, "c1": 0}
+    assert node.ledger.allocated_units() == {"c0": 0, "c1": 0}
 
 
 def test_devices_follow_the_cards_health():
@@ -369,7 +369,7 @@ async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert not asking.done()
-    node.ledger.pod_gone("old", node.account.now_s())
+    node.ledger.remove_pod("old", node.account.now_s())
     again = replace(pod("new", 3, "c1"), name="pod-old")
     node.list_pods(again)
     async with asyncio.timeout(5):

@@ -58,7 +58,7 @@ def admitted_pair() -> Bench:
     bench = Bench()
     bench.complete()
     bench.admit()
-    bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
+    bench.ledger.apply_pod(pod("b", 2, "c1"), bench.now_s)
     bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
     bench.pods.objects |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
     return bench

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.errors import BookError, TornBookError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookEntry, BookReader, Stamp, decode
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookReader, CheckpointEntry, Stamp, decode
 from tests.kubelet_world import until
 
 SAMPLES = Path(__file__).with_name("books")
@@ -90,7 +90,7 @@ def test_every_container_of_a_pod() -> None:
 def test_the_devices_of_every_numa_node_are_one_set() -> None:
     ids = {"-1": ["a"], "0": ["b", "c"], "1": ["c"]}
     (entry,) = decode(changed("Data.PodDeviceEntries.0.DeviceIDs", ids), STAMP).entries
-    assert entry == BookEntry("u1", "main", RESOURCE, frozenset("abc"))
+    assert entry == CheckpointEntry("u1", "main", RESOURCE, frozenset("abc"))
 
 
 @pytest.mark.parametrize("path", ["Extra", "Data.Extra", "Data.PodDeviceEntries.0.Extra"])

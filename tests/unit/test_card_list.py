@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from allocator.ids import percent_id
-from allocator.ledger import Ledger, PodFacts
+from allocator.ledger import Ledger, PodAccount
 from deviceplugin.allocation.card_list import CardList, lost_cards
 from deviceplugin.allocation.inventory import cards_in_units
 from deviceplugin.allocation.ledger_service import Account
@@ -32,7 +32,7 @@ class Node:
         self.account = Account(ledger, self.book.read, RESOURCE)
         notices = Notices(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
         self.cards = CardList(self.account, gpus, GIB, notices, lambda: None)
-        ledger.pods_synced([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
+        ledger.apply_pod_list([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
         self.book.write("a", ids("c0", *range(5)))
         self.book.write("b", ids("c1", *range(3)))
         self.account.refresh()
@@ -106,9 +106,9 @@ def test_shares_in_percent_of_a_card_without_units_are_told_too() -> None:
     node = Node(gpu(1), gpu(2, error="lost"))
     node.events.clear()
     percent = {percent_id("c2", slot) for slot in range(30)}
-    assert lost_cards(node.account.ledger.facts, PodFacts(pod("x", 1), ids={"main": frozenset(percent)})) == {
-        "c2"
-    }
+    assert lost_cards(
+        node.account.ledger.accounts, PodAccount(pod("x", 1), known_ids={"main": frozenset(percent)})
+    ) == {"c2"}
 
 
 def test_a_pod_that_no_list_shows_is_not_told() -> None:
@@ -117,7 +117,7 @@ def test_a_pod_that_no_list_shows_is_not_told() -> None:
     told = []
     CardList(again, (gpu(1),), GIB, Notices(lambda *event: told.append(event), "n", {}), lambda: None)
     again.refresh()
-    again.ledger.pods_synced([pod("b", 3, "c1")], again.now_s() + 1, 0)
+    again.ledger.apply_pod_list([pod("b", 3, "c1")], again.now_s() + 1, 0)
     again.changed()
-    assert again.ledger.complete
+    assert again.ledger.is_complete
     assert told == []

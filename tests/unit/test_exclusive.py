@@ -5,7 +5,7 @@ import pytest
 
 from allocator.cards import Card
 from allocator.errors import LedgerError
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.packing import NodeWords
 from allocator.request import ContainerRequest, PodRequest
@@ -41,7 +41,7 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
     found = measured(*processes, used_mib=used_mib)
     assert found == units
     ledger = Ledger([Card(i, uuid, "L40S", 44, 0) for i, uuid in enumerate(UUIDS)])
-    ledger.set_pressure({"GPU-0": found})
+    ledger.set_unaccounted_use({"GPU-0": found})
     words = NodeWords.of(1024, [44, 44], ledger.used(), 1)
     nodes = view({"n": (8000, 1 << 30, list(words.sizes), 0, 0, list(words.used))})
     row = nodes.rows["n"]
@@ -54,8 +54,8 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
         placed = place_with(policies.of(WHOLE), nodes, row, query)
         assert placed.charge == ({1: 44} if units else {0: 44})
     # The node chooses the same where nobody chose before, of what the kubelet offers.
-    offered = [text for text in ledger.facts.shares if text.partition("::")[0] in UUIDS]
-    ids = ledger.ask(offered, (), 100).answer()
+    offered = [text for text in ledger.accounts.percent_ids if text.partition("::")[0] in UUIDS]
+    ids = ledger.read_request(offered, (), 100).choose_ids()
     assert {text.partition("::")[0] for text in ids} == ({"GPU-1"} if units else {"GPU-0"})
 
 
@@ -73,13 +73,13 @@ def test_two_whole_cards_and_a_third_pod_with_the_reason():
 
 def test_nobody_comes_on_a_card_that_is_given_whole():
     ledger = Ledger([Card(0, "GPU-0", "T4", 14, 0)])
-    percent = list(ledger.facts.shares)
-    ids = ledger.ask(percent, (), 100).answer()
+    percent = list(ledger.accounts.percent_ids)
+    ids = ledger.read_request(percent, (), 100).choose_ids()
     ledger.allocate(ids, 0.0)
-    ledger.read_book([BookEntry("u", "main", PERCENT_RESOURCE, frozenset(ids))], 0.0)
+    ledger.apply_checkpoint([CheckpointEntry("u", "main", PERCENT_RESOURCE, frozenset(ids))], 0.0)
     assert ledger.used() == (14,)
     with pytest.raises(LedgerError, match="no card has 1 free units"):
-        ledger.ask(ledger.facts.card_of.keys() - ledger.facts.shares, (), 1).answer()
+        ledger.read_request(ledger.accounts.card_of.keys() - ledger.accounts.percent_ids, (), 1).choose_ids()
     left = [text for text in percent if text not in ids]
     with pytest.raises(LedgerError, match="no card has 8 percent of it free"):
-        ledger.ask(left, (), 8).answer()
+        ledger.read_request(left, (), 8).choose_ids()

@@ -24,11 +24,11 @@ def test_it_is_of_the_pod_that_asked_before_the_book_shows_it():
     world = World.of(8, 8)
     world.bind(pod("a", TWO, "c0", "c1"))
     world.allocate(ids("c0", 0, 1), "a")
-    assert world.ledger.promises() == {"c0": {"a": 2}, "c1": {}}
-    assert [found.name for found in world.ask(3, "a").whose()[1:]] == ["two"]
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 2}, "c1": {}}
+    assert [found.name for found in world.ask(3, "a").find_container()[1:]] == ["two"]
     world.allocate(ids("c1", 0, 1, 2), "a")
-    assert world.ledger.promises() == {"c0": {"a": 2}, "c1": {"a": 3}}
-    assert world.ask(3, "a").whose() is None
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 2}, "c1": {"a": 3}}
+    assert world.ask(3, "a").find_container() is None
 
 
 @pytest.mark.parametrize("listed", [None, "unknown"], ids=["PodResources is mute", "nobody knows the pod"])
@@ -38,12 +38,12 @@ def test_whose_it_is_that_nobody_knows_the_book_says(listed):
     world.allocate(ids("c0", 0, 1, 2), listed)
     world.write()
     assert world.promised == [3]
-    assert world.ledger.in_flight()
+    assert world.ledger.has_pods_in_flight()
     assert world.ledger.published_holds() == {}
     world.show("a", ids("c0", 0, 1, 2))
-    assert world.ledger.promises() == {"c0": {"a": 3}}
-    assert not world.ledger.in_flight()
-    assert not world.ledger.unsettled()
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 3}}
+    assert not world.ledger.has_pods_in_flight()
+    assert not world.ledger.has_unsettled_pods()
 
 
 def test_what_another_pod_turns_out_to_have_was_not_this_ones():
@@ -52,9 +52,9 @@ def test_what_another_pod_turns_out_to_have_was_not_this_ones():
     world.bind(pod("b", 3, "c0"))
     world.allocate(ids("c0", 0, 1, 2), "a")
     world.show("b", ids("c0", 0, 1, 2))
-    assert world.ledger.promises() == {"c0": {"b": 3}, "c1": {}}
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"b": 3}, "c1": {}}
     assert world.hand(3, "a") == {"c0": 3}
-    assert world.ledger.promises() == {"c0": {"a": 3, "b": 3}, "c1": {}}
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 3, "b": 3}, "c1": {}}
 
 
 def test_a_main_container_is_given_exactly_the_ids_of_an_init_container():
@@ -62,7 +62,7 @@ def test_a_main_container_is_given_exactly_the_ids_of_an_init_container():
     world.bind(pod("a", [("setup", 3, "init"), ("main", 3, "main")], "c0"))
     for container in ("setup", "main"):
         world.allocate(ids("c0", 0, 1, 2), "a")
-        assert world.ledger.facts.pods["a"].has.keys() == ({"setup"} | {container})
+        assert world.ledger.accounts.pods["a"].current_ids.keys() == ({"setup"} | {container})
         world.show("a", ids("c0", 0, 1, 2), container)
     assert world.promised == [3]
 
@@ -77,7 +77,7 @@ def test_what_the_kubelet_lost_of_one_container_and_gives_to_another_counts_twic
     world.write()
     world.show("a", ids("c0", 0, 1), "x")
     world.show("a", ids("c0", 2, 3, 4), "y")
-    world.change("a", admitted=True, ran=runs)
+    world.change("a", admitted=True, has_run=runs)
     world.lose_book()
     world.allocate(ids("c0", 2, 3), "a")
     assert world.promised == [5]
@@ -121,7 +121,7 @@ def test_ids_of_which_there_are_none_are_refused(given, message):
     with pytest.raises(LedgerError, match=message):
         world.ledger.allocate(given, world.now)
     assert world.promised == [0, 0, 0]
-    assert not world.ledger.in_flight()
+    assert not world.ledger.has_pods_in_flight()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_ids_that_do_not_belong_together_are_refused(given, message):
     with pytest.raises(LedgerError, match=message):
         world.allocate(frozenset(given))
     assert world.promised == [0, 0, 0]
-    assert not world.ledger.in_flight()
+    assert not world.ledger.has_pods_in_flight()
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_h3_a_pod_that_ends_before_the_book_shows_it_is_charged_for_ten_seconds(
     world.delete("a")
     world.look(later=9)
     assert world.promised == [3]
-    assert world.ledger.unsettled()
+    assert world.ledger.has_unsettled_pods()
     world.look(later=1)
     assert world.promised == [0]
-    assert world.ledger.facts.pods == {}
+    assert world.ledger.accounts.pods == {}
 
 
 def test_h3_where_containers_of_it_are_found_it_is_charged_until_they_end():
@@ -257,8 +257,8 @@ def test_a_pod_that_came_again_under_its_name_gets_its_own_card():
     world.delete("old")
     world.drop("old")
     world.bind(replace(pod("new", two, "c1", "c1"), name="pod-old"))
-    ask = world.ledger.ask(world.offered(), (), 4, {("ns", "pod-old")})
-    assert by_card(frozenset(ask.answer())) == {"c1": 4}
+    ask = world.ledger.read_request(world.offered(), (), 4, {("ns", "pod-old")})
+    assert by_card(frozenset(ask.choose_ids())) == {"c1": 4}
 
 
 def test_an_unknown_pod_is_given_its_init_containers_ids_again():
@@ -282,7 +282,7 @@ def test_who_runs_on_and_only_holds_tells_of_is_waited_for():
     world.sync()
     world.look("x")
     world.bind(pod("y", 8, "c0"))
-    assert world.ask(8, "y").is_crowded()
+    assert world.ask(8, "y").has_ended_pods()
 
 
 def test_a_static_pod_that_is_made_again_under_its_uid_is_served():
@@ -303,7 +303,7 @@ def test_what_a_later_container_got_first_is_not_the_other_ones():
     given = world.choose(4, "x")
     world.allocate(given, "x")
     world.show("x", given, "b")
-    assert world.ledger.facts.pods["x"].given == {}
+    assert world.ledger.accounts.pods["x"].pending_ids == {}
     assert world.ask(4, "x").is_expected()
 
 

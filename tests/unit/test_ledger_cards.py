@@ -7,7 +7,7 @@ import pytest
 from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ids import percent_id
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.publishing.allocations import allocations
@@ -37,7 +37,7 @@ def world() -> World:
 def test_what_stays_keeps_its_charge_and_what_is_gone_is_named(world: World) -> None:
     assert install(world, n0=4, c1=8) == {"c0": {"a": 5}}
     assert world.ledger.used() == (0, 3)
-    assert world.ledger.promises() == {"n0": {}, "c1": {"b": 3}}
+    assert world.ledger.allocated_units_by_pod() == {"n0": {}, "c1": {"b": 3}}
     assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
 
 
@@ -82,36 +82,38 @@ def test_an_allocate_that_is_under_way_loses_the_card_that_goes(world: World) ->
         world.allocate(given, uid)
     install(world, c1=8)
     assert world.ledger.used() == (4,)
-    assert world.ledger.promised() == {"c1": 4}
+    assert world.ledger.allocated_units() == {"c1": 4}
 
 
 def test_a_card_that_is_sick_from_the_start_is_so_until_it_is_healthy() -> None:
     ledger = Ledger([replace(card("c0", 8), healthy=False), replace(card("c1", 8), index=1)])
-    assert ledger.keep_out("cordoned", {"c1"})
-    assert not ledger.keep_out("cordoned", {"c1"})
+    assert ledger.set_unavailable("cordoned", {"c1"})
+    assert not ledger.set_unavailable("cordoned", {"c1"})
     assert [(each.cordoned, each.healthy) for each in ledger.installed] == [(False, False), (True, True)]
     ledger.set_healthy("c0", True)
     assert ledger.used() == (0, 8)
 
 
-@pytest.mark.parametrize("why", ["sick", "withheld", "cordoned", "closed", "detached"])
+@pytest.mark.parametrize("why", ["unhealthy", "not_enforced", "cordoned", "client_limit", "detached"])
 def test_what_is_out_of_use_is_full_and_to_the_kubelet_unhealthy_if_nobody_may_have_it(why) -> None:
     ledger = Ledger([card("c0", 8)])
-    ledger.keep_out(why, {"c0"})
+    ledger.set_unavailable(why, {"c0"})
     (out,) = ledger.installed
-    assert (out.healthy, out.cordoned) == ((False, False) if why in {"sick", "withheld"} else (True, True))
+    assert (out.healthy, out.cordoned) == (
+        (False, False) if why in {"unhealthy", "not_enforced"} else (True, True)
+    )
     assert ledger.used() == (8,)
 
 
 def test_all_cards_are_kept_out_where_those_with_units_are() -> None:
     lost = replace(card("c2", 0), index=2, healthy=False)
     ledger = Ledger([card("c0", 8), replace(card("c1", 8), index=1), lost])
-    assert not ledger.is_kept_out("cordoned")
-    ledger.keep_out("cordoned", {"c0"})
-    assert not ledger.is_kept_out("cordoned")
-    ledger.keep_out("cordoned", {"c0", "c1", "c9"})
-    assert ledger.is_kept_out("cordoned")
-    assert not ledger.is_kept_out("detached")
+    assert not ledger.is_unavailable("cordoned")
+    ledger.set_unavailable("cordoned", {"c0"})
+    assert not ledger.is_unavailable("cordoned")
+    ledger.set_unavailable("cordoned", {"c0", "c1", "c9"})
+    assert ledger.is_unavailable("cordoned")
+    assert not ledger.is_unavailable("detached")
 
 
 def test_a_node_is_empty_once_everything_says_so() -> None:
@@ -129,7 +131,7 @@ def test_a_node_is_empty_once_everything_says_so() -> None:
 
 
 def test_a_cordon_stays_with_its_card_and_health_comes_with_the_list(world: World) -> None:
-    world.ledger.keep_out("cordoned", {"c1"})
+    world.ledger.set_unavailable("cordoned", {"c1"})
     world.ledger.set_healthy("c1", False)
     install(world, n0=4, c1=8)
     assert [(each.cordoned, each.healthy) for each in world.ledger.installed] == [(False, True), (True, True)]
@@ -146,13 +148,15 @@ def test_percent_cost_what_the_new_cards_are_worth() -> None:
     request = PodRequest((ContainerRequest("main", 50, "main"),), percent=True)
     world.bind(replace(pod("p", 50), request=request, assigned={"main": (("n0", 5),)}))
     install(world, n0=10)
-    (bound,) = world.ledger.facts.pods.values()
+    (bound,) = world.ledger.accounts.pods.values()
     assert bound.pod.assigned_costs == {"n0": 5}
 
 
 def test_a_share_of_a_card_that_has_lost_its_units_is_not_written_down_as_none(world: World) -> None:
-    entry = BookEntry("a", "main", PERCENT_RESOURCE, frozenset({percent_id("c0", 0), percent_id("c0", 1)}))
-    world.ledger.read_book([entry], world.now)
+    entry = CheckpointEntry(
+        "a", "main", PERCENT_RESOURCE, frozenset({percent_id("c0", 0), percent_id("c0", 1)})
+    )
+    world.ledger.apply_checkpoint([entry], world.now)
     install(world, c0=0, c1=8)
     assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
 
@@ -163,17 +167,20 @@ def test_a_share_that_is_less_than_a_unit_now_is_not_told() -> None:
     containers = (ContainerRequest("i", 13, "init"), ContainerRequest("main", 50, "main"))
     world.bind(replace(pod("p", 50), request=PodRequest(containers, percent=True)))
     few = frozenset(sorted(shares)[:13])
-    entries = [BookEntry("p", "i", PERCENT_RESOURCE, few), BookEntry("p", "main", PERCENT_RESOURCE, shares)]
-    world.ledger.read_book(entries, world.now)
-    assert allocations(world.ledger.facts) == {"p": {"i": (("c0", 1),), "main": (("c0", 4),)}}
+    entries = [
+        CheckpointEntry("p", "i", PERCENT_RESOURCE, few),
+        CheckpointEntry("p", "main", PERCENT_RESOURCE, shares),
+    ]
+    world.ledger.apply_checkpoint(entries, world.now)
+    assert allocations(world.ledger.accounts) == {"p": {"i": (("c0", 1),), "main": (("c0", 4),)}}
     install(world, c0=7)
     assert world.ledger.published_holds() == {"p": {0: 3}}
-    assert allocations(world.ledger.facts) == {}
+    assert allocations(world.ledger.accounts) == {}
 
 
 def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:
     world = World.of(8)
-    world.ledger.read_book([BookEntry("x", "main", RESOURCE, ids("n0", 0, 1))], world.now)
+    world.ledger.apply_checkpoint([CheckpointEntry("x", "main", RESOURCE, ids("n0", 0, 1))], world.now)
     assert world.ledger.used() == (0,)
     install(world, c0=8, n0=4)
     assert world.ledger.used() == (0, 2)

@@ -29,9 +29,9 @@ def test_a_pod_in_the_book_is_charged_although_nobody_saw_its_allocate():
     world = World.of(8, 8)
     world.show("unknown", ids("c1", 0, 1))
     assert world.promised == [0, 2]
-    assert world.ledger.unheld() == frozenset()
-    assert world.ledger.doubtful() == frozenset(), "first a list must lack it"
-    assert charges.holds(world.ledger.facts) == {}
+    assert world.ledger.unpublished_pods() == frozenset()
+    assert world.ledger.pods_to_probe() == frozenset(), "first a list must lack it"
+    assert charges.charge_published_pods(world.ledger.accounts) == {}
 
 
 def test_ids_of_cards_that_are_not_there_count_for_nobody():
@@ -44,7 +44,7 @@ def test_main_containers_use_the_ids_of_init_containers_again():
     world = World.of(8)
     assert world.run(pod("a", INIT_AND_MAIN, "c0")) == [{"c0": 6}, {"c0": 2}]
     assert world.promised == [6]
-    assert allocations(world.ledger.facts) == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
+    assert allocations(world.ledger.accounts) == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
 
 
 def test_sidecars_count_beside_init_containers():
@@ -70,7 +70,7 @@ def test_h10_a_container_that_starts_again_has_only_its_new_ids():
     world.lose_book()
     world.show("a", ids("c0", 5, 6, 7), "two")
     assert world.promised == [5]
-    assert world.ledger.facts.pods["a"].ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
+    assert world.ledger.accounts.pods["a"].known_ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
 
 
 def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
@@ -80,7 +80,7 @@ def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
     world.show("b", ids("c0", 0, 1, 2))
     assert world.promised == [4]
     assert world.ledger.cards()[0].used_units == 4
-    assert explain(world.ledger.facts)["cards"][0]["charged"] == 6
+    assert explain(world.ledger.accounts)["cards"][0]["charged"] == 6
 
 
 def test_promises_tell_whose_units_are_on_a_card():
@@ -88,7 +88,7 @@ def test_promises_tell_whose_units_are_on_a_card():
     world.run(pod("a", INIT_AND_MAIN, "c0"))
     world.run(pod("b", 3, "c1"))
     world.bind(pod("c", 1, "c1"))
-    assert world.ledger.promises() == {"c0": {"a": 6}, "c1": {"b": 3}}
+    assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 6}, "c1": {"b": 3}}
 
 
 # H1: the book lacks what runs.
@@ -113,16 +113,16 @@ def lost(uid: str = "a", wanted=5, **more) -> World:
 def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised):
     world = lost(**more)
     assert world.promised == promised
-    assert charges.holds(world.ledger.facts).keys() == {"a"}
-    assert world.ledger.unheld() == frozenset()
-    assert allocations(world.ledger.facts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.ledger.unpublished_pods() == frozenset()
+    assert allocations(world.ledger.accounts) == {}
 
 
 def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
     world = World.of(8, 8)
     world.bind(pod("a", 6, "c0", "c1", count=2, admitted=True))
     assert world.promised == [3, 3]
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3, "c1": 3}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3, "c1": 3}}
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
 )
 def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
     world = World(Ledger(cards(8, 8)))
-    world.ledger.remember({"a": remembered})
+    world.ledger.restore_published({"a": remembered})
     world.pods["a"] = pod("a", 5, "c0")
     world.write()
     world.sync()
     assert world.promised == promised
-    assert charges.holds(world.ledger.facts) == {"a": {f"c{promised.index(5)}": 5}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {f"c{promised.index(5)}": 5}}
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,23 @@ def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
 )
 def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_gone(remembered, promised):
     world = World(Ledger(cards(8, 8)))
-    world.ledger.remember({"a": remembered})
+    world.ledger.restore_published({"a": remembered})
     world.write()
     world.sync()
     assert world.promised == promised
-    assert charges.holds(world.ledger.facts).keys() == {"a"}
-    assert world.ledger.doubtful() == {"a"}
+    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert world.ledger.pods_to_probe() == {"a"}
     world.look("a", later=60)
     assert world.promised == promised
     world.look()
     assert world.promised == [0, 0]
-    assert charges.holds(world.ledger.facts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts) == {}
 
 
 def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
     """The book was lost, one container started again, the pod was deleted by force: the other one runs."""
     world = World(Ledger(cards(8, 8)))
-    world.ledger.remember({"a": {"c0": 2, "c1": 3}})
+    world.ledger.restore_published({"a": {"c0": 2, "c1": 3}})
     world.book["a", "one"] = ids("c0", 0, 1)
     world.write()
     world.sync()
@@ -203,7 +203,7 @@ def test_h5_a_pod_that_is_deleted_before_it_was_served_counts_until_the_kubelet_
     assert world.promised == [0, 0]
     world.delete("a")
     assert world.promised == promised
-    assert charges.holds(world.ledger.facts).keys() == {"a"}
+    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
     world.look(later=SETTLED_S)
     assert world.promised == [0, 0]
 
@@ -225,7 +225,7 @@ def test_a_pod_that_was_refused_is_charged_with_what_it_was_given():
     for uid in ("a", "b"):
         world.change(uid, terminal=True)
     assert world.promised == [2]
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 2}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 2}}
 
 
 # What the words say.
@@ -234,16 +234,16 @@ def test_a_pod_that_was_refused_is_charged_with_what_it_was_given():
 def test_a_pod_enters_holds_with_the_allocate_of_its_last_container():
     world = World.of(8)
     world.bind(pod("a", TWO, "c0"))
-    assert not world.ledger.in_flight()
+    assert not world.ledger.has_pods_in_flight()
     world.hand(2, "a", "one")
-    assert charges.holds(world.ledger.facts) == {}
-    assert world.ledger.unheld() == {"a"}
-    assert world.ledger.in_flight()
+    assert charges.charge_published_pods(world.ledger.accounts) == {}
+    assert world.ledger.unpublished_pods() == {"a"}
+    assert world.ledger.has_pods_in_flight()
     world.allocate(world.choose(3, "a"), "a")
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 5}}
-    assert allocations(world.ledger.facts) == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
-    assert world.ledger.unheld() == frozenset()
-    assert not world.ledger.in_flight()
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 5}}
+    assert allocations(world.ledger.accounts) == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
+    assert world.ledger.unpublished_pods() == frozenset()
+    assert not world.ledger.has_pods_in_flight()
 
 
 def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
@@ -252,26 +252,26 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     world.run(pod("a", 3, "c0"))
     world.delete("a")
     world.drop("a")
-    assert allocations(world.ledger.facts) == {}
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
+    assert allocations(world.ledger.accounts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
     world.look()
-    assert charges.holds(world.ledger.facts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts) == {}
 
 
 def test_a_pod_that_a_list_lacks_is_in_holds_as_long_as_it_is_charged():
     """It was never seen: the API server had let go of it before this daemon started."""
     world = World.of(8)
     world.show("a", ids("c0", 0, 1, 2))
-    assert charges.holds(world.ledger.facts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts) == {}
     world.sync()
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
 
 
 def test_holds_names_a_static_pod_by_the_uid_of_the_api():
     world = World.of(8)
     world.bind(pod("mirror", 3, runtime_uid="hash"))
     world.show("hash", ids("c0", 0, 1, 2))
-    assert charges.holds(world.ledger.facts) == {"mirror": {"c0": 3}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"mirror": {"c0": 3}}
     assert world.ledger.published_holds() == {"mirror": {0: 3}}
 
 
@@ -280,7 +280,7 @@ def test_published_holds_leave_out_cards_without_units():
     world.run(pod("a", 3, "c1"))
     world.drop("a")
     world.restart_daemon()
-    world.ledger.remember({"a": {"c0": 0, "c1": 3}})
+    world.ledger.restore_published({"a": {"c0": 0, "c1": 3}})
     world.write()
     world.sync()
     assert world.ledger.published_holds() == {"a": {1: 3}}
@@ -288,13 +288,13 @@ def test_published_holds_leave_out_cards_without_units():
 
 def test_a_static_pod_that_the_words_had_is_looked_for_under_the_kubelets_uid():
     world = World(Ledger(cards(8)))
-    world.ledger.remember({"mirror": {"c0": 3}})
+    world.ledger.restore_published({"mirror": {"c0": 3}})
     world.pods["mirror"] = pod("mirror", 3, runtime_uid="hash")
     world.write()
     world.sync()
     assert world.promised == [3]
-    assert world.ledger.doubtful() == {"hash"}
-    assert charges.holds(world.ledger.facts) == {"mirror": {"c0": 3}}
+    assert world.ledger.pods_to_probe() == {"hash"}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"mirror": {"c0": 3}}
 
 
 @pytest.mark.parametrize(
@@ -309,41 +309,41 @@ def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
     world.bind(pod("a", [("setup", 2, "init"), ("main", 1, "main")], "c0"))
     for container, mine in given:
         world.show("a", mine, container)
-    assert charges.holds(world.ledger.facts).keys() == {"a"}
-    assert allocations(world.ledger.facts) == {}
+    assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
+    assert allocations(world.ledger.accounts) == {}
 
 
 def test_a_pod_that_lacks_a_container_is_not_described():
     world = World.of(8)
     world.bind(pod("a", INIT_AND_MAIN, "c0"))
     world.hand(6, "a", "setup")
-    assert allocations(world.ledger.facts) == {}
+    assert allocations(world.ledger.accounts) == {}
 
 
 def test_an_allocation_names_the_units_of_each_card_in_word_order():
     world = World.of(8, 8)
     world.run(pod("a", 6, "c1", "c0", count=2))
-    assert allocations(world.ledger.facts) == {"a": {"main": (("c0", 3), ("c1", 3))}}
+    assert allocations(world.ledger.accounts) == {"a": {"main": (("c0", 3), ("c1", 3))}}
 
 
 def test_used_is_what_is_charged_and_used_beyond_it_up_to_the_size():
     world = World.of(8, 8)
     world.run(pod("a", 6, "c0"))
-    assert world.ledger.set_pressure({"c0": 5, "c1": 2, "c9": 1})
-    assert not world.ledger.set_pressure({"c0": 5, "c1": 2})
+    assert world.ledger.set_unaccounted_use({"c0": 5, "c1": 2, "c9": 1})
+    assert not world.ledger.set_unaccounted_use({"c0": 5, "c1": 2})
     assert world.used == [8, 2]
     assert world.promised == [6, 0]
-    assert world.ledger.set_pressure({"c0": 1, "c1": 0})
-    assert not world.ledger.set_pressure({"c0": 1})
+    assert world.ledger.set_unaccounted_use({"c0": 1, "c1": 0})
+    assert not world.ledger.set_unaccounted_use({"c0": 1})
     assert world.used == [7, 0]
 
 
 def test_unhealthy_and_cordoned_cards_are_full():
     world = World.of(8, 8)
     world.ledger.set_healthy("c0", False)
-    world.ledger.keep_out("cordoned", {"c1", "c9"})
+    world.ledger.set_unavailable("cordoned", {"c1", "c9"})
     assert world.used == [8, 8]
     assert world.promised == [0, 0]
     world.ledger.set_healthy("c0", True)
-    world.ledger.keep_out("cordoned", ())
+    world.ledger.set_unavailable("cordoned", ())
     assert world.used == [0, 0]

@@ -42,14 +42,14 @@ def test_each_gets_its_own_cards_whoever_asks_first():
 def test_a_pod_bound_before_the_cordon_still_gets_its_card():
     world = World.of(8, 8)
     world.bind(pod("a", 3, "c0"))
-    world.ledger.keep_out("cordoned", {"c0"})
+    world.ledger.set_unavailable("cordoned", {"c0"})
     assert world.hand(3, "a") == {"c0": 3}
 
 
 def test_use_beyond_what_was_promised_keeps_nobody_from_its_card():
     """Others may be gone by then, and the scheduler knew of them."""
     world = World.of(8, 8)
-    world.ledger.set_pressure({"c0": 8})
+    world.ledger.set_unaccounted_use({"c0": 8})
     world.bind(pod("a", 3, "c0"))
     assert world.hand(3, "a") == {"c0": 3}
 
@@ -122,7 +122,7 @@ def test_init_ids_that_suffice_are_given_as_they_are():
 def test_a_shared_pod_needs_a_card_with_room_for_its_peak():
     world = World.of(8, 8)
     world.show("x", ids("c0", 0, 1, 2, 3))
-    world.ledger.set_pressure({"c1": 1})
+    world.ledger.set_unaccounted_use({"c1": 1})
     world.bind(pod("a", INIT_AND_MAIN))
     assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
 
@@ -199,7 +199,7 @@ def test_selectors_bind_the_policy():
 @pytest.mark.parametrize("asks", [None, "a"], ids=["unknown", "bound without our scheduler"])
 def test_a_cordoned_card_is_not_chosen(asks):
     world = World.of(8, 8)
-    world.ledger.keep_out("cordoned", {"c0"})
+    world.ledger.set_unavailable("cordoned", {"c0"})
     world.bind(pod("a", 3))
     assert by_card(world.choose(3, asks)) == {"c1": 3}
 
@@ -236,7 +236,7 @@ def test_several_cards_are_chosen_together_or_refused():
 )
 def test_what_others_use_goes_last_and_what_a_pod_waits_for_is_kept(pressure, awaited, card):
     world = World.of(8, 8)
-    world.ledger.set_pressure(pressure)
+    world.ledger.set_unaccounted_use(pressure)
     if awaited:
         world.bind(pod("w", 6, awaited))
     assert world.hand(4) == {card: 4}

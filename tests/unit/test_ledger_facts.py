@@ -18,10 +18,10 @@ def test_a_card_twice_is_refused_with_its_uuid():
 
 
 def test_every_unit_of_every_card_has_an_id():
-    facts = Ledger(cards(2, 1)).facts
-    units = {text: uuid for text, uuid in facts.card_of.items() if text not in facts.shares}
+    facts = Ledger(cards(2, 1)).accounts
+    units = {text: uuid for text, uuid in facts.card_of.items() if text not in facts.percent_ids}
     assert units == {"c0::0": "c0", "c0::1": "c0", "c1::0": "c1"}
-    assert list(facts.by_card(["c1::0", "c0::0", "c0::1"]).items()) == [("c0", 2), ("c1", 1)]
+    assert list(facts.units_by_card(["c1::0", "c0::0", "c0::1"]).items()) == [("c0", 2), ("c1", 1)]
 
 
 def test_the_kubelet_knows_a_static_pod_by_another_uid():
@@ -55,7 +55,7 @@ def test_what_the_annotation_says_counts_only_when_it_can_be_true(assigned, cost
 )
 def test_a_target_is_a_set_of_cards_of_this_node(assigned, target):
     bound = Pod("a", "ns", "a", request(6, 2), assigned=assigned)
-    assert Ledger(cards(8, 8)).facts.target(bound, bound.request.demands[0]) == target
+    assert Ledger(cards(8, 8)).accounts.assigned_cards(bound, bound.request.demands[0]) == target
 
 
 def test_containers_that_share_a_card_are_one_demand():
@@ -64,25 +64,25 @@ def test_containers_that_share_a_card_are_one_demand():
 
 
 def test_eligible_are_cards_large_enough_that_the_pod_accepts():
-    facts = Ledger(cards(8, 4, 8)).facts
+    facts = Ledger(cards(8, 4, 8)).accounts
     five = request(5)
-    assert facts.eligible(five, five.demands[0]) == {"c0": 5, "c2": 5}
+    assert facts.eligible_cards(five, five.demands[0]) == {"c0": 5, "c2": 5}
     picky = request(5, selector=Selector.parse(None, "!c0"))
-    assert facts.eligible(picky, picky.demands[0]) == {"c2": 5}
+    assert facts.eligible_cards(picky, picky.demands[0]) == {"c2": 5}
 
 
 def test_missing_is_what_was_never_given():
     world = World.of(8)
-    bound = world.ledger.facts.pods
+    bound = world.ledger.accounts.pods
     world.bind(pod("a", TWO, "c0"))
-    assert [c.name for c in bound["a"].missing] == ["one", "two"]
+    assert [c.name for c in bound["a"].unserved_containers] == ["one", "two"]
     world.show("a", ids("c0", 0, 1), "one")
-    assert [c.name for c in bound["a"].missing] == ["two"]
+    assert [c.name for c in bound["a"].unserved_containers] == ["two"]
     world.allocate(ids("c0", 2, 3, 4), "a")
-    assert bound["a"].missing == ()
-    assert bound["a"].sets(["one", "two"]) == [ids("c0", 0, 1), ids("c0", 2, 3, 4)]
+    assert bound["a"].unserved_containers == ()
+    assert bound["a"].id_sets(["one", "two"]) == [ids("c0", 0, 1), ids("c0", 2, 3, 4)]
     world.drop("a")
-    assert bound["a"].missing == ()
+    assert bound["a"].unserved_containers == ()
 
 
 def test_a_pod_that_the_api_shows_again_is_not_over():
@@ -90,7 +90,7 @@ def test_a_pod_that_the_api_shows_again_is_not_over():
     world = World.of(8)
     world.run(pod("a", 3, "c0"))
     world.delete("a")
-    world.bind(pod("a", 3, "c0", admitted=True, ran=True))
+    world.bind(pod("a", 3, "c0", admitted=True, has_run=True))
     world.drop("a")
     world.look(later=60)
     assert world.promised == [3]
@@ -101,14 +101,14 @@ def test_a_pod_that_the_api_shows_again_is_not_over():
 
 def test_a_change_that_others_work_with_has_a_version_of_its_own():
     world = World.of(8)
-    facts = world.ledger.facts
+    facts = world.ledger.accounts
     steps = [
         lambda: world.bind(pod("a", 3, "c0")),
         lambda: world.allocate(ids("c0", 0, 1, 2), "a"),
         lambda: world.show("a", ids("c0", 0, 1, 2)),
         lambda: world.change("a", admitted=True),
         world.look,
-        lambda: world.change("a", ran=True),
+        lambda: world.change("a", has_run=True),
     ]
     for step in steps:
         before = facts.version
@@ -123,12 +123,12 @@ def test_a_change_that_others_work_with_has_a_version_of_its_own():
 def test_a_pod_that_is_dropped_is_a_change_also_where_another_one_comes():
     """Who compares versions would take the one for the other."""
     world = World.of(8)
-    facts = world.ledger.facts
+    facts = world.ledger.accounts
     world.run(pod("a", 3, "c0"))
     before = facts.version
-    assert facts.drop("never") is None
+    assert facts.remove_pod("never") is None
     assert facts.version == before
-    gone = facts.drop("a")
+    gone = facts.remove_pod("a")
     assert gone is not None
     assert gone.pod.uid == "a"
     assert (facts.version > before, facts.pods) == (True, {})
@@ -137,10 +137,10 @@ def test_a_pod_that_is_dropped_is_a_change_also_where_another_one_comes():
 @pytest.mark.parametrize("way", ["cgroups", "book", "static"])
 def test_whatever_ends_a_pod_s_charge_has_a_version(way):
     world = World.of(8)
-    facts = world.ledger.facts
+    facts = world.ledger.accounts
     if way == "cgroups":
         world.run(pod("a", 3, "c0"))
-        world.ledger.pod_gone("a", world.now)
+        world.ledger.remove_pod("a", world.now)
         world.drop("a")
         before = facts.version
         world.look(later=1.0)
@@ -155,9 +155,9 @@ def test_whatever_ends_a_pod_s_charge_has_a_version(way):
         # The new pod, the unknown one without its IDs, and its end.
         assert (facts.version, unknown in facts.pods) == (before + 3, False)
     else:
-        world.ledger.remember({"mirror": {"c0": 3}})
+        world.ledger.restore_published({"mirror": {"c0": 3}})
         before = facts.version
-        world.ledger.pod_changed(pod("mirror", 3, "c0", runtime_uid="hash"), 1.0)
+        world.ledger.apply_pod(pod("mirror", 3, "c0", runtime_uid="hash"), 1.0)
         assert (facts.version, set(facts.pods)) == (before + 2, {"hash"})
 
 
@@ -166,8 +166,8 @@ def test_explain_shows_everything_as_json():
     world.run(pod("a", 3, "c0"))
     world.bind(pod("b", [("main", 2, "main"), ("side", 1, "sidecar")], "c1"))
     world.allocate(ids("c1", 6, 7), "b")
-    world.ledger.set_pressure({"c1": 1})
-    told = explain(world.ledger.facts)
+    world.ledger.set_unaccounted_use({"c1": 1})
+    told = explain(world.ledger.accounts)
     every = {"size": 8, "healthy": True, "cordoned": False}
     assert told["cards"] == [
         {"uuid": "c0", "used": 3, "charged": 3, "pressure": 0, **every},

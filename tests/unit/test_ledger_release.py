@@ -27,20 +27,20 @@ def admitted() -> World:
 
 
 def known(world: World) -> list[str]:
-    return [one["uid"] for one in explain(world.ledger.facts)["pods"]]
+    return [one["uid"] for one in explain(world.ledger.accounts)["pods"]]
 
 
 def test_the_whole_end_of_a_pod(running):
-    assert not running.ledger.unsettled()
-    assert not running.ledger.facts.behind
+    assert not running.ledger.has_unsettled_pods()
+    assert not running.ledger.accounts.has_unlisted_pods
     running.delete("a")
-    assert running.ledger.unsettled()
+    assert running.ledger.has_unsettled_pods()
     running.drop("a")
     running.look()
     assert running.promised == [0]
-    assert charges.holds(running.ledger.facts) == {}
+    assert charges.charge_published_pods(running.ledger.accounts) == {}
     assert known(running) == []
-    assert not running.ledger.unsettled()
+    assert not running.ledger.has_unsettled_pods()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_less_than_the_whole_end_ends_nothing(running, happened):
     for step in happened:
         running.now += SETTLED_S
         if step == "look":
-            running.ledger.looked(["a"], [], running.now)
+            running.ledger.record_cgroup_probe(["a"], [], running.now)
         elif step == "alive":
             running.look("a")
         else:
@@ -79,7 +79,7 @@ def test_a_finished_pod_is_not_counted_until_its_object_goes(running):
     running.change("a", admitted=False)
     running.sync()
     assert known(running) == []
-    assert running.ledger.unheld() == frozenset()
+    assert running.ledger.unpublished_pods() == frozenset()
 
 
 def test_a_finished_pod_that_nobody_charges_is_never_taken_in():
@@ -90,7 +90,7 @@ def test_a_finished_pod_that_nobody_charges_is_never_taken_in():
 
 def test_a_finished_pod_that_is_in_the_book_is_charged_until_the_end():
     world = World(Ledger(cards(8)))
-    world.pods["a"] = pod("a", 3, "c0", terminal=True, ran=True)
+    world.pods["a"] = pod("a", 3, "c0", terminal=True, has_run=True)
     world.book["a", "main"] = ids("c0", 0, 1, 2)
     world.write()
     world.sync()
@@ -103,8 +103,8 @@ def test_a_finished_pod_that_is_in_the_book_is_charged_until_the_end():
 @pytest.mark.parametrize("runtime_uid", ["", "hash"], ids=["a pod", "a static pod"])
 def test_a_finished_pod_that_the_words_had_is_charged_until_the_end(runtime_uid):
     world = World(Ledger(cards(8)))
-    world.ledger.remember({"a": {"c0": 3}})
-    world.pods["a"] = pod("a", 3, "c0", runtime_uid=runtime_uid, terminal=True, ran=True)
+    world.ledger.restore_published({"a": {"c0": 3}})
+    world.pods["a"] = pod("a", 3, "c0", runtime_uid=runtime_uid, terminal=True, has_run=True)
     world.write()
     world.sync()
     assert world.promised == [3]
@@ -117,7 +117,7 @@ def test_a_look_before_the_end_was_seen_does_not_end_a_lost_pod():
     world = World.of(8)
     world.bind(pod("a", 3, "c0", admitted=True))
     world.look()
-    world.change("a", ran=True)
+    world.change("a", has_run=True)
     world.delete("a")
     assert world.promised == [3]
     world.look()
@@ -149,7 +149,7 @@ def test_h2_that_time_begins_when_the_kubelet_has_heard_of_the_end(admitted):
 
 def test_h2_a_pod_that_only_the_words_had_gets_the_same_time():
     world = World(Ledger(cards(8)))
-    world.ledger.remember({"a": {"c0": 3}})
+    world.ledger.restore_published({"a": {"c0": 3}})
     world.write()
     world.sync()
     world.look(later=9)
@@ -181,7 +181,7 @@ def test_h2_a_pod_whose_cgroup_was_seen_once_ends_as_soon_as_it_is_gone(admitted
 
 
 def test_h2_a_pod_whose_status_says_that_it_ran_had_a_cgroup(admitted):
-    admitted.change("a", ran=True)
+    admitted.change("a", has_run=True)
     admitted.delete("a")
     admitted.drop("a")
     admitted.look()
@@ -205,12 +205,12 @@ def test_a_list_that_is_older_than_the_book_does_not_end_a_pod_that_only_the_boo
     began_s = world.now
     world.now += 1
     world.show("n", ids("c0", 0, 1), "one")
-    world.ledger.pods_synced([], began_s, world.now)
-    assert world.ledger.facts.behind
+    world.ledger.apply_pod_list([], began_s, world.now)
+    assert world.ledger.accounts.has_unlisted_pods
     assert world.ledger.published_holds() == {}
     world.now += 1
     world.sync()
-    assert not world.ledger.facts.behind
+    assert not world.ledger.accounts.has_unlisted_pods
 
 
 def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_of_a_pod_that_it_lacks():
@@ -218,7 +218,7 @@ def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_o
     world = World.of(8)
     began_s = world.now
     world.show("a", ids("c0", 0, 1, 2))
-    world.ledger.pods_synced([], began_s, world.now)
+    world.ledger.apply_pod_list([], began_s, world.now)
     world.look(later=60)
     assert world.promised == [3]
     world.bind(pod("a", 3, "c0"))
@@ -238,7 +238,7 @@ def test_h2_a_pod_in_the_book_that_came_into_view_after_a_list_lacked_it_lives()
     world.drop("a")
     world.look(later=60)
     assert world.promised == [3]
-    assert charges.holds(world.ledger.facts) == {"a": {"c0": 3}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
 
 
 def test_a_list_ends_pods_that_it_lacks(running):
@@ -256,8 +256,8 @@ def test_a_static_pods_new_mirror_is_another_pod():
     world.show("hash", ids("c0", 0, 1, 2))
     world.delete("one")
     world.bind(pod("two", 3, runtime_uid="hash"))
-    world.ledger.pod_gone("one", world.now)
-    assert charges.holds(world.ledger.facts) == {"two": {"c0": 3}}
+    world.ledger.remove_pod("one", world.now)
+    assert charges.charge_published_pods(world.ledger.accounts) == {"two": {"c0": 3}}
     world.drop("hash")
     world.look(later=60)
     assert world.promised == [3]
@@ -265,10 +265,10 @@ def test_a_static_pods_new_mirror_is_another_pod():
 
 def test_the_end_of_an_unknown_pod_is_nothing():
     world = World.of(8)
-    world.ledger.pod_gone("nobody", world.now)
-    world.ledger.looked(["nobody"], [], world.now)
+    world.ledger.remove_pod("nobody", world.now)
+    world.ledger.record_cgroup_probe(["nobody"], [], world.now)
     assert known(world) == []
-    assert world.ledger.facts.pods == {}
+    assert world.ledger.accounts.pods == {}
 
 
 def test_another_list_does_not_move_the_end(admitted):
@@ -284,17 +284,17 @@ def test_another_list_does_not_move_the_end(admitted):
 
 
 def test_h11_the_kubelet_is_made_to_clean_its_book_before_a_release(running):
-    assert not running.ledger.wants_write()
+    assert not running.ledger.needs_checkpoint_purge()
     running.delete("a")
-    assert not running.ledger.wants_write()
+    assert not running.ledger.needs_checkpoint_purge()
     running.look("a")
-    assert not running.ledger.wants_write()
+    assert not running.ledger.needs_checkpoint_purge()
     running.look()
-    assert running.ledger.wants_write()
+    assert running.ledger.needs_checkpoint_purge()
     running.look(later=3600)
     assert running.promised == [3]
     running.drop("a")
-    assert not running.ledger.wants_write()
+    assert not running.ledger.needs_checkpoint_purge()
     assert running.promised == [3]
     running.look()
     assert running.promised == [0]
@@ -317,7 +317,7 @@ def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_the
     world.sync()
     world.look(later=3600)
     assert world.promised == [1]
-    assert world.ledger.wants_write()
+    assert world.ledger.needs_checkpoint_purge()
 
 
 # What is asked for.
@@ -325,35 +325,35 @@ def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_the
 
 def test_nothing_is_complete_before_the_book_and_a_list_of_pods():
     world = World(Ledger(cards(8)))
-    assert not world.ledger.complete
+    assert not world.ledger.is_complete
     world.sync()
-    assert not world.ledger.complete
+    assert not world.ledger.is_complete
     world.write()
-    assert world.ledger.complete
+    assert world.ledger.is_complete
     world = World(Ledger(cards(8)))
     world.write()
-    assert not world.ledger.complete
+    assert not world.ledger.is_complete
 
 
 def test_cgroups_are_looked_for_until_a_container_was_seen_and_again_at_the_end():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
-    assert world.ledger.doubtful() == {"a"}
+    assert world.ledger.pods_to_probe() == {"a"}
     world.admit("a")
     world.look("a")
-    assert world.ledger.doubtful() == frozenset()
+    assert world.ledger.pods_to_probe() == frozenset()
     world.delete("a")
-    assert world.ledger.doubtful() == {"a"}
+    assert world.ledger.pods_to_probe() == {"a"}
 
 
 def test_a_pod_that_only_the_words_had_asks_for_a_list_of_pods():
     world = World(Ledger(cards(8)))
-    world.ledger.remember({"a": {"c0": 3}})
-    assert world.ledger.facts.behind
+    world.ledger.restore_published({"a": {"c0": 3}})
+    assert world.ledger.accounts.has_unlisted_pods
     world.sync()
-    assert not world.ledger.facts.behind
+    assert not world.ledger.accounts.has_unlisted_pods
 
 
 def test_nothing_is_kept_of_a_pod_that_has_ended(running):
     running.end("a")
-    assert running.ledger.facts.pods == {}
+    assert running.ledger.accounts.pods == {}

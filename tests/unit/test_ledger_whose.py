@@ -2,15 +2,15 @@
 
 import pytest
 
-from allocator.ledger import Ask
+from allocator.ledger import AllocationRequest
 from tests.ledger_world import SETTLED_S, World, by_card, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
-def asker(ask: Ask) -> tuple[str, str] | None:
+def asker(ask: AllocationRequest) -> tuple[str, str] | None:
     """The pod and the container that seem to ask."""
-    found = ask.whose()
+    found = ask.find_container()
     return None if found is None else (found[0].pod.uid, found[1].name)
 
 
@@ -80,7 +80,7 @@ def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it
     world.allocate(world.choose(3, "a"), "a")
     assert asker(world.ask(3, "a")) == ("a", "two")
     assert by_card(world.choose(3, "a")) == {"c1": 3}
-    world.ledger.kubelet_restarted()
+    world.ledger.apply_kubelet_restart()
     assert asker(world.ask(3, "a")) == ("a", "one"), "the kubelet knows what its book says"
 
 
@@ -90,7 +90,7 @@ def test_without_the_list_an_allocate_is_nobodys():
     world.allocate(ids("c0", 0, 1, 2))
     assert asker(world.ask(3, "a")) == ("a", "main")
     world.allocate(ids("c0", 3, 4, 5), "a")
-    assert world.ask(3, "a").whose() is None
+    assert world.ask(3, "a").find_container() is None
 
 
 # What is guessed without the list.
@@ -159,7 +159,7 @@ def test_a_living_pod_that_has_not_had_its_devices_yet_is_expected(steps, expect
             case "admit":
                 world.admit("a")
             case "run":
-                world.change("a", ran=True)
+                world.change("a", has_run=True)
             case "shown":
                 world.show("a", ids("c0", 0, 1, 2))
             case "status":
@@ -178,31 +178,31 @@ def test_a_living_pod_that_has_not_had_its_devices_yet_is_expected(steps, expect
 
 def test_a_list_of_pods_may_say_more_where_nobody_known_asks_or_is_assigned():
     world = World.of(8, 8)
-    assert not world.ask(3, "unknown").is_clear()
+    assert not world.ask(3, "unknown").is_unambiguous()
     world.bind(pod("a", 3, "c0"))
-    assert world.ask(3, "a").is_clear()
+    assert world.ask(3, "a").is_unambiguous()
     world.bind(pod("b", 4))
-    assert not world.ask(4, "b").is_clear()
+    assert not world.ask(4, "b").is_unambiguous()
 
 
 def test_containers_that_may_run_on_are_waited_for():
     world = World.of(8)
     world.run(pod("b", 3, "c0"))
-    assert not world.ask(3).is_crowded()
+    assert not world.ask(3).has_ended_pods()
     world.delete("b")
-    assert world.ask(3).is_crowded()
+    assert world.ask(3).has_ended_pods()
     world.drop("b")
-    assert world.ask(3).is_crowded()
+    assert world.ask(3).has_ended_pods()
     world.look()
-    assert not world.ask(3).is_crowded()
+    assert not world.ask(3).has_ended_pods()
 
 
 def test_where_a_container_belongs():
     world = World.of(8, 8)
-    assert world.ask(3).belongs() == ()
+    assert world.ask(3).target_cards() == ()
     world.bind(pod("a", 3))
-    assert world.ask(3).belongs() == ()
-    assert world.ask(3, must=ids("c1", 0)).belongs() == ("c1",)
+    assert world.ask(3).target_cards() == ()
+    assert world.ask(3, must=ids("c1", 0)).target_cards() == ("c1",)
     world.bind(pod("b", 4, "c1"))
-    assert world.ask(4).belongs() == ("c1",)
-    assert world.ask(4, must=ids("c0", 0)).belongs() == ("c1",)
+    assert world.ask(4).target_cards() == ("c1",)
+    assert world.ask(4, must=ids("c0", 0)).target_cards() == ("c1",)

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from pytest_mock import MockerFixture
 
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
 from deviceplugin.enforcement.limit_capability import Supports
 from deviceplugin.enforcement.mps_clients import Sharing
@@ -156,12 +156,12 @@ class World:
     def hold(self, number: int, given: frozenset[str]) -> None:
         """The kubelet writes down what a container has."""
         entries = [
-            BookEntry(uid, container, RESOURCE, ids)
-            for uid, one in self.node.ledger.facts.pods.items()
-            for container, ids in one.book.items()
+            CheckpointEntry(uid, container, RESOURCE, ids)
+            for uid, one in self.node.ledger.accounts.pods.items()
+            for container, ids in one.checkpoint_ids.items()
         ]
-        entries.append(BookEntry(f"u{number}", "main", RESOURCE, given))
-        self.node.ledger.read_book(entries, self.account.now_s())
+        entries.append(CheckpointEntry(f"u{number}", "main", RESOURCE, given))
+        self.node.ledger.apply_checkpoint(entries, self.account.now_s())
         self.account.changed()
 
 
@@ -283,9 +283,9 @@ def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> N
     # One that was bound before gets its card all the same, without the service.
     assert client_envs(world.allocate(*ids("c0", 2))) == {}
     # What people keep free stays so, and beside it.
-    world.account.ledger.keep_out("cordoned", ["c1"])
+    world.account.ledger.set_unavailable("cordoned", ["c1"])
     assert ledger.used() == (16, 16)
-    world.account.ledger.keep_out("cordoned", [])
+    world.account.ledger.set_unavailable("cordoned", [])
     assert ledger.used() == (16, 0)
     world.folders["c0"].end()
     world.sharing.look()

@@ -57,7 +57,7 @@ def test_a_pod_as_the_ledger_wants_it():
     assert (read.uid, read.namespace, read.name) == ("u1", "ns", "a")
     assert read.request.effective_units == 3
     assert read.assigned == {"main": (("c0", 3),)}
-    assert (read.admitted, read.ran, read.terminal) == (False, False, False)
+    assert (read.admitted, read.has_run, read.terminal) == (False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_pod_as_the_ledger_wants_it():
 def test_how_far_a_pod_is(status, admitted, ran, terminal):
     read, _ = pod(status=status).read(GIB)
     assert read is not None
-    assert (read.admitted, read.ran, read.terminal) == (admitted, ran, terminal)
+    assert (read.admitted, read.has_run, read.terminal) == (admitted, ran, terminal)
 
 
 def test_a_pod_that_does_not_ask_is_none():

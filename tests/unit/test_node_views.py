@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from allocator.ledger import BookEntry, Ledger, charges
+from allocator.ledger import CheckpointEntry, Ledger, charges
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
@@ -60,7 +60,7 @@ def test_pods_come_by_list_and_by_events():
     view.replace([pod("a", 4), pod("free", 5, units=0)], "7")
     assert (view.seen, view.owed, view.connected) == (7, 0, True)
     view.event("ADDED", pod("b", 8), "8")
-    assert of.ledger.unheld() == {"a", "b"}
+    assert of.ledger.unpublished_pods() == {"a", "b"}
     assert set(view.objects) == {"a", "b"}
     view.event("MODIFIED", pod("free", 9, units=0), "9")
     view.bookmark("12")
@@ -129,10 +129,10 @@ def test_a_list_that_is_asked_for_begins_now():
     of = account()
     view = pods(of)
     view.replace([], "7")
-    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0))], 0.0)
+    of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0))], 0.0)
     of.want_list()
     view.replace([], "8")
-    assert not of.ledger.facts.behind
+    assert not of.ledger.accounts.has_unlisted_pods
 
 
 def test_after_an_etcd_restore_seen_goes_back_with_the_list():
@@ -160,10 +160,10 @@ def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
     of = account()
     view = pods(of)
     view.replace([pod("a", 4, **{MIRROR_ANNOTATION: "hash"}), pod("b", 5)], "7")
-    assert of.ledger.doubtful() == {"hash", "b"}
-    of.ledger.read_book([BookEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
-    assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}
-    assert set(allocations(of.ledger.facts)) == {"a"}
+    assert of.ledger.pods_to_probe() == {"hash", "b"}
+    of.ledger.apply_checkpoint([CheckpointEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
+    assert charges.charge_published_pods(of.ledger.accounts) == {"a": {"c0": 3}}
+    assert set(allocations(of.ledger.accounts)) == {"a"}
 
 
 def test_a_pod_that_cannot_be_read_harms_nobody():
@@ -173,7 +173,7 @@ def test_a_pod_that_cannot_be_read_harms_nobody():
     bad.spec.containers[0].resources.limits = {GIB: "1500m"}
     view.replace([bad, pod("a", 5)], "7")
     view.event("MODIFIED", bad, "8")
-    assert of.ledger.unheld() == {"a"}
+    assert of.ledger.unpublished_pods() == {"a"}
     assert view.seen == 8
 
 
@@ -186,9 +186,9 @@ def test_what_the_node_said_before_is_remembered_once():
     view.replace([node(3, **notes)], "3")
     assert view.first.is_set()
     # The words were written in another order of the cards.
-    assert of.ledger.promised() == {"c0": 5, "c1": 2}
+    assert of.ledger.allocated_units() == {"c0": 5, "c1": 2}
     view.replace([node(4, **{NODE_HOLDS: '{"seen":"1","uids":[]}', NODE_CARDS: inventory})], "4")
-    assert of.ledger.promised() == {"c0": 5, "c1": 2}
+    assert of.ledger.allocated_units() == {"c0": 5, "c1": 2}
 
 
 @pytest.mark.parametrize(
@@ -204,19 +204,19 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
     of = account()
     notes = {NODE_HOLDS: f'{{"seen":"1","uids":["a"]{units}}}', NODE_CARDS: inventory}
     NodeView(of, "n1").replace([node(3, **notes)], "3")
-    of.ledger.read_book([], 0.0)
+    of.ledger.apply_checkpoint([], 0.0)
     assert of.ledger.used() == (8, 8)
-    of.ledger.read_book([BookEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
+    of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     pods(of).replace([pod("a", 4)], "7")
     assert of.ledger.used() == (3, 0)
-    assert charges.holds(of.ledger.facts) == {"a": {"c0": 3}}
+    assert charges.charge_published_pods(of.ledger.accounts) == {"a": {"c0": 3}}
 
 
 def test_holds_that_cannot_be_read_are_not_remembered():
     of = account()
     with capture_logs() as logs:
         NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
-    assert of.ledger.promised() == {"c0": 0, "c1": 0}
+    assert of.ledger.allocated_units() == {"c0": 0, "c1": 0}
     assert [(line["log_level"], NODE_HOLDS in line["error"]) for line in logs] == [("warning", True)]
 
 

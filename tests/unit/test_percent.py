@@ -5,7 +5,7 @@ import pytest
 from allocator.cards import Card
 from allocator.errors import LedgerError, RequestError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import BookEntry, Ledger, Pod, charges
+from allocator.ledger import CheckpointEntry, Ledger, Pod, charges
 from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
@@ -98,16 +98,18 @@ class World:
         self.book: dict[tuple[str, str], frozenset[str]] = {}
         self.pods: list[Pod] = []
         self.write()
-        self.ledger.pods_synced([], 0.0, 0.0)
+        self.ledger.apply_pod_list([], 0.0, 0.0)
 
     def write(self) -> None:
-        self.ledger.read_book([BookEntry(*key, "any", ids) for key, ids in self.book.items()], 0.0)
+        self.ledger.apply_checkpoint(
+            [CheckpointEntry(*key, "any", ids) for key, ids in self.book.items()], 0.0
+        )
 
     def bind(self, uid: str, request: PodRequest, **on: list[tuple[str, int]]) -> None:
         assigned = {name: tuple(cards) for name, cards in on.items()} or None
         pod = Pod(uid, "ns", uid, request, assigned=assigned)
         self.pods.append(pod)
-        self.ledger.pod_changed(pod, 0.0)
+        self.ledger.apply_pod(pod, 0.0)
 
     def give(self, uid: str, name: str, ids: frozenset[str]) -> None:
         self.allocate(ids)
@@ -116,7 +118,7 @@ class World:
 
     def allocate(self, ids: frozenset[str]) -> None:
         """An Allocate that the kubelet did not ask for."""
-        self.ledger.ask(ids, ids, len(ids)).answer()
+        self.ledger.read_request(ids, ids, len(ids)).choose_ids()
         self.ledger.allocate(ids, 0.0)
 
     def offered(self, *, percent: bool) -> frozenset[str]:
@@ -129,7 +131,7 @@ class World:
         return frozenset(every.difference(*self.book.values()))
 
     def ask(self, size: int, *, percent: bool = True) -> frozenset[str]:
-        return frozenset(self.ledger.ask(self.offered(percent=percent), (), size).answer())
+        return frozenset(self.ledger.read_request(self.offered(percent=percent), (), size).choose_ids())
 
     def card(self, size: int, *, percent: bool = True) -> str:
         (card,) = {text.partition("::")[0] for text in self.ask(size, percent=percent)}
@@ -149,7 +151,7 @@ def test_percent_and_units_are_charged_to_the_same_card():
     world.give("a", "main", percents("c0", 0, 50))
     world.give("b", "main", units("c0", 20))
     assert world.ledger.used() == (42, 0)
-    assert explain(world.ledger.facts)["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
+    assert explain(world.ledger.accounts)["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
 
 
 def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
@@ -159,8 +161,8 @@ def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
     world.give("p", "a", percents("c0", 0, 33))
     world.give("p", "b", percents("c0", 33, 33))
     assert world.ledger.used() == (28,)
-    assert charges.holds(world.ledger.facts) == {"p": {"c0": 28}}
-    assert allocations(world.ledger.facts) == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
+    assert charges.charge_published_pods(world.ledger.accounts) == {"p": {"c0": 28}}
+    assert allocations(world.ledger.accounts) == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
 
 
 def test_init_and_main_have_one_share():
@@ -171,7 +173,7 @@ def test_init_and_main_have_one_share():
     world.give("p", "i", percents("c0", 0, 33))
     world.give("p", "m", percents("c0", 0, 50))
     assert world.ledger.used() == (22,)
-    assert allocations(world.ledger.facts) == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
+    assert allocations(world.ledger.accounts) == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
 
 
 @pytest.mark.parametrize(
@@ -220,10 +222,10 @@ def test_the_kubelet_is_sent_to_the_card_that_the_scheduler_chose():
 def test_a_share_needs_as_many_ids_as_it_has_percent_whatever_they_are_worth():
     world = World(200, 200)
     offered = percents("c0", 0, 49) | percents("c1", 0, 50)
-    assert frozenset(world.ledger.ask(offered, (), 50).answer()) == percents("c1", 0, 50)
+    assert frozenset(world.ledger.read_request(offered, (), 50).choose_ids()) == percents("c1", 0, 50)
     small = World(2).ledger
     with pytest.raises(LedgerError, match=r"no card has 50 percent of it free, by card they have \[0\]"):
-        small.ask(percents("c0", 0, 49), (), 50).answer()
+        small.read_request(percents("c0", 0, 49), (), 50).choose_ids()
 
 
 def test_what_the_kubelet_has_for_another_container_of_the_pod_counts():
@@ -256,7 +258,7 @@ def test_what_a_restarted_kubelet_has_forgotten_it_may_ask_for_again():
     assert world.ledger.used() == (8,)
     with pytest.raises(LedgerError, match=r"has 100 percent of it free, by card they have \[0\]"):
         world.ask(100)
-    world.ledger.kubelet_restarted()
+    world.ledger.apply_kubelet_restart()
     assert len(world.ask(100)) == 100
     world.ledger.allocate(given, 0.0, listed)
     assert world.ledger.used() == (8,)
@@ -274,7 +276,7 @@ def test_a_daemon_that_starts_reads_percent_from_the_book():
 def test_a_container_with_both_resources_is_charged_with_both():
     world = World(44)
     ids = percents("c0", 0, 50), units("c0", 3)
-    world.ledger.read_book(
-        [BookEntry("a", "main", name, each) for name, each in zip("xy", ids, strict=True)], 0
+    world.ledger.apply_checkpoint(
+        [CheckpointEntry("a", "main", name, each) for name, each in zip("xy", ids, strict=True)], 0
     )
     assert world.ledger.used() == (25,)

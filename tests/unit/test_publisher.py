@@ -16,7 +16,7 @@ from tests.publisher_world import Bench
 async def test_nothing_is_said_before_everything_was_read():
     bench = Bench()
     assert await bench.step() is None
-    bench.ledger.pods_synced([], 0.0, 0.0)
+    bench.ledger.apply_pod_list([], 0.0, 0.0)
     assert await bench.step() is None
     bench.book()
     assert await bench.step() == 0.0

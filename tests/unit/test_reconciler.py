@@ -81,7 +81,7 @@ class Bench:
         self.cleaned()
 
     def list_pods(self, *pods) -> None:
-        self.ledger.pods_synced(pods, self.now_s, self.now_s)
+        self.ledger.apply_pod_list(pods, self.now_s, self.now_s)
 
     async def once(self) -> list[str]:
         """One turn; returns what was done in it."""
@@ -98,7 +98,7 @@ class Bench:
 
     @property
     def promised(self) -> int:
-        return self.ledger.promised()["c0"]
+        return self.ledger.allocated_units()["c0"]
 
 
 async def running(bench: Bench) -> asyncio.Task[None]:
@@ -137,7 +137,7 @@ async def test_a_torn_book_is_written_anew_by_a_kubelet_that_we_register_with():
     bench.book.problem, bench.book.torn = "torn", True
     await bench.reconciler._once()
     assert bench.reconciler.registrable.is_set()
-    assert not bench.account.ledger.complete
+    assert not bench.account.ledger.is_complete
 
 
 async def test_a_book_that_cannot_be_read_any_more_releases_nothing():
@@ -167,7 +167,7 @@ async def test_an_ended_pods_book_is_cleaned_once_its_cgroups_are_gone_and_then_
     bench.cgroups.running = set()
     bench.cleaned = lambda: bench.book.drop("a")
     assert await bench.once() == ["read", "cgroups", "read", "clean", "read"]
-    assert (bench.promised, bench.ledger.facts.pods["a"].book) == (3, {})
+    assert (bench.promised, bench.ledger.accounts.pods["a"].checkpoint_ids) == (3, {})
     assert await bench.once() == ["read", "cgroups", "read"]
     assert bench.promised == 0
     assert await bench.once() == ["read"]
@@ -195,7 +195,7 @@ async def test_what_was_written_during_the_look_is_known_before_its_result():
     bench.cgroups.running = {"a"}
     bench.cgroups.during = lambda: bench.book.write("a", ids("c1", 0, 1, 2), container="two")
     await bench.once()
-    assert charges.holds(bench.ledger.facts) == {"a": {"c0": 2, "c1": 3}}
+    assert charges.charge_published_pods(bench.ledger.accounts) == {"a": {"c0": 2, "c1": 3}}
 
 
 async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_are_over():
@@ -203,10 +203,10 @@ async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_
     await bench.run_pod()
     assert bench.cgroups.asked == [{"a"}]
     assert await bench.once() == ["read"]
-    bench.ledger.pod_changed(pod("b", 2, "c1"), bench.now_s)
+    bench.ledger.apply_pod(pod("b", 2, "c1"), bench.now_s)
     await bench.once()
     assert bench.cgroups.asked[-1] == {"b"}
-    bench.ledger.pod_gone("a", bench.now_s)
+    bench.ledger.remove_pod("a", bench.now_s)
     await bench.once()
     assert bench.cgroups.asked[-1] == {"a", "b"}
 
@@ -217,7 +217,7 @@ async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
     bench.book.write("hash", ids("c0", 0, 1, 2))
     await bench.once()
     assert bench.cgroups.asked == [{"hash"}]
-    assert charges.holds(bench.ledger.facts) == {"mirror": {"c0": 3}}
+    assert charges.charge_published_pods(bench.ledger.accounts) == {"mirror": {"c0": 3}}
 
 
 async def test_a_pod_of_the_book_that_nobody_knows_makes_a_list_of_pods():
@@ -277,24 +277,24 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     task = await running(bench)
     bench.list_pods(pod("a", 3, "c0"))
     bench.account.changed()
-    await until(lambda: bench.ledger.facts.pods["a"].ran)
+    await until(lambda: bench.ledger.accounts.pods["a"].has_run)
     await end(task)
 
 
 async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too():
     """A reflector that lists again by itself says of neither when it began."""
     bench = Bench()
-    bench.list_pods(pod("b", 1, "c1", ran=True))
+    bench.list_pods(pod("b", 1, "c1", has_run=True))
     task = await running(bench)
     bench.book.write("b", ids("c1", 0))
     bench.account.changed()
     await until(lambda: not bench.reconciler._unsettled())
     bench.cgroups.running = {"a"}
     await asyncio.sleep(0.05)
-    began_s = bench.ledger.facts.view
-    bench.ledger.pods_synced([pod("a", 3, "c0"), pod("b", 1, "c1", ran=True)], began_s, bench.now_s)
+    began_s = bench.ledger.accounts.listed_at_s
+    bench.ledger.apply_pod_list([pod("a", 3, "c0"), pod("b", 1, "c1", has_run=True)], began_s, bench.now_s)
     bench.account.changed()
-    await until(lambda: bench.ledger.facts.pods["a"].ran)
+    await until(lambda: bench.ledger.accounts.pods["a"].has_run)
     await end(task)
 
 
@@ -307,9 +307,9 @@ async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
     bench.book.problem = "torn"
     bench.account.changed()
     await bench.reconciler._once()
-    pods = bench.ledger.facts.pods
-    assert pods["b"].ran
-    assert pods["a"].death is None
+    pods = bench.ledger.accounts.pods
+    assert pods["b"].has_run
+    assert pods["a"].cgroups_gone_at_s is None
 
 
 async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys):
@@ -321,9 +321,9 @@ async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys
     for _ in range(3):
         bench.now_s += 60
         await bench.once()
-    pods = bench.ledger.facts.pods
-    assert pods["a"].death is None
-    assert not pods["b"].ran
+    pods = bench.ledger.accounts.pods
+    assert pods["a"].cgroups_gone_at_s is None
+    assert not pods["b"].has_run
     assert bench.promised == 3
     assert bench.reconciler.cgroup_problem == "Too many open files"
     bench.cgroups.problem, bench.cgroups.running = None, {"b"}
@@ -396,7 +396,7 @@ async def test_nothing_is_released_if_the_book_becomes_unreadable_during_a_look(
     await bench.run_pod()
     bench.book.drop("a")
     bench.account.refresh()
-    bench.ledger.pod_gone("a", bench.now_s)
+    bench.ledger.remove_pod("a", bench.now_s)
     bench.now_s += 1
     bench.cgroups.running.clear()
     bench.cgroups.during = lambda: setattr(bench.book, "problem", "too many open files")

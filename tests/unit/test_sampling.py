@@ -51,16 +51,16 @@ class Ledger:
         self.health: dict[str, bool] = {}
         self.out: dict[str, list[str]] = {}
         self.installed = [Card(0, "GPU-a", "Card", 10, 0)]
-        self.facts = SimpleNamespace(pods={"pod": SimpleNamespace(bound=False)})
+        self.accounts = SimpleNamespace(pods={"pod": SimpleNamespace(bound=False)})
 
-    def promises(self) -> dict[str, dict[str, int]]:
+    def allocated_units_by_pod(self) -> dict[str, dict[str, int]]:
         return {"GPU-a": {"pod": 2}}
 
-    def set_pressure(self, units: dict[str, int]) -> bool:
+    def set_unaccounted_use(self, units: dict[str, int]) -> bool:
         changed, self.pressure = units != self.pressure, units
         return changed
 
-    def keep_out(self, why: str, uuids: Sequence[str]) -> None:
+    def set_unavailable(self, why: str, uuids: Sequence[str]) -> None:
         self.out[why] = list(uuids)
 
     def set_healthy(self, uuid: str, healthy: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from allocator.cards import Card
 from allocator.ids import device_id, percent_id
-from allocator.ledger import BookEntry, Ledger
+from allocator.ledger import CheckpointEntry, Ledger
 from deviceplugin.enforcement.granted_memory import Shares
 from tests.ledger_world import pod
 
@@ -23,7 +23,7 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
     ledger = Ledger([card(0)])
     shares = Shares(SimpleNamespace(ledger=ledger), 1024)
     ids = frozenset(make("c0", slot) for slot in range(10))
-    ledger.read_book([BookEntry("a", "main", "r", ids)], 1.0)
+    ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", ids)], 1.0)
     assert shares.follow() == ({"a"}, set())
     assert shares.of("a") == {"main": {}}
     ledger.set_cards([card(20)])
@@ -37,12 +37,12 @@ def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends(
     ledger = Ledger([card(20)])
     shares = Shares(SimpleNamespace(ledger=ledger), 1024)
     wanted = {uid: frozenset(device_id("c0", slot) for slot in slots) for uid, slots in SLOTS.items()}
-    ledger.read_book([BookEntry("a", "main", "r", wanted["a"])], 1.0)
-    ledger.pods_synced([pod("b", 3, "c0")], 2.0, 2.0)
-    ledger.read_book([], 3.0)
+    ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", wanted["a"])], 1.0)
+    ledger.apply_pod_list([pod("b", 3, "c0")], 2.0, 2.0)
+    ledger.apply_checkpoint([], 3.0)
     ledger.allocate(wanted["b"], 4.0, [("ns", "pod-b")])
     assert shares.follow() == ({"a"}, set())
-    ledger.looked({"a"}, (), 99.0)
-    ledger.kubelet_restarted()
+    ledger.record_cgroup_probe({"a"}, (), 99.0)
+    ledger.apply_kubelet_restart()
     assert shares.follow() == ({"b"}, {"a"})
     assert shares.of("b") == {"main": {"c0": 3 * 1024}}

@@ -23,7 +23,7 @@ class Node:
         self.ledger = Ledger(cards(8))
         self.account = Account(self.ledger, self.book.read, RESOURCE, clock=self.clock)
         self.answers = Answers(self.account, 1024, view_wait_s=0.0)
-        self.ledger.pod_changed(pod("x", 3, "c0"), self.clock())
+        self.ledger.apply_pod(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
 
     def clock(self) -> float:

@@ -33,7 +33,7 @@ class World:
         self.shown = {}
         self.published = 1
         self.write()
-        self.ledger.pods_synced([], self.now_s, self.now_s)
+        self.ledger.apply_pod_list([], self.now_s, self.now_s)
 
     def write(self) -> None:
         entries = [
@@ -54,26 +54,26 @@ class World:
         self.shown[uid] = bound(uid, units, 0, uid=uid, version=self.versions[uid])
         self.state.apply_pod(self.shown[uid], 0)
         made = pod(uid, units, CARD)
-        self.ledger.pod_changed(made, self.now_s)
+        self.ledger.apply_pod(made, self.now_s)
         self.held[uid] = frozenset(await self.answers.preferred([*self.offered], (), units))
         self.publish()
         await self.answers.allocate([*self.held[uid]])
         self.write()
         self.publish()
         self.now_s += SETTLED_S
-        self.ledger.looked(self.ledger.doubtful(), [*self.held], self.now_s)
-        self.ledger.pod_changed(replace(made, admitted=True, ran=True), self.now_s)
+        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), [*self.held], self.now_s)
+        self.ledger.apply_pod(replace(made, admitted=True, has_run=True), self.now_s)
         self.publish()
 
     def delete_by_force(self, uid: str) -> None:
         """A pod is gone from the API server and from the kubelet's book, its containers still run."""
         running = [*self.held]
-        self.ledger.pod_gone(uid, self.now_s)
+        self.ledger.remove_pod(uid, self.now_s)
         self.state.delete_pod(self.shown.pop(uid), "9", 0)
         del self.held[uid]
         self.write()
         self.now_s += SETTLED_S
-        self.ledger.looked(self.ledger.doubtful(), running, self.now_s)
+        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), running, self.now_s)
         self.publish()
 
     def publish(self) -> None:

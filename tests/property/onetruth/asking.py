@@ -108,7 +108,7 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
     pod = places.with_cards(name, node)
     host.hear(pod)
     given = host.admit(pod)
-    units = host.ledger.promises() if given is not None else {}
+    units = host.ledger.allocated_units_by_pod() if given is not None else {}
     uuids = truth.uuids(scene.nodes[node])
     found = {
         (node, uuids.index(uuid)): by_uid[f"uid-{name}"]

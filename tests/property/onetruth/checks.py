@@ -62,7 +62,7 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
     uuids = truth.uuids(scene.nodes[node])
     held = truth.is_held(scene, pod)
     if node in scene.clean and held and host.tells_units:
-        promises = host.ledger.promises()
+        promises = host.ledger.allocated_units_by_pod()
         sizes = {card.uuid: card.size_units for card in host.ledger.installed}
         answers["ledger"] = {
             (node, uuids.index(uuid)): units[uid]

@@ -6,7 +6,7 @@ from typing import Any
 from allocator.cards import Card
 from allocator.errors import LedgerError
 from allocator.ids import PERCENT_IDS, device_id, percent_id
-from allocator.ledger import BookEntry, Ledger, Pod
+from allocator.ledger import CheckpointEntry, Ledger, Pod
 from allocator.names import NODE_HOLDS, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.records import Assignment, Holds, dump_holds, load_assigned
 from allocator.request import PodRequest, parse_admitted
@@ -69,14 +69,14 @@ class Host:
         self.cpu = 40
         self.tells_units = True
         self._know()
-        self.ledger.pods_synced([], self.now, self.now)
+        self.ledger.apply_pod_list([], self.now, self.now)
 
     # What happens to pods.
 
     def hear(self, pod: dict[str, Any]) -> None:
         """The daemon learns of a pod that was bound here, or has changed."""
         phase = pod["status"]["phase"]
-        self.ledger.pod_changed(
+        self.ledger.apply_pod(
             Pod(
                 uid=pod["metadata"]["uid"],
                 namespace=pod["metadata"]["namespace"],
@@ -84,7 +84,7 @@ class Host:
                 request=request_of(pod),
                 assigned=assigned_to(pod),
                 admitted=phase == "Running",
-                ran=phase == "Running",
+                has_run=phase == "Running",
                 terminal=phase in ("Succeeded", "Failed"),
             ),
             self.now,
@@ -100,8 +100,8 @@ class Host:
             must = frozenset(sorted(reusable)[: container.units])
             offered = self._offered(percent=request.percent) - frozenset().union(*given.values()) | must
             try:
-                ask = self.ledger.ask(offered, must, container.units, taken_up)
-                ids = must if len(must) == container.units else frozenset(ask.answer())
+                ask = self.ledger.read_request(offered, must, container.units, taken_up)
+                ids = must if len(must) == container.units else frozenset(ask.choose_ids())
                 self.ledger.allocate(ids, self.now, taken_up)
             except LedgerError:
                 self.forget(uid)
@@ -133,16 +133,16 @@ class Host:
 
     def end(self, uid: str) -> None:
         """A pod is over, and the node has seen all of it."""
-        self.ledger.pod_gone(uid, self.now)
+        self.ledger.remove_pod(uid, self.now)
         self.forget(uid)
         self.now += LATER_S
         alive = {uid for uid, _ in self.book}
-        self.ledger.looked(self.ledger.doubtful(), alive, self.now)
+        self.ledger.record_cgroup_probe(self.ledger.pods_to_probe(), alive, self.now)
 
     def _know(self) -> None:
         self.now += 1.0
-        entries = [BookEntry(uid, name, MEMORY, ids) for (uid, name), ids in self.book.items()]
-        self.ledger.read_book(entries, self.now)
+        entries = [CheckpointEntry(uid, name, MEMORY, ids) for (uid, name), ids in self.book.items()]
+        self.ledger.apply_checkpoint(entries, self.now)
 
     # What happens to cards.
 
@@ -154,17 +154,17 @@ class Host:
             if card.uuid != uuid or units is not None
         ]
         self.ledger.set_cards(self.cards)
-        self.ledger.keep_out("sick", self.sick)
+        self.ledger.set_unavailable("unhealthy", self.sick)
 
     def keep_out(self) -> None:
         """The daemon takes cards out of use."""
-        self.ledger.keep_out("sick", self.sick)
-        self.ledger.keep_out("withheld", self.withheld)
-        self.ledger.keep_out("cordoned", self.cordoned)
+        self.ledger.set_unavailable("unhealthy", self.sick)
+        self.ledger.set_unavailable("not_enforced", self.withheld)
+        self.ledger.set_unavailable("cordoned", self.cordoned)
 
     def over_full(self) -> frozenset[str]:
         """UUIDs of cards that pods fill, and others use too."""
-        promised, others = self.ledger.promised(), self.ledger.facts.pressure
+        promised, others = self.ledger.allocated_units(), self.ledger.accounts.unaccounted_use
         return frozenset(
             card.uuid
             for card in self.cards
@@ -206,10 +206,13 @@ class Host:
         vars(other).update(vars(self))
         other.book = dict(self.book)
         other.ledger = Ledger(self.cards)
-        facts = other.ledger.facts
-        for uid, known in self.ledger.facts.pods.items():
+        facts = other.ledger.accounts
+        for uid, known in self.ledger.accounts.pods.items():
             facts.pods[uid] = known
-        facts.pressure = dict(self.ledger.facts.pressure)
-        facts.view, facts.read = self.ledger.facts.view, self.ledger.facts.read
+        facts.unaccounted_use = dict(self.ledger.accounts.unaccounted_use)
+        facts.listed_at_s, facts.checkpoint_read_at_s = (
+            self.ledger.accounts.listed_at_s,
+            self.ledger.accounts.checkpoint_read_at_s,
+        )
         other.keep_out()
         return other

@@ -47,7 +47,7 @@ MUTANTS = tuple(
         (
             "a pod that was just bound counts in filter",
             charges,
-            "if pod.charged is not None and not self.holds(book, uid):",
+            "if pod.charged is not None and (not self.holds(book, uid)):",
             "if False:",
         ),
         (

@@ -254,7 +254,7 @@ class Scene:
         elif what == "cordon":
             host.cordoned ^= {card}
         elif what == "foreign":
-            host.ledger.set_pressure({card: random.choice((1, 3, 20))})
+            host.ledger.set_unaccounted_use({card: random.choice((1, 3, 20))})
         host.keep_out()
         if random.random() < 0.8:
             self.publish(host.name)

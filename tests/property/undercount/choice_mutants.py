@@ -1,6 +1,6 @@
 """Rules of who asks and of what the kubelet is told, taken out one at a time."""
 
-from allocator.ledger import choice, facts, ledger
+from allocator.ledger import accounts, choice, ledger
 
 from .histories import (
     alike,
@@ -25,7 +25,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: the kubelet asks for a pod that it has taken up",
         choice,
-        "return self.taken_up is None or",
+        "return self.kubelet_pods is None or",
         "return True or",
         dense,
         3000,
@@ -33,7 +33,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: of several containers that start again none is known to ask",
         choice,
-        "if not waiting or (waiting[0][0].ran and waiting[0][0] is not waiting[-1][0]):",
+        "if not waiting or (waiting[0][0].has_run and waiting[0][0] is not waiting[-1][0]):",
         "if not waiting:",
         start_again,
         52,
@@ -41,31 +41,31 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: a container that starts again asks last",
         choice,
-        "(found[0].ran, not found[0].live)",
-        "(not found[0].live,)",
+        "(found[0].has_run, not found[0].is_live)",
+        "(not found[0].is_live,)",
         forgetful,
         2012,
     ),
     Mutant(
         "node: who lives asks before who is gone",
         choice,
-        "(found[0].ran, not found[0].live)",
-        "(found[0].ran,)",
+        "(found[0].has_run, not found[0].is_live)",
+        "(found[0].has_run,)",
         heard_late,
         3019,
     ),
     Mutant(
         "node: who has been served does not ask",
         choice,
-        "container.name not in one.has and",
-        "container.name not in one.book and",
+        "container.name not in account.current_ids and",
+        "container.name not in account.checkpoint_ids and",
         forgetful,
         3097,
     ),
     Mutant(
         "node: a pod that is over does not ask where another may",
         choice,
-        "if found is None or not found[0].live:",
+        "if found is None or not found[0].is_live:",
         "if found is None:",
         deleted_and_behind,
         4,
@@ -73,7 +73,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: a pod that had devices does not ask where another may",
         choice,
-        "return not (one.admitted or one.ran or container.name in one.ids)",
+        "return not (account.admitted or account.has_run or container.name in account.known_ids)",
         "return True",
         forgets_behind,
         4002,
@@ -81,7 +81,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: a pod of the book that nobody knows means that pods are to be listed",
         choice,
-        " and not self.facts.behind",
+        " and (not self.accounts.has_unlisted_pods)",
         "",
         plain,
         20193,
@@ -89,7 +89,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: where nobody said on which card, pods are to be listed",
         choice,
-        " and bool(self.belongs())",
+        " and bool(self.target_cards())",
         "",
         plain,
         113,
@@ -105,15 +105,15 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: the scheduler's card is taken",
         choice,
-        "if target := tuple(cards) or facts.target(one.pod, demand):",
-        "if target := tuple(cards):",
+        "if (target := (tuple(cards) or accounts.assigned_cards(account.pod, demand))):",
+        "if (target := tuple(cards)):",
         mixed,
         3029,
     ),
     Mutant(
         "node: nobody belongs on a card that is gone",
-        facts,
-        " or not costs.keys() <= self.cards.keys()",
+        accounts,
+        " or (not costs.keys() <= self.cards.keys())",
         "",
         cards_change,
         2,
@@ -129,7 +129,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: the charge of the pod that asks is no hindrance",
         choice,
-        "if pod is one or (belongs",
+        "if pod is account or (belongs",
         "if (belongs",
         percent,
         1000,
@@ -137,7 +137,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: a pod that has devices on a card gets more there",
         choice,
-        "cards = facts.of_containers(one.sets(demand.containers))",
+        "cards = accounts.units_of_containers(account.id_sets(demand.containers))",
         "cards = ()",
         foreign_forgotten,
         3152,
@@ -145,23 +145,23 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: what the kubelet has for the pod that asks counts",
         choice,
-        "if pod is one or (belongs",
-        "if pod is one:\n                continue\n            if (belongs",
+        "if pod is account or (belongs",
+        "if pod is account:\n                continue\n            if (belongs",
         percent,
         3047,
     ),
     Mutant(
         "node: who was sent there may have what the kubelet dropped",
         choice,
-        "if pod is one or (belongs and gone):",
-        "if pod is one:",
+        "if pod is account or (belongs and gone):",
+        "if pod is account:",
         mute,
         60004,
     ),
     Mutant(
         "node: what other pods wait for is not given out",
         choice,
-        "if pod is not one and pod.bound and not pod.complete:",
+        "if pod is not account and pod.bound and (not pod.is_complete):",
         "if False:",
         others_bind,
         3020,
@@ -169,7 +169,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: what is charged besides what containers have is not given out",
         choice,
-        "add(taken, charges.of_pod(facts, pod))",
+        "add(taken, charges.charge_pod(accounts, pod))",
         "add(taken, pod.units)",
         foreign_lost,
         3020,
@@ -177,15 +177,15 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: who asks waits for a container of that size",
         choice,
-        "container.units == self.size and container.name not in one.has",
-        "container.name not in one.has",
+        "container.units == self.size and container.name not in account.current_ids",
+        "container.name not in account.current_ids",
         mute,
         3068,
     ),
     Mutant(
         "node: who asks for percent does not ask for units",
         choice,
-        "if one.pod.request.percent != self.percent:",
+        "if account.pod.request.percent != self.percent:",
         "if False:",
         alike,
         84,
@@ -209,7 +209,7 @@ CHOICE_MUTANTS = (
     Mutant(
         "node: the cards that are sick are those of the newest list",
         ledger,
-        'self.keep_out("sick", (card.uuid for card in cards if not card.healthy))',
+        'self.set_unavailable("unhealthy", (card.uuid for card in cards if not card.healthy))',
         "pass",
         cards_change,
         2,

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from allocator.cards import Card
-from allocator.ledger import Ask, Ledger, PodFacts, charges
+from allocator.ledger import AllocationRequest, Ledger, PodAccount, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
 from deviceplugin.allocation.ledger_service import Account
@@ -68,29 +68,29 @@ class ModelDaemon(Plugin):
 
     @property
     def holds(self) -> dict[str, dict[str, int]]:
-        return charges.holds(self.ledger.facts)
+        return charges.charge_published_pods(self.ledger.accounts)
 
     def explain(self) -> dict[str, Any]:
-        return explain(self.ledger.facts)
+        return explain(self.ledger.accounts)
 
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
         self.account.refresh()
-        if self.ledger.wants_write() and not self.kubelet.mute:
+        if self.ledger.needs_checkpoint_purge() and not self.kubelet.mute:
             self.kubelet.clean()
             self.account.refresh()
 
     def register(self) -> bool:
         """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it may ask."""
         torn = self.account.book_torn
-        legible = self.account.book_problem is None or torn or self.ledger.complete
+        legible = self.account.book_problem is None or torn or self.ledger.is_complete
         if legible and not self.registered and self.kubelet.synced:
             self.registered = True
             self.send_list()
             self.kubelet.take_list()
             if torn:
                 self.account.refresh()
-        return legible and self.ledger.facts.read is not None
+        return legible and self.ledger.accounts.checkpoint_read_at_s is not None
 
     def send_list(self) -> None:
         """Send the kubelet the devices of the cards that are there and well."""
@@ -143,22 +143,24 @@ class ModelDaemon(Plugin):
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
         self.account.refresh()
-        ask = self.ledger.ask(available, must_include, size, self.taken_up())
+        ask = self.ledger.read_request(available, must_include, size, self.taken_up())
         for _ in range(2):  # a list that was on its way is followed by another
-            if not self.away and not ask.is_clear():
+            if not self.away and not ask.is_unambiguous():
                 self._catch_up(relist=True)
-        if ask.is_crowded() and not ask.has_room():  # it waits, looks at the cgroups and has the book cleaned
+        if (
+            ask.has_ended_pods() and not ask.has_room()
+        ):  # it waits, looks at the cgroups and has the book cleaned
             self.look_at_cgroups()
             self.refresh()
             self.look_at_cgroups()
-        if any(self._may_mistake(one, ask) for one in self.ledger.facts.pods.values()):
+        if any(self._may_mistake(one, ask) for one in self.ledger.accounts.pods.values()):
             self.confused = True
             self.mistaken |= {self.kubelet.admitting.pod.uid} if self.kubelet.admitting else set()
-        answer = ask.answer()
+        answer = ask.choose_ids()
         self.answered = frozenset(answer)
         return answer
 
-    def _may_mistake(self, one: PodFacts, ask: Ask) -> bool:
+    def _may_mistake(self, one: PodAccount, ask: AllocationRequest) -> bool:
         """Whether another pod than the one that asks may pass for it.
 
         It may ask for as much, and the kubelet does not say who asks; or it runs, the kubelet forgot what it
@@ -167,8 +169,8 @@ class ModelDaemon(Plugin):
         admission, key = self.kubelet.admitting, one.pod.key
         if admission is None or admission.pod.uid == key or one.pod.request.percent != ask.percent:
             return False
-        asking = self.ledger.facts.pods.get(admission.pod.uid)
-        if not self.kubelet.mute and (not one.ran or (asking is not None and asking.bound)):
+        asking = self.ledger.accounts.pods.get(admission.pod.uid)
+        if not self.kubelet.mute and (not one.has_run or (asking is not None and asking.bound)):
             return False
         had = self.kubelet.devices.get(key, {})
         return any(c.units == ask.size and c.name not in had for c in one.pod.request.containers)
@@ -262,14 +264,16 @@ class ModelDaemon(Plugin):
 
     def begin_look(self) -> None:
         """Look for containers: what was found arrives later."""
-        uids = self.ledger.doubtful()
+        uids = self.ledger.pods_to_probe()
         self.look = (uids, uids & self.kubelet.running, self.now)
 
     def end_look(self) -> None:
         self.account.refresh()
         if self.look is not None:
             uids, alive, began_s = self.look
-            self.ledger.looked(uids if self.account.book_problem is None else alive, alive, began_s)
+            self.ledger.record_cgroup_probe(
+                uids if self.account.book_problem is None else alive, alive, began_s
+            )
             self.saw_running |= alive
         self.look = None
 
@@ -283,7 +287,7 @@ class ModelDaemon(Plugin):
     def publish(self) -> bool:
         """One PATCH with words, revision, inventory and holds, if the Node does not say it all."""
         self.refresh()
-        if self.away or not self.ledger.complete or not self.synced:
+        if self.away or not self.ledger.is_complete or not self.synced:
             return False
         if self.listed is not self.cards:
             self.send_list()
@@ -325,7 +329,7 @@ class ModelDaemon(Plugin):
         if self.away or not self.synced:
             return False
         by_uid = {pod.uid: pod for pod in self.world.pods.values() if pod.node == self.node}
-        for uid, assignment in allocations(self.ledger.facts).items():
+        for uid, assignment in allocations(self.ledger.accounts).items():
             pod = by_uid.get(uid)
             if pod is not None and self.world.annotate(
                 pod.name, uid, POD_ALLOCATION, dump_allocation(uid, assignment)

@@ -63,7 +63,7 @@ class Invariant(Scene):
     def _unsaid(self, node: Node) -> bool:
         """Whether the ledger counts more than the words say, or nothing yet: it has not read the book."""
         words, ledger = self.world.words(node.name), node.daemon.ledger
-        if ledger.facts.read is None or node.daemon.said != node.daemon.cards:
+        if ledger.accounts.checkpoint_read_at_s is None or node.daemon.said != node.daemon.cards:
             return True
         said = words.used if words is not None else (0,) * len(node.daemon.cards)
         return any(used > shown for used, shown in zip(ledger.used(), said, strict=True))
@@ -79,10 +79,10 @@ class Invariant(Scene):
                     f"with {running[card.uuid]}, {node.daemon.explain()}"
                 )
 
-        facts = node.daemon.ledger.facts
+        facts = node.daemon.ledger.accounts
         for one in facts.pods.values():
-            served = one.admitted or one.ids or one.given
-            if one.pod.terminal and not served and charges.of_pod(facts, one):
+            served = one.admitted or one.known_ids or one.pending_ids
+            if one.pod.terminal and not served and charges.charge_pod(facts, one):
                 self._fail(f"{node.name}: {one.pod.uid} failed without devices, {node.daemon.explain()}")
 
     def _check_promises(self, node: Node) -> None:
@@ -128,8 +128,10 @@ class Invariant(Scene):
         The scheduler counts such a one where it bound it, and the daemon, which never heard of it, may have
         served it elsewhere. What its containers may run on with is not given out again.
         """
-        pods = node.daemon.ledger.facts.pods
-        return any(uid in pods and not pods[uid].live for uid in node.kubelet.late) and self._fit(node, [pod])
+        pods = node.daemon.ledger.accounts.pods
+        return any(uid in pods and not pods[uid].is_live for uid in node.kubelet.late) and self._fit(
+            node, [pod]
+        )
 
     def _check_known(self, node: Node, gave: set[str]) -> None:
         """Whatever else went wrong, nothing is given out that the node knows to be in use."""
@@ -162,12 +164,12 @@ class Invariant(Scene):
 
     def _check_target(self, node: Node, uid: str) -> None:
         """A pod gets the cards that the scheduler chose for it."""
-        facts = node.daemon.ledger.facts
+        facts = node.daemon.ledger.accounts
         if uid not in facts.pods:
             self._fail(f"{node.name}: {uid} was served unknown, {node.daemon.explain()}")
         pod = facts.pods[uid].pod
         for demand in pod.request.demands:
-            chosen, got = facts.target(pod, demand), node.kubelet.cards(uid, demand.containers)
+            chosen, got = facts.assigned_cards(pod, demand), node.kubelet.cards(uid, demand.containers)
             if got != chosen:
                 self._fail(
                     f"{node.name}: {uid} got {got} for {demand}, the scheduler chose {chosen}; "

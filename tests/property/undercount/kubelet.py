@@ -11,7 +11,7 @@ from collections.abc import Collection
 from random import Random
 
 from allocator.errors import AllocatorError
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
 
 from .deviceids import UnitsByCard, card_of, joined
@@ -93,7 +93,7 @@ class ModelKubelet:
     def _snapshot(self) -> Book:
         return Book(
             tuple(
-                BookEntry(uid, name, PERCENT_RESOURCE if ids & self.percent else RESOURCE, ids)
+                CheckpointEntry(uid, name, PERCENT_RESOURCE if ids & self.percent else RESOURCE, ids)
                 for uid, mine in self.devices.items()
                 for name, ids in mine.items()
             )

@@ -1,5 +1,6 @@
 """A rule taken out of the shipped code: a line of it is changed, and a history that passes must then fail."""
 
+import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,9 +53,19 @@ class Mutant:
             change(monkeypatch, *self.also)
 
 
+def plain_source(module: ModuleType) -> str:
+    """Return a module's code as `ast.unparse` writes it: without comments, and however it is wrapped."""
+    return ast.unparse(ast.parse(inspect.getsource(module)))
+
+
+def plain(text: str) -> str:
+    """Write a part of code with the quotes that `ast.unparse` takes."""
+    return text.replace('"', "'")
+
+
 def change(monkeypatch: pytest.MonkeyPatch, module: ModuleType, line: str, instead: str) -> None:
     """Have the functions of a module run as if its source had other text."""
-    source = inspect.getsource(module)
+    source, line, instead = plain_source(module), plain(line), plain(instead)
     assert source.count(line) == 1, f"{source.count(line)} times in {module.__name__}: {line}"
     before = dict(_functions(compile(source, module.__name__, "exec")))
     for name, code in _functions(compile(source.replace(line, instead), module.__name__, "exec")):

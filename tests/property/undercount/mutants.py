@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         "extender: a bound pod counts until its node holds it",
         charges,
-        "pod.charged is not None and not self.holds(book, uid):",
+        "pod.charged is not None and (not self.holds(book, uid)):",
         "False:",
         plain,
         1001,

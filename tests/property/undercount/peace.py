@@ -13,7 +13,7 @@ class Peace(Invariant):
         if node.daemon.cards != node.daemon.every and self.random.random() < 0.5:
             node.daemon.set_cards(node.daemon.every)
             node.daemon.send_list()
-        node.daemon.ledger.set_pressure({})
+        node.daemon.ledger.set_unaccounted_use({})
         if node.daemon.sick:
             node.daemon.sick.clear()
             node.daemon.set_health()
@@ -50,7 +50,7 @@ class Peace(Invariant):
     def _sync(self, node: Node) -> None:
         node.kubelet.sync()
         if node.daemon_up:
-            node.daemon.ledger.kubelet_restarted()
+            node.daemon.ledger.apply_kubelet_restart()
             node.daemon.registered = False
             node.daemon.register()
             node.daemon.look_at_cgroups()
@@ -105,7 +105,7 @@ class Peace(Invariant):
             for uuid, units in node.kubelet.units(node.kubelet.admitted, shared).items():
                 if size := node.daemon.size(uuid):
                     truth[uuid] = min(units, size)
-            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.promised()}
+            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.allocated_units()}
             words = self.world.words(node.name)
             row = self.extender.state.nodes.rows[node.name]
             count = len(node.daemon.cards)

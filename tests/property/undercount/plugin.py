@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from allocator.ledger import BookEntry
+from allocator.ledger import CheckpointEntry
 
 from .world import ModelPod
 
@@ -11,7 +11,7 @@ from .world import ModelPod
 class Book:
     """The file's content; a new object for each write."""
 
-    entries: tuple[BookEntry, ...]
+    entries: tuple[CheckpointEntry, ...]
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Scene:
                 node.daemon.read_at = self.now
                 node.daemon.account.refresh()
                 node.daemon.register()
-                if node.daemon.synced and node.daemon.ledger.facts.behind:
+                if node.daemon.synced and node.daemon.ledger.accounts.has_unlisted_pods:
                     node.daemon.begin_view()
                     node.daemon.end_view()
         self.now += seconds

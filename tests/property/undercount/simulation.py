@@ -215,7 +215,7 @@ class Simulation(Trouble):
     def _admit(self) -> None:
         node = self._any()
         if node.daemon_up and node.daemon.register() and not self._blind(node):
-            facts = node.daemon.ledger.facts
+            facts = node.daemon.ledger.accounts
             before, admitted = node.kubelet.admitting, set(node.kubelet.admitted)
             node.kubelet.admit(node.daemon)
             if before is not None or node.kubelet.admitting is not None:
@@ -283,7 +283,11 @@ class Simulation(Trouble):
             return
         if node.daemon.view is not None:
             node.daemon.end_view()
-        elif not node.daemon.synced or node.daemon.ledger.facts.behind or self.random.random() < 0.1:
+        elif (
+            not node.daemon.synced
+            or node.daemon.ledger.accounts.has_unlisted_pods
+            or self.random.random() < 0.1
+        ):
             node.daemon.begin_view()
 
 

@@ -97,7 +97,7 @@ class Trouble(Peace):
         node = self._any()
         card = self.random.choice([card for card in node.daemon.cards if card.size_units])
         if node.daemon_up:
-            node.daemon.ledger.set_pressure({card.uuid: self.random.randrange(card.size_units)})
+            node.daemon.ledger.set_unaccounted_use({card.uuid: self.random.randrange(card.size_units)})
 
     def _blind(self, node: Node) -> bool:
         """Whether a daemon cannot know whom the scheduler promised what.
@@ -167,7 +167,9 @@ class Trouble(Peace):
             # What does not run yet is admitted anew, maybe elsewhere: the words have it where it was.
             node.ever_held &= node.kubelet.running
         # Where it was not known whose an Allocate was, the daemon cannot know that it was forgotten.
-        node.clouded |= any(one.given and not one.bound for one in node.daemon.ledger.facts.pods.values())
+        node.clouded |= any(
+            one.pending_ids and not one.bound for one in node.daemon.ledger.accounts.pods.values()
+        )
         self._say(f"kubelet of {node.name} restarts, book lost {lost}, torn {node.kubelet.torn}")
         node.kubelet.restart(book_lost=lost)
         self._lose(node)
