@@ -82,6 +82,39 @@ def test_every_overlay_is_accepted(cluster, overlay):
     assert len(stored) > 5
 
 
+@pytest.mark.parametrize("component", ["memory-limits", "mig"])
+def test_the_right_to_set_limits_goes_with_the_rest_of_the_daemons_rights(cluster, component):
+    """CAP_SYS_ADMIN beside allowPrivilegeEscalation false: Kubernetes refuses it under its full name."""
+    objects = build(MANIFESTS / "base", MANIFESTS / "components" / component)
+    (daemon,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    (stored,) = apply_all(cluster.api, [daemon], dry_run=True)
+    (rights,) = [one["securityContext"] for one in stored["spec"]["template"]["spec"]["containers"]]
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert rights["allowPrivilegeEscalation"] is False
+
+
+def test_the_right_to_set_limits_is_effective_in_a_container(cluster):
+    """Though it may gain none: root has it from the start."""
+    (daemon,) = [
+        one
+        for one in build(MANIFESTS / "base", MANIFESTS / "components" / "memory-limits")
+        if one["kind"] == "DaemonSet"
+    ]
+    (rights,) = [one["securityContext"] for one in daemon["spec"]["template"]["spec"]["containers"]]
+    for name, given in (("with", rights), ("without", {**rights, "capabilities": {"drop": ["ALL"]}})):
+        container = w.container(gib=1, command=("/bin/sh", "-c", "cat /proc/self/status; sleep 1000"))
+        cluster.create(w.pod(name, {**container, "securityContext": given}))
+        cluster.wait_running(name)
+
+        def told(pod: str = name) -> list[str]:
+            return [line for line in cluster.output(pod, "main").splitlines() if "CapEff:" in line]
+
+        (line,) = until(told, f"what {name} wrote")
+        effective = line.split()[-1]
+        assert int(effective, 16) == (1 << 21 if name == "with" else 0)
+        cluster.delete(name)
+
+
 def test_policies_have_no_type_warnings(cluster):
     for kind in ("validatingadmissionpolicies",):
         path = f"/apis/admissionregistration.k8s.io/v1/{kind}"
