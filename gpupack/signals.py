@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 # Every command that calls `serve`, and the arguments with which it does not.
-DAEMONS: Final = {"node": ("--check",), "scheduler": (), "queue": ("status",), "mps": ()}
+DAEMONS: Final = {
+    "node": ("--check",),
+    "scheduler": (),
+    "queue": ("status",),
+    "autoscale": ("shapes",),
+    "mps": (),
+}
 # Every one that calls it for a person at a terminal, and the arguments without which it does not.
 PAGES: Final = {"dashboard": (), "demo": ("--dashboard",)}
 

@@ -78,7 +78,7 @@ class PodAccount:
     ```
                  checkpoint or holds          API
       (unknown) --------------------------> not bound ---------> bound, alive
-          |  Allocate of nobody known           |                   |
+          |  unknown Allocate           |                   |
           +-----------------------------------> |                   | API: terminal, deleted, or not listed
                                                 | not listed        v
                                                 +--------------> ended (ended_at_s)

@@ -54,6 +54,7 @@ STARTED = {
     "node": ("node", "--node-name", "n1", *SIMULATED, *NOWHERE),
     "scheduler": ("scheduler", *NOWHERE),
     "queue": ("queue", "--config", "/nowhere", *NOWHERE),
+    "autoscale": ("autoscale", *NOWHERE),
     "mps": ("mps", "--root", "/nowhere", *SIMULATED),
     "dashboard": ("dashboard", *NOWHERE),
     "demo": ("demo", "--dashboard"),
