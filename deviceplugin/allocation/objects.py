@@ -220,8 +220,8 @@ class NodeObject(msgspec.Struct):
     """A Node."""
 
     metadata: Metadata
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
 
     @property
     def version(self) -> int:

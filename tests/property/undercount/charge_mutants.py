@@ -141,7 +141,7 @@ CHARGE_MUTANTS = (
         "node: IDs of two pods count for both",
         charges,
         "add(total, charge_pod(accounts, account))",
-        "total.update({u: max(n, total.get(u, 0)) for u, n in of_pod(accounts, account).items()})",
+        "total.update({u: max(n, total.get(u, 0)) for u, n in charge_pod(accounts, account).items()})",
         plain,
         1000,
     ),

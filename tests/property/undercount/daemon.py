@@ -315,7 +315,9 @@ class ModelDaemon(Plugin):
             resource_version=node.metadata.resource_version,
             annotations=node.metadata.annotations,
         )
-        return NodeObject(metadata, NodeStatus(node.status.allocatable, node.status.allocatable))
+        return NodeObject(
+            metadata=metadata, status=NodeStatus(node.status.allocatable, node.status.allocatable)
+        )
 
     def _send(self, body: dict[str, Any]) -> None:
         resources = {
