@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack benchmarks
 
+# Bytecode lies below .venv, also where the environment asks for none: each worker would compile all tests anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
+
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test lint test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
 
@@ -44,7 +47,7 @@ lint: $(VENV)/.dev ## Format check, lint, types, import rules
 
 # Four on two cores: half of the time a test waits for something.
 test-unit: $(VENV)/.dev ## Unit, property and integration tests
-	@$(BIN)/python -m pytest tests/unit tests/property tests/integration -n 4 --dist worksteal -q
+	@$(PYTEST) tests/unit tests/property tests/integration -n 4 --dist worksteal -q
 
 test: lint test-unit ## Everything that needs no root and no cluster (under 4 minutes)
 
@@ -54,17 +57,17 @@ test-random: $(VENV)/.dev ## Property tests with examples and histories of a ran
 	@echo "seed $(SEED): make test-random SEED=$(SEED) runs this again"
 	@GPUPACK_RANDOM_EXAMPLES=1 GPUPACK_UNDERCOUNT_FIRST_SEED=$(SEED) \
 	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-30000} \
-	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) \
-	  $(BIN)/python -m pytest tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
+	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) \
+	  $(PYTEST) tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
 	  || { echo "failed with seed $(SEED): make test-random SEED=$(SEED) runs it again" >&2; exit 1; }
 
 mutants: $(VENV)/.dev ## Run the mutants whose code has changed, and record that they fail
-	@GPUPACK_MUTANTS=$${GPUPACK_MUTANTS:-record} $(BIN)/python -m pytest tests/property -m mutants -n 4 --dist worksteal -q
+	@GPUPACK_MUTANTS=$${GPUPACK_MUTANTS:-record} $(PYTEST) tests/property -m mutants -n 4 --dist worksteal -q
 
 # Once each version's programs are built, which takes 6 minutes on two cores. Three clusters at a time: for most of
 # the time a test waits for the kubelet. A file's tests share a cluster and stay together.
 test-cluster: $(VENV)/.dev ## The same product on a real Kubernetes, the newest or KUBE_VERSION=1.34; TELLING=1 for fewer tests, AUTOSCALER=1 builds Cluster Autoscaler for its tests (root)
-	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_AUTOSCALER=$(AUTOSCALER) $(BIN)/python -m pytest tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q $(if $(TELLING),-m telling)
+	@GPUPACK_KUBE_VERSION=$(KUBE_VERSION) GPUPACK_AUTOSCALER=$(AUTOSCALER) $(PYTEST) tests/cluster -n 3 --dist loadfile --no-loadscope-reorder -q $(if $(TELLING),-m telling)
 
 kube-version: python ## Pin a Kubernetes that the cluster tests can pick: make kube-version KUBE_VERSION=1.37.1
 	@$(PYTHON) tests/cluster/kubebin/pin.py $(KUBE_VERSION)

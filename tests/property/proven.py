@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -107,6 +108,7 @@ class Record(Generic[C]):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@cache  # many mutants change few modules
 def read_code(source: str) -> str:
     """Write what a module does, in a form that comments, docstrings, wrapping and folders do not change."""
     return " ".join(_write(ast.parse(source)))

@@ -1,11 +1,21 @@
-"""Random clusters, shapes and pods against a cluster autoscaler that adds cards up."""
+"""Random clusters, shapes and pods against a cluster autoscaler that adds cards up.
 
+`GPUPACK_AUTOSCALE_CLUSTERS` sets the number of clusters with each number of node groups,
+`GPUPACK_AUTOSCALE_FIRST_SEED` the seed of the first.
+"""
+
+import os
 from random import Random
 
 import pytest
 
 from tests.ask_world import Pod
 from tests.autoscaler_model import Cloud, Group, fewest_nodes
+
+FEW = 12
+CLUSTERS = int(os.environ.get("GPUPACK_AUTOSCALE_CLUSTERS", FEW))
+FIRST_SEED = int(os.environ.get("GPUPACK_AUTOSCALE_FIRST_SEED", "0"))
+PARTS = 2
 
 SIZES = ((80, 80), (80,), (40, 40, 40, 40), (24, 24), (80, 80, 80, 80), (80, 40), (192,))
 
@@ -96,12 +106,12 @@ def test_all_pods_that_a_shape_can_take_run_and_no_node_too_many_is_bought(seed,
 
 
 @pytest.mark.histories
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("part", range(9))
+@pytest.mark.timeout(0 if CLUSTERS > FEW else 300)
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_a_thousand_clusters(groups, part):
-    first = 10_000 * groups + 37 * part
-    for seed in range(first, first + 37):
+def test_in_random_clusters_too(groups, part):
+    first = FIRST_SEED + 10_000 * groups
+    for seed in range(first + part, first + CLUSTERS, PARTS):
         check_all_run(seed, groups=groups)
 
 
@@ -150,4 +160,4 @@ def test_two_hours_in_which_pods_come_and_end(seed):
 
 
 def test_without_the_guard_pods_lose_nodes_and_find_no_cards():
-    assert sum(two_hours(seed, guarded=False)[1] for seed in range(3)) > 0
+    assert any(two_hours(seed, guarded=False)[1] for seed in range(3))

@@ -1,9 +1,6 @@
 """The manifests fit together, and fit the names and the flags of the product."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import pytest
 import yaml
 
 from allocator import names
+from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import (
     BUILDS,
@@ -147,18 +145,11 @@ def commands() -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize("command", ["autoscale", "dashboard", "node", "queue", "scheduler"])
 def test_flags_exist(command: str) -> None:
-    environment = os.environ | {"COLUMNS": "200", "TERM": "dumb"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "gpupack", command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    ).stdout
+    options = cli.commands[command].params
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     used = [(where, flag) for where, given, flags in commands() if given == command for flag in flags]
     assert used
-    for where, flag in used:
-        assert re.search(rf"(?<![\w-]){flag.partition('=')[0]}(?![\w-])", shown), f"{where}: {flag}"
+    assert [(where, flag) for where, flag in used if flag.partition("=")[0] not in known] == []
 
 
 @pytest.mark.parametrize("name", BUILDS)
