@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """What a kubelet reads at most in one message, and it gets the whole list of devices in one."""
 
 NUMA_MODE: Final = "numa"
-"""NVIDIA's name of the mode in which the operating system manages a card's memory."""
+"""Name of the mode in which the operating system manages a card's memory."""
 
 _DEVICE_BYTES: Final = 2 + 2 + (2 + len("Unhealthy"))
 """What a device adds to the list besides its ID: a key and a length for itself, its ID and its health.

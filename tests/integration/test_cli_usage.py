@@ -132,7 +132,7 @@ def test_no_command_shows_the_help(run):
         (["node"], "missing option '--node-name'"),
         (["node", "--unit-mib", "half"], "'--unit-mib': 'half': allowed is a whole number;"),
         (["node", "--quiet-s", "1m"], "'--quiet-s': '1m': allowed is a number;"),
-        (["fit", "8Gi"], "'UNITS': '8Gi': allowed is a whole number;"),
+        (["fit", "8Gi"], "'UNITS...': '8Gi': allowed is a whole number;"),
         (["migrate", "--gpu-gib", "10Gi"], "'10Gi': allowed is a whole number from 1 to 4096;"),
         (["migrate", "--unit-mib", "1Gi"], "'1Gi': allowed is a whole number from 1;"),
         (
