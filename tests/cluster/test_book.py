@@ -152,7 +152,7 @@ def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> se
     reader, seen, refused = BookReader(cluster.host.device_plugin_dir), set(), threading.Event()
 
     def follow() -> None:
-        while not refused.wait(0.002):
+        while not refused.wait(0.0005):
             seen.update(len(entry.ids) for entry in reader.read().entries if entry.uid == uid)
 
     with ThreadPoolExecutor(1) as pool:
