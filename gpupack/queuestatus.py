@@ -1,15 +1,19 @@
 """`gpupack queue status`: who has what, who waits and why, as the queue's leader says."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 from rich.cells import cell_len
 
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
-from kubeapi.errors import NotFound, ServerError, printable
+from kubeapi.errors import NotFound, ServerError, printable, unreachable_because
 from kubeapi.paths import segment
 from scheduler_plugin.queue.controller.status import TenantStatus, Why
+
+STATUS_PATH: Final = "/status"
+TIMEOUT_S: Final = 10.0
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -59,6 +63,37 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
                 f"{where} does not answer: is a pod of the queue Ready? ({error.message})",
                 status=error.status,
             ) from error
+
+
+async def fetch_from(url: str) -> bytes:
+    """Ask a queue at its own address, without the API server.
+
+    Args:
+        url: Of the queue, http or https, with or without `/status`.
+
+    Raises:
+        InputError: a URL that is none, no answer within `TIMEOUT_S` seconds, or an answer that is no success.
+    """
+    import aiohttp  # noqa: PLC0415 - the way through the API server does without it
+
+    base = url.rstrip("/").removesuffix(STATUS_PATH)
+    if not base.startswith(("http://", "https://")):
+        raise InputError(f"URL {url!r}: allowed is http://HOST:PORT or https://HOST:PORT of a queue")
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=True) as session,
+            session.get(f"{base}{STATUS_PATH}") as response,
+        ):
+            body = await response.read()
+    except aiohttp.InvalidURL as error:
+        raise InputError(
+            f"URL {url!r}: allowed is http://HOST:PORT or https://HOST:PORT of a queue"
+        ) from error
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise InputError(f"no queue answers at {base}: {unreachable_because(error)}") from error
+    if not response.ok:
+        raise InputError(f"{base}{STATUS_PATH} answers {response.status}: is it a queue?")
+    return body
 
 
 def read(raw: bytes, queue: str | None = None) -> Status:

@@ -20,6 +20,7 @@ from gpupack.cli.common import (
 )
 from gpupack.helptexts import NODE_HELP
 from gpupack.policies import PolicyCommand, card_policies
+from gpupack.terminal import wants_colour
 
 
 def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
@@ -270,7 +271,7 @@ def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoRe
         findings = check(settings)
     except ProfileError as error:  # an option that is wrong, as for the daemon
         fail(error)
-    click.echo(render(findings, output, colour=sys.stdout.isatty()))
+    click.echo(render(findings, output, colour=wants_colour()))
     sys.exit(0 if served(findings) else FAILED)
 
 
@@ -289,7 +290,7 @@ def _prove(settings: Any, output: str, *, busy: bool, instances: bool) -> NoRetu
         fail(error)
     except GpuError as error:
         fail(GpuError(f"nothing to prove: {error}"), FAILED)
-    click.echo(render_report(report, output, colour=sys.stdout.isatty()))
+    click.echo(render_report(report, output, colour=wants_colour()))
     if report.interrupted:
         sys.exit(INTERRUPTED)
     sys.exit(FAILED if report.refuted else 0)

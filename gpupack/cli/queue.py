@@ -1,5 +1,6 @@
 """`gpupack queue`: the borrowing queue."""
 
+import sys
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from gpupack.cli.common import (
     log_format,
     name_values,
     prepare,
+    refuse,
     say,
     serve,
     version_option,
@@ -89,6 +91,46 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     )
 
 
+CHECK_HELP = """Check configurations of the queue, and tell every fault with its path.
+
+FILE is a configuration, or manifests with a ConfigMap that has the key queues.yaml; - is standard input.
+The exit status is 0 where all can be used, and 1 where one has a fault. It needs no cluster.
+"""
+
+
+@queue.command(help=CHECK_HELP, short_help="Check configurations, without a cluster.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the queue.")
+@version_option
+def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
+    """Check configurations."""
+    import msgspec
+
+    from gpupack.errors import InputError
+    from gpupack.queuecheck import check_files
+    from scheduler_plugin.errors import SettingsError
+    from scheduler_plugin.queue.controller.settings import QueueSettings
+
+    prepare(all_policies())
+    settings = QueueSettings(config="", node_policy=node_policy)
+    try:
+        settings.check()
+        checked = check_files(files, settings.policy_faults)
+    except (InputError, SettingsError) as error:
+        fail(error)
+    if output == "json":
+        say(msgspec.json.format(msgspec.json.encode(checked), indent=2).decode())
+    else:
+        for each in checked:
+            if not each.faults:
+                say(f"{each.name}: {each.queues} {'queue' if each.queues == 1 else 'queues'}, no fault")
+            for fault in each.faults:
+                say(f"{each.name}: {fault}", err=True)
+    if any(each.faults for each in checked):
+        sys.exit(FAILED)
+
+
 @queue.command(short_help="Show who has what, who waits and why.")
 @click.argument("name", required=False)
 @click.option("--pods/--no-pods", default=True, show_default=True, help="Also every pod that waits.")
@@ -97,6 +139,7 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     "-n", "--namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
+@click.option("--url", metavar="URL", help="Ask the queue itself there, such as http://127.0.0.1:8914.")
 @click.option(
     "--kubeconfig",
     metavar="FILE",
@@ -110,6 +153,7 @@ def status(
     output: str,
     namespace: str,
     service: str,
+    url: str | None,
     kubeconfig: str | None,
     context: str | None,
 ) -> None:
@@ -123,8 +167,14 @@ def status(
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError
 
+    if url is not None:
+        for option in ("namespace", "service", "kubeconfig", "context"):
+            refuse(option, "is for a way through the API server: leave it out with --url")
     try:
-        raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
+        if url is not None:
+            raw = asyncio.run(queuestatus.fetch_from(url))
+        else:
+            raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
         found = queuestatus.read(raw, name)
     except (InputError, ConfigError) as error:
         fail(error)

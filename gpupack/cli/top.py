@@ -10,6 +10,7 @@ import click
 
 from gpupack.cli.common import FAILED, context_option, fail, version_option
 from gpupack.helptexts import TOP_HELP
+from gpupack.terminal import wants_colour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +84,7 @@ def _text(options: dict[str, Any]) -> str:
             found = load_nodes(raw, pods=pods)
         except InputError as error:
             raise error if filename == "-" else InputError(f"{filename}: {error}") from error
-    look = {"pods": pods, "colour": sys.stdout.isatty()}
+    look = {"pods": pods, "colour": wants_colour()}
     if not options["queues"]:
         return render(rows(found, names), options["output"], **look)
     return _with_queues(rows(found, names), options, look)
@@ -117,6 +118,6 @@ def _watched(options: dict[str, Any]) -> str:
     from gpupack.logs import configure
 
     configure("critical")  # what is wrong is said below the rows
-    look = Look(options["output"], options["pods"], sys.stdout.isatty())
+    look = Look(options["output"], options["pods"], wants_colour())
     asyncio.run(watch(options["kubeconfig"], options["nodes"], look, context=options["context"]))
     return ""

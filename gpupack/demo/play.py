@@ -1,7 +1,6 @@
 """The demo's story: pods get their cards, some go, and the same pods without the extender."""
 
 import shutil
-import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from gpupack.demo.pods import NODES, TOO_LARGE, Shapes, cost, shapes, whole_gpus
 from gpupack.demo.words import decoded
 from gpupack.embedded import WAIT_S, EmbeddedCluster, NeverCameError, until
 from gpupack.errors import GpupackError
+from gpupack.terminal import wants_colour
 from scheduler_plugin.settings import Settings
 from standins.scheduler import Unschedulable
 
@@ -231,6 +231,4 @@ def _say(name: str, shape: dict[str, Any], what: str) -> None:
 
 def _show(cluster: EmbeddedCluster, title: str) -> None:
     click.echo(f"\n{title}")
-    click.echo(
-        inventory.render(inventory.rows(cluster.node_list()), "table", colour=sys.stdout.isatty()) + "\n"
-    )
+    click.echo(inventory.render(inventory.rows(cluster.node_list()), "table", colour=wants_colour()) + "\n")

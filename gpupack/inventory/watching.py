@@ -14,6 +14,7 @@ from gpupack.inventory.objects import Cluster, Node
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import Look, lines
 from gpupack.inventory.rows import rows
+from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
@@ -150,7 +151,7 @@ class _Screen:
         self._pods = pods
         self._names = names
         self._look = look
-        self._terminal = sys.stdout.isatty()
+        self._terminal = takes_control_sequences()
         self._last: object = None
         self.old = False
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.request import PodRequest
-from scheduler_plugin.errors import PolicyError, SettingsError
+from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller.settings import QueueSettings
 
@@ -81,8 +81,8 @@ def test_what_a_policy_refuses_is_a_fault_and_changes_nothing() -> None:
         QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "0"}).check()
     settings = QueueSettings("q")
     text = "queues: [{name: a}]\nnodePolicyParameters: {best-fit: {limit: 0}}"
-    (fault,) = settings.policy_faults(parse_config("q", text))
-    assert "nodePolicy: best-fit: limit is 0" in fault
+    with pytest.raises(QueueConfigError, match="nodePolicy: best-fit: limit is 0"):
+        parse_config("q", text, settings.policy_faults)
     policies = settings.policies()
     with pytest.raises(PolicyError, match="worst"):
         policies.configure("worst", {})

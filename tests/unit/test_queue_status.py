@@ -1,13 +1,16 @@
 """`gpupack queue status`: the tables, and what cannot be shown."""
 
+import asyncio
 import json
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from allocator.names import POD_CARDS, POD_GPU_MODEL
 from gpupack.errors import InputError
-from gpupack.queuestatus import read, render
+from gpupack.queuestatus import fetch_from, read, render
 from scheduler_plugin.queue.controller import status
 from tests.cluster_builders import container
 from tests.queue_world import QueueWorld
@@ -305,3 +308,30 @@ def test_capacity_follows_nodes_and_forgets_needs() -> None:
     assert capacity.pods(entry.wants) == 2
     world.queue.room.forget_unused(set())
     assert capacity.pods(entry.wants) == 2
+
+
+def test_a_queue_is_asked_at_its_own_address() -> None:
+    async def ask(path: str) -> bytes:
+        app = web.Application()
+        app.router.add_get("/status", status_of)
+        async with TestServer(app) as server:
+            return await fetch_from(str(server.make_url(path)))
+
+    async def status_of(_request: web.Request) -> web.Response:
+        return web.Response(body=answer())
+
+    for path in ("", "/", "/status", "/status/"):
+        assert asyncio.run(ask(path)) == answer()
+    with pytest.raises(InputError, match="answers 404: is it a queue"):
+        asyncio.run(ask("/elsewhere"))
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8914", "http://[", "https://"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(InputError, match="allowed is http://HOST:PORT or https://HOST:PORT of a queue"):
+        asyncio.run(fetch_from(url))
+
+
+def test_an_address_where_nobody_answers() -> None:
+    with pytest.raises(InputError, match=r"no queue answers at http://127.0.0.1:1: Connection refused"):
+        asyncio.run(fetch_from("http://127.0.0.1:1"))

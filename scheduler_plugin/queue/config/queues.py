@@ -1,7 +1,7 @@
 """The queue's configuration: one YAML document, checked whole, in the words that Kueue's users know. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
@@ -176,12 +176,19 @@ class QueueConfig(Struct, frozen=True):
 Form = TypeVar("Form", bound=Struct)
 
 
-def parse_config(name: str, text: str) -> QueueConfig:
+PolicyCheck = Callable[[str | None, Mapping[str, Mapping[str, str]]], Sequence[str]]
+"""Finds the faults of a node policy, None for the process's own, and of the parameters of each policy."""
+
+
+def parse_config(
+    name: str, text: str, check_policies: PolicyCheck = lambda _policy, _given: ()
+) -> QueueConfig:
     """Read a configuration.
 
     Args:
         name: What to call it in messages.
         text: YAML.
+        check_policies: Finds faults of node policies, which the text alone does not show.
 
     Raises:
         QueueConfigError: every fault, with its path.
@@ -214,6 +221,7 @@ def parse_config(name: str, text: str) -> QueueConfig:
         }
         for policy, each in document.node_policy_parameters.items()
     }
+    faults += check_policies(document.node_policy, parameters)
     if whole is not None:
         faults += _together(queues, cohorts, slots)
     if faults or locality is None:

@@ -1,14 +1,14 @@
 """The configuration's file: read at the start, and again whenever it changes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
+from scheduler_plugin.queue.config.queues import PolicyCheck, QueueConfig, parse_config
 
 LOOK_S: Final = 1.0
 """A mounted ConfigMap changes by a symbolic link being replaced; looking costs less than watching that."""
@@ -23,15 +23,15 @@ class ConfigFile:
 
     Args:
         path: Of the file.
-        check: Finds faults that the text alone does not show.
+        check_policies: Finds faults of node policies, which the text alone does not show.
 
     Attributes:
         fault: What is wrong with the newest text, empty for nothing: the one before is in force then.
     """
 
-    def __init__(self, path: str, check: Callable[[QueueConfig], Sequence[str]] = lambda _config: ()) -> None:
+    def __init__(self, path: str, check_policies: PolicyCheck = lambda _policy, _given: ()) -> None:
         self._path = Path(path)
-        self._check = check
+        self._check_policies = check_policies
         self._text: str | None = None
         self.fault = ""
 
@@ -72,10 +72,7 @@ class ConfigFile:
         changed(config)
 
     def _parse(self, text: str) -> QueueConfig:
-        config = parse_config(str(self._path), text)
-        if faults := list(self._check(config)):
-            raise QueueConfigError(str(self._path), faults)
-        return config
+        return parse_config(str(self._path), text, self._check_policies)
 
     def _refuse(self, error: QueueConfigError) -> None:
         if str(error) != self.fault:

@@ -12,7 +12,6 @@ from kubeapi.addresses import HttpAddress, address_faults
 from scheduler_plugin.cache.watching import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
-from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.scheduling.cluster_policies import Policies
 
 INDEXED: Final = {"best-fit": {"mode": "pick"}}
@@ -70,10 +69,12 @@ class QueueSettings(HttpAddress):
         """
         return Policies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
 
-    def policy_faults(self, config: QueueConfig) -> list[str]:
-        """Say what is wrong with the node policies of a configuration."""
+    def policy_faults(
+        self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]
+    ) -> list[str]:
+        """Say what is wrong with the node policies of a configuration; None: it names none."""
         try:
-            self.policies().configure(config.node_policy, config.node_policy_parameters)
+            self.policies().configure(node_policy, parameters)
         except PolicyError as error:
             return [f"nodePolicy: {error}"]
         return []

@@ -1,0 +1,109 @@
+"""`gpupack queue check`: the faults of a queue's configuration, before a cluster sees it."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from gpupack.errors import InputError
+from scheduler_plugin.errors import QueueConfigError
+from scheduler_plugin.queue.config.queues import PolicyCheck, parse_config
+
+MAX_BYTES: Final = 1 << 20
+CONFIG_KEY: Final = "queues.yaml"
+"""The key of the ConfigMap that the manifests mount."""
+
+
+class CheckedConfig(msgspec.Struct, frozen=True):
+    """A configuration, and what is wrong with it.
+
+    Attributes:
+        name: The file, with the ConfigMap and its key where it stands in one.
+        queues: Number of queues; 0 with faults.
+        faults: Each with its path and what is allowed.
+    """
+
+    name: str
+    queues: int
+    faults: tuple[str, ...] = ()
+
+
+def check_files(files: Sequence[str], check_policies: PolicyCheck) -> list[CheckedConfig]:
+    """Check configurations as the queue checks them when it reads them.
+
+    Args:
+        files: Paths; `-` is standard input. Each holds a configuration, or manifests with ConfigMaps of
+            which one key at least is `queues.yaml`.
+        check_policies: Finds faults of node policies, which the text alone does not show.
+
+    Raises:
+        InputError: a file that cannot be read, or manifests without a configuration.
+    """
+    return [
+        _check(name, text, check_policies)
+        for file in files
+        for name, text in _configurations(file, _read(file))
+    ]
+
+
+def _check(name: str, text: str, check_policies: PolicyCheck) -> CheckedConfig:
+    try:
+        config = parse_config(name, text, check_policies)
+    except QueueConfigError as error:
+        return CheckedConfig(name, 0, error.faults)
+    return CheckedConfig(name, len(config.queues))
+
+
+def _read(file: str) -> str:
+    try:
+        if file == "-":
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise InputError(f"{file}: more than {MAX_BYTES} bytes, which the queue refuses")
+        return raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{file}: cannot be read: {reason}") from error
+
+
+def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
+    """Find the configurations of a file: itself, or those in its ConfigMaps.
+
+    Raises:
+        InputError: manifests of which none has a configuration.
+    """
+    manifests = _manifests(text)
+    if not manifests:
+        yield file, text
+        return
+    found = False
+    for manifest in manifests:
+        data = manifest.get("data")
+        if manifest.get("kind") != "ConfigMap" or not isinstance(data, dict):
+            continue
+        if isinstance(inner := data.get(CONFIG_KEY), str):
+            found = True
+            metadata = manifest.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, dict) else None
+            yield f"{file}: ConfigMap {name or 'without a name'}, {CONFIG_KEY}", inner
+    if not found:
+        raise InputError(f"{file}: no ConfigMap in it has the key {CONFIG_KEY}")
+
+
+def _manifests(text: str) -> list[dict[str, Any]]:
+    """Return the Kubernetes objects of a text; none where it is something else, such as a configuration."""
+    try:
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+    except Exception:  # noqa: BLE001 - parse_config tells what is wrong; the loader raises errors of any kind
+        return []
+    objects = [each for each in documents if isinstance(each, dict) and {"apiVersion", "kind"} <= each.keys()]
+    if len(objects) != len(documents):
+        return []
+    lists = [each["items"] for each in objects if isinstance(each.get("items"), list)]
+    return objects + [item for items in lists for item in items if isinstance(item, dict)]

@@ -1,0 +1,17 @@
+"""What the terminal that an answer goes to can show."""
+
+import os
+import sys
+
+
+def wants_colour() -> bool:
+    """Return True where standard output takes colours: a terminal, not a dumb one, and without NO_COLOR.
+
+    Source: https://no-color.org; an empty NO_COLOR counts as none.
+    """
+    return takes_control_sequences() and not os.environ.get("NO_COLOR")
+
+
+def takes_control_sequences() -> bool:
+    """Return True where standard output is a terminal that moves its cursor when told (TERM is not dumb)."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
