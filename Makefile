@@ -8,7 +8,7 @@ PACKAGES := allocator kubeapi deviceplugin scheduler_plugin standins gpupack ben
 PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
+.PHONY: help demo docs test lint prose test-unit test-random mutants test-cluster kube-version bench lock proto reference clean python
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -39,11 +39,15 @@ $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
 demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
 	@$(BIN)/gpupack demo
 
-lint: $(VENV)/.dev ## Format check, lint, types, import rules
+lint: $(VENV)/.dev ## Format check, lint, types, import rules, prose
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tests.scripts.prose
+
+prose: $(VENV)/.dev ## Record that files have fewer faults of prose than before
+	@$(BIN)/python -m tests.scripts.prose --record
 
 # Four on two cores: half of the time a test waits for something.
 test-unit: $(VENV)/.dev ## Unit, property and integration tests

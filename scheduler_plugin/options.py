@@ -33,17 +33,17 @@ class Election(Protocol):
     """
 
     @property
-    def leader_elect(self) -> bool: ...  # noqa: D102
+    def leader_elect(self) -> bool: ...
     @property
-    def lease_namespace(self) -> str: ...  # noqa: D102
+    def lease_namespace(self) -> str: ...
     @property
-    def lease_name(self) -> str: ...  # noqa: D102
+    def lease_name(self) -> str: ...
     @property
-    def lease_s(self) -> int: ...  # noqa: D102
+    def lease_s(self) -> int: ...
     @property
-    def identity(self) -> str: ...  # noqa: D102
+    def identity(self) -> str: ...
     @property
-    def pod_name(self) -> str | None: ...  # noqa: D102
+    def pod_name(self) -> str | None: ...
 
 
 def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:

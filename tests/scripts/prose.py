@@ -1,0 +1,215 @@
+"""Checks how docstrings and pages are written: `make lint` runs it, `make prose` records a lower count.
+
+Three faults are counted for each file: a docstring that begins with a word that names no subject, a sentence
+of more than 35 words, and a line of a page of more than 100 columns. `prose_counts.txt` has the counts of
+files that still have faults. A count may fall, never rise. A file that moves takes its count with it.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+COUNTS: Final = Path(__file__).with_name("prose_counts.txt")
+PACKAGES: Final = (
+    "allocator",
+    "benchmarks",
+    "deviceplugin",
+    "gpupack",
+    "kubeapi",
+    "scheduler_plugin",
+    "standins",
+)
+MAX_WORDS: Final = 35
+MAX_COLUMNS: Final = 100
+
+BANNED: Final = re.compile(r"(?:It|They|Those|Who|Whoever|One|Of|The same|Likewise|Nobody)\b")
+_WORD: Final = re.compile(r"[\w./%+-]*\w[\w./%+-]*")
+_END_OF_SENTENCE: Final = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[(\"'*_]*[A-Z0-9`\[])")
+_CODE: Final = re.compile(r"``[^`]+``|`[^`]+`")
+_LINK: Final = re.compile(r"!?\[((?:[^\]\[]|\[[^\]]*\])*)\]\([^)]*\)")
+_ITEM: Final = re.compile(r"\s*(?:[-*+]|\d+\.)\s+")
+_ENTRY: Final = re.compile(r"\s*[\w`*, |\[\]]+(?: \([^)]*\))?:(?:\s|$)")
+_FENCE: Final = re.compile(r"\s*(?:>\s*)?```")
+
+
+class Fault(NamedTuple):
+    """Fault is a place where a text breaks a rule."""
+
+    line: int
+    text: str
+
+
+def find_in_module(source: str) -> list[Fault]:
+    """Find the faults in the docstrings of a module."""
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node)
+        if not text:
+            continue
+        line = node.body[0].lineno
+        banned = BANNED.match(text)
+        if banned:
+            faults.append(
+                Fault(line, f"a docstring begins with {banned[0]!r}: name the subject, or use a verb")
+            )
+        faults += _long_sentences(_docstring_blocks(text), line)
+    return sorted(faults)
+
+
+def find_in_page(page: str) -> list[Fault]:
+    """Find the faults in a page of Markdown."""
+    faults = [
+        Fault(number, f"{len(line)} columns: at most {MAX_COLUMNS}")
+        for number, line in _prose_lines(page)
+        if len(line) > MAX_COLUMNS and _can_be_wrapped(line)
+    ]
+    return sorted(faults + _long_sentences(_page_blocks(page), 0))
+
+
+def find_all(root: Path) -> dict[str, list[Fault]]:
+    """Find the faults of every package and page below a folder, by path; files without any are left out."""
+    modules = [
+        path for package in PACKAGES for path in (root / package).rglob("*.py") if "_pb2" not in path.name
+    ]
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    found = {
+        **{path: find_in_module(path.read_text(encoding="utf-8")) for path in modules},
+        **{path: find_in_page(path.read_text(encoding="utf-8")) for path in pages},
+    }
+    return {path.relative_to(root).as_posix(): faults for path, faults in sorted(found.items()) if faults}
+
+
+def compare(counts: Mapping[str, int], recorded: Mapping[str, int]) -> list[str]:
+    """Name the files that have more faults than recorded.
+
+    Files that are not recorded may have as many faults together as the recorded files that have none any
+    more: so a file can be moved without a new record.
+
+    Args:
+        counts: Faults now, by path.
+        recorded: Faults allowed, by path.
+    """
+    known = [path for path, count in counts.items() if count > recorded.get(path, count)]
+    new = [path for path in counts if path not in recorded]
+    allowed = sum(count for path, count in recorded.items() if path not in counts)
+    return sorted(known + (new if sum(counts[path] for path in new) > allowed else []))
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """Read the recorded counts: a line for each file, its count and its path."""
+    rows = (line.split(maxsplit=1) for line in text.splitlines())
+    return {path: int(count) for count, path in rows}
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Write counts as `parse_counts` reads them, sorted by path."""
+    return "".join(f"{count} {path}\n" for path, count in sorted(counts.items()))
+
+
+def _prose_lines(page: str) -> Iterator[tuple[int, str]]:
+    """Lines of a page with their numbers, without code and tables."""
+    in_code = False
+    for number, line in enumerate(page.splitlines(), start=1):
+        if _FENCE.match(line):
+            in_code = not in_code
+        elif not in_code and not line.lstrip("> ").startswith("|"):
+            yield number, line
+
+
+def _can_be_wrapped(line: str) -> bool:
+    """Tell whether a line has a place to break it: headings have none, nor has a single link."""
+    if line.startswith("#"):
+        return False
+    text = _LINK.sub(lambda link: link[0].replace(" ", "_"), line)
+    text = _CODE.sub(lambda code: code[0].replace(" ", "_"), text)
+    return " " in _ITEM.sub("", text, count=1).strip()
+
+
+def _page_blocks(page: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items and table cells of a page, each with its first line's number."""
+    in_code = False
+    block: list[str] = []
+    first = 1
+    for number, line in enumerate([*page.splitlines(), ""], start=1):
+        fence = bool(_FENCE.match(line))
+        table = line.lstrip("> ").startswith("|")
+        if in_code or fence or table or not line.strip() or line.startswith("#") or _ITEM.match(line):
+            yield first, " ".join(block)
+            block = []
+        in_code ^= fence
+        if in_code or fence or line.startswith("#"):
+            continue
+        if table:
+            yield from ((number, cell) for cell in line.split("|"))
+            continue
+        if not block:
+            first = number
+        block.append(_ITEM.sub("", line, count=1).strip("> "))
+
+
+def _docstring_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items and entries such as `name: text` of a docstring, each with its line's offset.
+
+    Drawings and formulas are no sentences: a line with two spaces inside, or two columns deeper than its
+    paragraph, ends one.
+    """
+    block: list[str] = []
+    first = 0
+    for number, line in enumerate([*text.splitlines(), ""]):
+        drawn = bool(re.search(r"\S {2,}\S", line))
+        if not line.strip() or drawn or _ITEM.match(line) or _ENTRY.match(line):
+            yield first, " ".join(block)
+            block = []
+        if line.strip() and not drawn:
+            if not block:
+                first = number
+            block.append(_ENTRY.sub("", _ITEM.sub("", line, count=1), count=1).strip())
+
+
+def _long_sentences(blocks: Iterator[tuple[int, str]], offset: int) -> list[Fault]:
+    faults = []
+    for line, block in blocks:
+        text = _CODE.sub("code", _LINK.sub(r"\1", block))
+        for sentence in _END_OF_SENTENCE.split(text):
+            count = len(_WORD.findall(sentence))
+            if count > MAX_WORDS:
+                faults.append(
+                    Fault(
+                        offset + line, f"a sentence of {count} words, at most {MAX_WORDS}: {sentence[:60]}…"
+                    )
+                )
+    return faults
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the checks; `--record` writes lower counts, `--list PATH` shows the faults below a path."""
+    faults = find_all(ROOT)
+    if arguments[:1] == ["--list"]:
+        for path, found in faults.items():
+            if path.startswith(tuple(arguments[1:]) or ""):
+                for fault in found:
+                    print(f"{path}:{fault.line}: {fault.text}")
+        return 0
+    counts = {path: len(found) for path, found in faults.items()}
+    recorded = parse_counts(COUNTS.read_text(encoding="utf-8")) if COUNTS.exists() else counts
+    worse = compare(counts, recorded)
+    for path in worse:
+        print(
+            f"{path}: {counts[path]} faults of prose, recorded are {recorded.get(path, 0)}", file=sys.stderr
+        )
+        for fault in faults[path]:
+            print(f"  line {fault.line}: {fault.text}", file=sys.stderr)
+    if not worse and arguments == ["--record"]:
+        COUNTS.write_text(format_counts(Counter(counts)), encoding="utf-8")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
