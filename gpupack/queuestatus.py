@@ -8,6 +8,7 @@ from rich.cells import cell_len
 
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
+from gpupack.terminal import short_age
 from kubeapi.errors import NotFound, ServerError, printable, unreachable_because
 from kubeapi.paths import segment
 from scheduler_plugin.queue.controller.status import TenantStatus, Why
@@ -157,7 +158,7 @@ def _queue(queue: TenantStatus) -> Sequence[str]:
         str(queue.lent),
         str(queue.running),
         str(queue.waiting),
-        _age(queue.oldest_wait_s) if queue.waiting else "-",
+        short_age(queue.oldest_wait_s) if queue.waiting else "-",
         queue.stop,
     )
 
@@ -167,7 +168,7 @@ def _pod(pod: Why) -> Sequence[str]:
         pod.queue or "-",
         _position(pod),
         f"{pod.namespace}/{pod.name}",
-        _age(pod.waits_s),
+        short_age(pod.waits_s),
         pod.reason,
         pod.message,
     )
@@ -177,14 +178,6 @@ def _position(pod: Why) -> str:
     """Write a position; all pods of a gang have one."""
     position = str(pod.position) if pod.position else "-"
     return f"{position}, gang of {pod.gang_size}" if pod.gang_size else position
-
-
-def _age(seconds: float) -> str:
-    """Write an age as kubectl does."""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{int(seconds)}s"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

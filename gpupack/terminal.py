@@ -1,4 +1,4 @@
-"""What the terminal that an answer goes to can show."""
+"""What the terminal that an answer goes to can show, and how answers write ages."""
 
 import os
 import sys
@@ -15,3 +15,11 @@ def wants_colour() -> bool:
 def takes_control_sequences() -> bool:
     """Return True where standard output is a terminal that moves its cursor when told (TERM is not dumb)."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def short_age(seconds: float) -> str:
+    """Write an age as kubectl does: 90s, 5m, 3h, 2d."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{int(seconds)}s"

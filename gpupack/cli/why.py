@@ -1,11 +1,16 @@
 """`gpupack why`: why a pod is pending, what it has, what happened to it."""
 
-from typing import Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gpupack.cli.asking import ask, output_option, source_of, source_options
 from gpupack.cli.common import say, version_option
+
+if TYPE_CHECKING:
+    from gpupack.diagnose.listing import Workload
+    from gpupack.whatif.fetching import Source
 
 _KINDS: Final = ("pod", "pods", "po")
 """What stands before a slash where kubectl names a pod."""
@@ -15,6 +20,8 @@ WHY_HELP = """Say why a pod waits, and what would let it start; of a running pod
 \b
 As a kubectl plugin:     kubectl gpupack why -n NAMESPACE POD
 The same in one word:    kubectl gpupack why NAMESPACE/POD
+All pods that wait:      kubectl gpupack why
+Those of a workload:     kubectl gpupack why -n NAMESPACE deploy/NAME
 From a file, or a pipe:  kubectl get nodes,pods -A -o json | gpupack why -f - POD
 For scripts:             gpupack why POD -o json
 
@@ -24,21 +31,29 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 
 
 @click.command(help=WHY_HELP, short_help="Say why a pod is pending, and what would let it start.")
-@click.argument("pod", metavar="POD")
+@click.argument("pod", metavar="[POD|KIND/NAME]", required=False)
 @click.option(
-    "-n", "--namespace", metavar="NAMESPACE", help="Of the pod. Default: the context's, else default."
+    "-n",
+    "--namespace",
+    metavar="NAMESPACE",
+    help="Of the pod or workload. Default: the context's, else default; for the list of who waits all.",
 )
 @source_options
 @output_option
 @version_option
-def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
+def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
     """Say why a pod is as it is."""
+    from gpupack.diagnose.listing import parse_workload
     from gpupack.diagnose.why import why as why_of
     from gpupack.whatif.answers import as_json
     from gpupack.whatif.fetching import read_about
     from gpupack.whatif.rendering import why_text
 
     source = source_of(options)
+    workload = None if pod is None else parse_workload(pod)
+    if pod is None or workload is not None:
+        say(_list(source, namespace, workload, output))
+        return
     pod, namespace = _named(pod, namespace)
 
     async def work() -> str:
@@ -47,6 +62,25 @@ def why(pod: str, namespace: str | None, output: str, **options: Any) -> None:
         return as_json(answer) if output == "json" else why_text(answer)
 
     say(ask(work))
+
+
+def _list(source: "Source", namespace: str | None, workload: "Workload | None", output: str) -> str:
+    """Ask about the pods of a workload, None: about all that wait."""
+    from gpupack.diagnose.listing import list_text, list_waiting, list_workload
+    from gpupack.whatif.answers import as_json
+    from gpupack.whatif.fetching import read_waiting
+
+    async def work() -> str:
+        cluster, around = await read_waiting(source)
+        if workload is None:
+            found = list_waiting(cluster, time.time(), namespace, around.queued)
+        else:
+            found = list_workload(
+                cluster, namespace or around.namespace, workload, time.time(), around.queued
+            )
+        return as_json(found) if output == "json" else list_text(found)
+
+    return ask(work)
 
 
 def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:

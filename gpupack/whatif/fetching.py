@@ -107,6 +107,21 @@ async def read_about(source: Source, namespace: str | None, name: str) -> tuple[
         return cluster, Around(namespace, told, queued)
 
 
+async def read_waiting(source: Source) -> tuple[Cluster, Around]:
+    """Read all nodes and pods, and who waits in the queue where pods wait for one.
+
+    Args:
+        source: Where; errors are those of `read`.
+    """
+    if source.filename is not None:
+        return await read(source), Around(DEFAULT)
+    async with await connect(source.kubeconfig, source.context) as client:
+        cluster = await _listed(client, source, budgets=False)
+        gates = {gate for pod in cluster.waiting() for gate in gates_of(pod)}
+        queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
+        return cluster, Around(client.namespace or DEFAULT, queued=queued)
+
+
 async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:
     nodes, pods, found = await asyncio.gather(
         list_all(client, NODES_PATH, AskNode, "nodes"),

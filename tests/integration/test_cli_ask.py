@@ -278,3 +278,24 @@ def test_where_no_queue_runs_it_says_so(run, tmp_path, status, message, said):
     code, out, err = asyncio.run(asked())
     assert (code, out, len(err.splitlines())) == (1, "", 1)
     assert said in err
+
+
+async def test_why_of_all_that_wait_asks_the_queue_once(run, tmp_path):
+    def look(kubeconfig):
+        status, out, _ = run("why", "--kubeconfig", kubeconfig, "-o", "json")
+        assert status == 0
+        lines = {line["pod"]: line for line in json.loads(out)["pods"]}
+        assert lines["gated"]["reason"] == "Quota"
+        assert lines["gated"]["text"] == "queue research has 40 of 40 units"
+        assert lines["inference"]["reason"] == "NotFree"
+        assert lines["gated"]["age_s"] >= 0
+
+    await served(look, tmp_path)
+
+
+def test_why_of_a_workload(run, cluster_file):
+    status, out, err = run("why", "-f", cluster_file, "-n", "team-b", "rs/app")
+    assert (status, err) == (0, "")
+    assert "team-b/embed-1" in out
+    status, _, err = run("why", "-f", cluster_file, "deploy/none")
+    assert (status, err) == (2, "gpupack: the file has no pod of Deployment/none in namespace 'default'\n")

@@ -1,0 +1,243 @@
+"""Many pods, a line each: those that wait for GPU memory, or those of one workload."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gpupack.diagnose.why import why
+from gpupack.errors import InputError
+from gpupack.inventory.grid import HEADER, Cell, Line, grid
+from gpupack.terminal import short_age
+from gpupack.whatif.answers import Answer, State, Why
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskPod, gates_of
+from kubeapi.metadata import parse_time
+
+if TYPE_CHECKING:
+    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+
+_REASONS: Final[dict[State, str]] = {
+    "gated": "Gated",
+    "fits": "Fits",
+    "refused": "Refused",
+    "running": "Running",
+    "ending": "Ending",
+    "ended": "Ended",
+    "failed": "Failed",
+    "no-cards": "NoCards",
+}
+
+
+class PodLine(Answer, frozen=True):
+    """One pod of a list.
+
+    Attributes:
+        namespace: Of the pod.
+        pod: Its name.
+        state: As of `Why`.
+        asked: What it asks for, in words.
+        age_s: Seconds since it was made; None where the API server did not say.
+        reason: The closest reason in one word, the queue's where a queue holds the pod.
+        text: The same in a sentence.
+        node: Where it runs, or ran.
+    """
+
+    namespace: str
+    pod: str
+    state: State
+    asked: str
+    age_s: float | None
+    reason: str
+    text: str
+    node: str = ""
+
+
+class PodList(Answer, frozen=True):
+    """Pods by namespace and name.
+
+    Attributes:
+        pods: A line each.
+        of: The workload they belong to, as KIND/NAME; empty: all that wait.
+    """
+
+    pods: tuple[PodLine, ...]
+    of: str = ""
+
+
+def list_waiting(
+    cluster: Cluster, now_s: float, namespace: str | None = None, queued: "Sequence[QueueWhy] | None" = None
+) -> PodList:
+    """List the pods that ask for GPU memory and have no node.
+
+    Args:
+        cluster: The cluster.
+        now_s: Seconds since the epoch.
+        namespace: Only its pods; None: of all.
+        queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+    """
+    pods = [pod for pod in cluster.waiting() if namespace in {None, pod.metadata.namespace}]
+    return PodList(_lines(cluster, pods, now_s, queued))
+
+
+def list_workload(
+    cluster: Cluster,
+    namespace: str,
+    workload: "Workload",
+    now_s: float,
+    queued: "Sequence[QueueWhy] | None" = None,
+) -> PodList:
+    """List the pods of a workload.
+
+    Raises:
+        InputError: no pod belongs to it.
+    """
+    pods = [
+        pod for pod in cluster.pods.values() if pod.metadata.namespace == namespace and workload.owns(pod)
+    ]
+    if not pods:
+        raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {namespace!r}")
+    pods.sort(key=lambda pod: pod.full_name)
+    return PodList(_lines(cluster, pods, now_s, queued), workload.name)
+
+
+def list_text(found: PodList) -> str:
+    """Write a list as a table."""
+    if not found.pods:
+        return "No pod waits for GPU memory."
+    header = ("POD", "ASKS", "AGE", "STATE" if found.of else "REASON", "WHY")
+    rows = [
+        (
+            f"{line.namespace}/{line.pod}",
+            line.asked or "-",
+            "-" if line.age_s is None else short_age(line.age_s),
+            line.reason,
+            line.text,
+        )
+        for line in found.pods
+    ]
+    cells = [[Cell(text, HEADER) for text in header], *([Cell(text) for text in row] for row in rows)]
+    return "\n".join(line.rstrip() for line in grid(map(Line, cells), colour=False))
+
+
+def _lines(
+    cluster: Cluster, pods: Iterable[AskPod], now_s: float, queued: "Sequence[QueueWhy] | None"
+) -> tuple[PodLine, ...]:
+    alike: dict[bytes, Why] = {}
+    said = {(each.namespace, each.name): each for each in queued or ()}
+    return tuple(_line(cluster, pod, now_s, said, alike) for pod in pods)
+
+
+def _line(
+    cluster: Cluster,
+    pod: AskPod,
+    now_s: float,
+    said: "dict[tuple[str, str], QueueWhy]",
+    alike: dict[bytes, Why],
+) -> PodLine:
+    meta = pod.metadata
+    # Pods of one controller differ in name only: they are asked about once.
+    key = msgspec.json.encode((meta.namespace, meta.labels, meta.annotations, pod.spec, pod.status))
+    answer = alike.get(key)
+    if answer is None:
+        answer = alike[key] = why(cluster, meta.namespace, meta.name, ways=False)
+    queue = said.get((meta.namespace, meta.name))
+    reason, text = _REASONS.get(answer.state, "Pending"), answer.text
+    if queue is not None and gates_of(pod):
+        reason, text = queue.reason, queue.message
+    elif answer.state == "pending" and answer.nodes and not answer.fits:
+        reason, text = answer.nodes[0].reason, answer.nodes[0].text
+    made = parse_time(meta.creation_timestamp)
+    return PodLine(
+        namespace=meta.namespace,
+        pod=meta.name,
+        state=answer.state,
+        asked=answer.asked,
+        age_s=None if made is None else max(0.0, now_s - made),
+        reason=reason,
+        text=text,
+        node=answer.node,
+    )
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What made pods.
+
+    Attributes:
+        name: As KIND/NAME.
+        owns: Whether a pod is one of its pods.
+    """
+
+    name: str
+    owns: Callable[[AskPod], bool]
+
+
+_SHORT: Final = {
+    "deploy": "Deployment",
+    "rs": "ReplicaSet",
+    "sts": "StatefulSet",
+    "ds": "DaemonSet",
+    "cj": "CronJob",
+    "lws": "LeaderWorkerSet",
+}
+_KINDS: Final = (
+    "Deployment",
+    "ReplicaSet",
+    "StatefulSet",
+    "DaemonSet",
+    "Job",
+    "CronJob",
+    "JobSet",
+    "LeaderWorkerSet",
+    "PyTorchJob",
+    "TrainJob",
+    "TFJob",
+    "MPIJob",
+    "XGBoostJob",
+    "RayCluster",
+    "RayJob",
+    "RayService",
+)
+_LABELS: Final = {
+    "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    "LeaderWorkerSet": "leaderworkerset.sigs.k8s.io/name",
+    "PyTorchJob": "training.kubeflow.org/job-name",
+    "TFJob": "training.kubeflow.org/job-name",
+    "MPIJob": "training.kubeflow.org/job-name",
+    "XGBoostJob": "training.kubeflow.org/job-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
+    "RayCluster": "ray.io/cluster",
+    "RayJob": "ray.io/originated-from-cr-name",
+    "RayService": "ray.io/originated-from-cr-name",
+}
+"""Where a controller of ours is not the pods' owner: the label by which it finds its pods."""
+
+_BY_WORD: Final = _SHORT | {word: kind for kind in _KINDS for word in (kind.lower(), f"{kind.lower()}s")}
+
+
+def parse_workload(text: str) -> Workload | None:
+    """Read KIND/NAME as kubectl does, such as `deploy/web` or `jobs.batch/train`.
+
+    Returns:
+        None where the text is something else, as the name of a pod.
+    """
+    word, slash, name = text.partition("/")
+    kind = _BY_WORD.get(word.partition(".")[0].lower())
+    if not slash or not name or "/" in name or kind is None:
+        return None
+    return Workload(f"{kind}/{name}", lambda pod: _belongs(pod, kind, name))
+
+
+def _belongs(pod: AskPod, kind: str, name: str) -> bool:
+    labels = pod.metadata.labels or {}
+    owners = [owner for owner in pod.metadata.owner_references or () if owner.controller]
+    if any((owner.kind, owner.name) == (kind, name) for owner in owners):
+        return True
+    if kind == "Deployment":
+        of = f"{name}-{labels.get('pod-template-hash', '')}"
+        return any((owner.kind, owner.name) == ("ReplicaSet", of) for owner in owners)
+    if kind == "CronJob":
+        # A CronJob names its Jobs by itself and the scheduled minute.
+        parts = [owner.name.rpartition("-") for owner in owners if owner.kind == "Job"]
+        return any(before == name and minute.isdigit() for before, _, minute in parts)
+    return labels.get(_LABELS.get(kind, "")) == name

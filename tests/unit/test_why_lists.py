@@ -1,0 +1,137 @@
+"""`gpupack why` without a pod, and of a workload: which pods, and a line of each."""
+
+import json
+
+import msgspec
+import pytest
+
+from gpupack.diagnose.listing import list_text, list_waiting, list_workload, parse_workload
+from gpupack.errors import InputError
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import AskPod
+from scheduler_plugin.queue.controller.status import Why as QueueWhy
+from tests.ask_world import Node, Pod, World
+
+NOW = 1_767_225_600.0
+"""2026-01-01T00:00:00Z."""
+
+
+def pods_of(*pods: Pod) -> list[dict]:
+    return [pod.object() for pod in pods]
+
+
+def cluster_of(*changed: dict, nodes: tuple[Node, ...] = (Node("n1", (16, 16)),)) -> Cluster:
+    items = [*(node.object(()) for node in nodes), *changed]
+    return Cluster.read(json.dumps({"kind": "List", "items": items}))
+
+
+def test_all_that_wait_with_their_closest_reason() -> None:
+    large, small, running = pods_of(Pod("large", 20), Pod("small", 4), Pod("runs", 4, "n1", (0,)))
+    large["metadata"]["creationTimestamp"] = "2025-12-31T23:55:00Z"
+    found = list_waiting(cluster_of(large, small, running), NOW)
+    assert [(line.pod, line.state, line.reason, line.age_s) for line in found.pods] == [
+        ("large", "pending", "TooSmall", 300.0),
+        ("small", "fits", "Fits", None),
+    ]
+    table = [line.split()[:5] for line in list_text(found).splitlines()]
+    assert table == [
+        ["POD", "ASKS", "AGE", "REASON", "WHY"],
+        ["default/large", "20", "GiB", "5m", "TooSmall"],
+        ["default/small", "4", "GiB", "-", "Fits"],
+    ]
+
+
+def test_nobody_waits() -> None:
+    found = list_waiting(cluster_of(*pods_of(Pod("runs", 4, "n1", (0,)))), NOW)
+    assert list_text(found) == "No pod waits for GPU memory."
+
+
+def test_one_namespace() -> None:
+    cluster = cluster_of(*pods_of(Pod("a", 4), Pod("b", 4, namespace="team")))
+    assert [line.pod for line in list_waiting(cluster, NOW, "team").pods] == ["b"]
+    assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["a", "b"]
+
+
+def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:
+    """Their names differ only; a difference in what they ask for, or may use, is a difference."""
+    pods = [Pod(f"p{at}", 20) for at in range(3)]
+    other = Pod("q", 4, model="H100")
+    found = list_waiting(cluster_of(*pods_of(*pods, other)), NOW)
+    assert [line.reason for line in found.pods] == ["TooSmall"] * 3 + ["NoSuchCard"]
+    assert len({line.text for line in found.pods}) == 2
+
+
+def test_the_queue_says_why_where_it_holds_a_pod() -> None:
+    gated, free = pods_of(Pod("gated", 4), Pod("free", 20))
+    gated["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
+    said = [
+        QueueWhy("default", name, "research", 3, "Quota", "queue research uses 40 of its 40", 60.0)
+        for name in ("gated", "free")
+    ]
+    waiting = list_waiting(cluster_of(gated, free), NOW, queued=said)
+    assert [(line.state, line.reason) for line in waiting.pods] == [
+        ("pending", "TooSmall"),
+        ("gated", "Quota"),
+    ]
+    assert waiting.pods[1].text == "queue research uses 40 of its 40"
+    unasked = list_waiting(cluster_of(gated, free), NOW).pods[1]
+    assert unasked.reason == "Gated"
+    assert unasked.text.startswith("waits for the scheduling gate gpupack.io/queue")
+
+
+def pod(owner: tuple[str, str] | None = None, **labels: str) -> AskPod:
+    meta: dict[str, object] = {
+        "name": "p",
+        "namespace": "default",
+        "labels": {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()},
+    }
+    if owner is not None:
+        meta["ownerReferences"] = [{"kind": owner[0], "name": owner[1], "uid": "u", "controller": True}]
+    return msgspec.json.decode(json.dumps({"kind": "Pod", "metadata": meta}), type=AskPod)
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs", "not_theirs"),
+    [
+        ("sts/db", pod(("StatefulSet", "db")), pod(("StatefulSet", "db2"))),
+        ("statefulsets.apps/db", pod(("StatefulSet", "db")), pod(("DaemonSet", "db"))),
+        ("deploy/web", pod(("ReplicaSet", "web-7f9"), pod_template_hash="7f9"), pod(("ReplicaSet", "web"))),
+        ("Deployment/web", pod(("ReplicaSet", "web-7f9"), pod_template_hash="7f9"), pod()),
+        ("deploy/web", pod(("ReplicaSet", "web-1"), pod_template_hash="1"), pod(("ReplicaSet", "web-x-1"))),
+        ("job/train", pod(("Job", "train")), pod(("Job", "train-1"))),
+        ("cj/nightly", pod(("Job", "nightly-29461620")), pod(("Job", "nightly-x"))),
+        ("jobset/big", pod(("Job", "big-workers-0"), **{"jobset.sigs.k8s.io__jobset_name": "big"}), pod()),
+        ("pytorchjob/nlp", pod(("PyTorchJob", "nlp")), pod(("TFJob", "nlp"))),
+        ("raycluster/ray", pod(("RayCluster", "ray")), pod(("RayCluster", "other"))),
+        ("lws/llm", pod(None, **{"leaderworkerset.sigs.k8s.io__name": "llm"}), pod(("StatefulSet", "llm"))),
+    ],
+)
+def test_whose_pods_are_meant(text: str, theirs: AskPod, not_theirs: AskPod) -> None:
+    workload = parse_workload(text)
+    assert workload is not None
+    assert workload.owns(theirs)
+    assert not workload.owns(not_theirs)
+
+
+@pytest.mark.parametrize("text", ["web", "team-a/web", "pod/web", "deploy/", "/web", "deploy/a/b", ""])
+def test_what_is_no_workload(text: str) -> None:
+    assert parse_workload(text) is None
+
+
+def test_the_pods_of_a_workload_are_listed_wherever_they_are() -> None:
+    cluster = cluster_of(*pods_of(Pod("waits", 20), Pod("runs", 4, "n1", (0,)), Pod("alone", 4, owned=False)))
+    workload = parse_workload("rs/app")
+    assert workload is not None
+    found = list_workload(cluster, "default", workload, NOW)
+    assert [(line.pod, line.state, line.reason) for line in found.pods] == [
+        ("runs", "running", "Running"),
+        ("waits", "pending", "TooSmall"),
+    ]
+    assert list_text(found).splitlines()[0].split()[3] == "STATE"
+    with pytest.raises(InputError, match="the file has no pod of ReplicaSet/app in namespace 'team'"):
+        list_workload(cluster, "team", workload, NOW)
+
+
+def test_the_world_of_other_tests_has_one_that_waits() -> None:
+    world = World((Node("n1"),), (Pod("w", 20),))
+    assert [line.pod for line in list_waiting(Cluster.read(world.text), NOW).pods] == ["w"]
