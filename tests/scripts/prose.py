@@ -32,8 +32,8 @@ _WORD: Final = re.compile(r"[\w./%+-]*\w[\w./%+-]*")
 _END_OF_SENTENCE: Final = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[(\"'*_]*[A-Z0-9`\[])")
 _CODE: Final = re.compile(r"``[^`]+``|`[^`]+`")
 _LINK: Final = re.compile(r"!?\[((?:[^\]\[]|\[[^\]]*\])*)\]\([^)]*\)")
-_ITEM: Final = re.compile(r"\s*(?:[-*+]|\d+\.)\s+")
-_ENTRY: Final = re.compile(r"\s*[\w`*, |\[\]]+(?: \([^)]*\))?:(?:\s|$)")
+_ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
+_ENTRY: Final = re.compile(r"^\s*[\w`*.]+(?:(?:, | / )[\w`*.]+)*(?: \([^)]*\))?:(?:\s|$)")
 _FENCE: Final = re.compile(r"\s*(?:>\s*)?```")
 
 
@@ -176,7 +176,7 @@ def _docstring_blocks(text: str) -> Iterator[tuple[int, str]]:
 def _long_sentences(blocks: Iterator[tuple[int, str]], offset: int) -> list[Fault]:
     faults = []
     for line, block in blocks:
-        text = _CODE.sub("code", _LINK.sub(r"\1", block))
+        text = _CODE.sub("Code", _LINK.sub(r"\1", block))
         for sentence in _END_OF_SENTENCE.split(text):
             count = len(_WORD.findall(sentence))
             if count > MAX_WORDS:
