@@ -7,6 +7,7 @@ import click
 from allocator.names import MIB_PER_GIB
 from gpupack.cli.asking import ask, source_of, source_options
 from gpupack.cli.common import log_format, name_values, say, serve, version_option
+from gpupack.cli.names import complete_nodes
 
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
     need by their cards, and nodes are kept from scale-down whose pods have no cards elsewhere.
@@ -103,7 +104,7 @@ It reads Nodes and Pods, and changes nothing. docs/howto/autoscaling.md says whe
 
 
 @autoscale.command(help=SHAPES_HELP, short_help="Print machine types for autoscalers.")
-@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.argument("nodes", nargs=-1, metavar="[NODE]...", shell_complete=complete_nodes)
 @click.option(
     "--format",
     "form",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gpupack.cli.common import FAILED, context_option, fail, say, version_option
+from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
     from gpupack.cordon import Outcome, Wish
@@ -40,7 +41,7 @@ def _options(command: Command) -> Command:
     """Add what both commands take."""
     for add in reversed(
         (
-            click.argument("node"),
+            click.argument("node", shell_complete=complete_nodes),
             click.argument("cards", nargs=-1, metavar="[CARD]..."),
             click.option("--all", "every", is_flag=True, help="All cards of the node, in place of CARD."),
             click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing."),

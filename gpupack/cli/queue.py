@@ -18,6 +18,7 @@ from gpupack.cli.common import (
     serve,
     version_option,
 )
+from gpupack.cli.names import complete_queues
 from gpupack.policies import PolicyGroup, all_policies
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
@@ -132,7 +133,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
 
 
 @queue.command(short_help="Show who has what, who waits and why.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_queues)
 @click.option("--pods/--no-pods", default=True, show_default=True, help="Also every pod that waits.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupack.cli.common import FAILED, context_option, fail, version_option
+from gpupack.cli.names import complete_nodes
 from gpupack.helptexts import TOP_HELP
 from gpupack.terminal import wants_colour
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(help=TOP_HELP, short_help="Show every card of the cluster: used and size.")
-@click.argument("nodes", metavar="[NODE]...", nargs=-1)
+@click.argument("nodes", metavar="[NODE]...", nargs=-1, shell_complete=complete_nodes)
 @click.option(
     "-f",
     "--filename",

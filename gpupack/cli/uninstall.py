@@ -6,6 +6,7 @@ import sys
 import click
 
 from gpupack.cli.common import FAILED, context_option, fail, say, version_option
+from gpupack.cli.names import complete_nodes
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
 annotations and labels under gpupack.io/, the startup taint, what gpupack autoscale set for autoscalers,
@@ -26,7 +27,7 @@ patch nodes where there are startup taints.
 
 
 @click.command(help=UNINSTALL_HELP, short_help="Remove what gpupack wrote on the Nodes.")
-@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.argument("nodes", nargs=-1, metavar="[NODE]...", shell_complete=complete_nodes)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and change nothing.")
 @click.option("--force", is_flag=True, help="Also where pods hold GPU memory.")
 @click.option(

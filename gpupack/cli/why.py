@@ -7,6 +7,7 @@ import click
 
 from gpupack.cli.asking import ask, output_option, source_of, source_options
 from gpupack.cli.common import say, version_option
+from gpupack.cli.names import complete_pods
 
 if TYPE_CHECKING:
     from gpupack.diagnose.listing import Workload
@@ -31,7 +32,7 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 
 
 @click.command(help=WHY_HELP, short_help="Say why a pod is pending, and what would let it start.")
-@click.argument("pod", metavar="[POD|KIND/NAME]", required=False)
+@click.argument("pod", metavar="[POD|KIND/NAME]", required=False, shell_complete=complete_pods)
 @click.option(
     "-n",
     "--namespace",
