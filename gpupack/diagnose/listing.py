@@ -30,7 +30,7 @@ _REASONS: Final[dict[State, str]] = {
 
 
 class PodLine(Answer, frozen=True):
-    """One pod of a list.
+    """PodLine is a pod of a list that `why` prints.
 
     Attributes:
         namespace: Of the pod.
