@@ -29,9 +29,9 @@ from allocator.cards import Card
 from allocator.ids import device_id
 from allocator.ledger import CheckpointEntry, Ledger
 from benchmarks.machine import machine, percentile
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
-from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.host.inotify import Inotify
 from deviceplugin.lifetime import settle_memory
@@ -181,10 +181,10 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
     cards = [Card(i, f"GPU-{UUID(int=i)}", "Simulated", size, 0) for i in range(CARDS)]
     driver = Driver({card.uuid: size * MIB_PER_GIB for card in cards})
     written = Written()
-    account = Account(Ledger(cards), written.read, RESOURCE)
+    account = LedgerService(Ledger(cards), written.read, RESOURCE)
     enforcer = Enforcer(
         account,
-        supports := Supports(account, driver),
+        supports := LimitCapability(account, driver),
         lambda _: {},
         unit_mib=MIB_PER_GIB,
         cgroup_root=root,

@@ -9,28 +9,28 @@ import structlog
 
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE
-from deviceplugin.allocation.allocation_service import Answers
+from deviceplugin.allocation.allocation_service import AllocationService
 from deviceplugin.allocation.card_list import CardList
-from deviceplugin.allocation.foreign_plugins import Neighbours
+from deviceplugin.allocation.foreign_plugins import ForeignPluginWatcher
 from deviceplugin.allocation.inventory import cards_in_units, check_units
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
-from deviceplugin.allocation.reconciler import Cgroups, Reconciler
-from deviceplugin.container_memory import MemoryParts
-from deviceplugin.container_responses import Giving
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
+from deviceplugin.container_memory import ContainerMemoryService
+from deviceplugin.container_responses import ContainerResponses
 from deviceplugin.gpus.api.health import HealthTracker
-from deviceplugin.gpus.api.helper_processes import WithoutHelpers
+from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.profile_file import ProfileFile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace, pod_parents
-from deviceplugin.host.driver import OwnThread
+from deviceplugin.host.driver import DriverThread
 from deviceplugin.http import HttpServer
-from deviceplugin.kubelet.checkpoint import BookReader
+from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.pod_resources import PodResources
@@ -39,15 +39,22 @@ from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
 from deviceplugin.metrics import Metrics
-from deviceplugin.monitoring.sampling import CLOSE_S, DETACH_AFTER_S, HANGS_S, SAMPLE_S, Owners, Sampler
-from deviceplugin.node_events import Notices
-from deviceplugin.publishing.annotator import Annotator
-from deviceplugin.publishing.ownership import Ownership, this_daemon
-from deviceplugin.publishing.publisher import Publisher
-from deviceplugin.publishing.shutdown import Patience, say_farewell
+from deviceplugin.monitoring.sampling import (
+    CLOSE_S,
+    DETACH_AFTER_S,
+    HANGS_S,
+    SAMPLE_S,
+    CardSampler,
+    ProcessOwnerLookup,
+)
+from deviceplugin.node_events import NodeEvents
+from deviceplugin.publishing.annotator import AllocationAnnotator
+from deviceplugin.publishing.ownership import NodeOwnership, this_daemon
+from deviceplugin.publishing.publisher import NodePublisher
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, say_farewell
 from deviceplugin.publishing.startup_taint import StartupTaint
 from deviceplugin.settings import Settings
-from deviceplugin.status import Status
+from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.reflect import Reflector
@@ -106,9 +113,9 @@ class Daemon:
         settings: Settings,
         *,
         source: GpuSource | None = None,
-        cgroups: Cgroups | None = None,
-        owners: Owners | None = None,
-        patience: Patience | None = None,
+        cgroups: CgroupProber | None = None,
+        owners: ProcessOwnerLookup | None = None,
+        patience: ShutdownTimeouts | None = None,
         sample_s: float = SAMPLE_S,
         detach_after_s: float = DETACH_AFTER_S,
     ) -> None:
@@ -116,14 +123,14 @@ class Daemon:
         self._source = source or gpu_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
-        self._patience = patience or Patience()
+        self._patience = patience or ShutdownTimeouts()
         self._sample_s = sample_s
         self._detach_after_s = detach_after_s
-        self._driver = OwnThread("gpu-driver")
+        self._driver = DriverThread("gpu-driver")
         self._lock = FolderLock(settings.device_plugin_dir)
         self.ready = asyncio.Event()
         self.http_port = 0
-        self.account: Account | None = None
+        self.account: LedgerService | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set.
@@ -167,18 +174,20 @@ class Daemon:
         check_units(gpus, settings.unit_mib)
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
-        book = BookReader(settings.device_plugin_dir)
-        giving = Giving(settings, self._source)
+        book = CheckpointReader(settings.device_plugin_dir)
+        giving = ContainerResponses(settings, self._source)
         await giving.prepare()
-        account = self.account = Account(ledger, book.read, settings.resource)
-        pods = PodView(account, settings.resource)
+        account = self.account = LedgerService(ledger, book.read, settings.resource)
+        pods = OwnPods(account, settings.resource)
         metrics = Metrics()
-        self._plugin = DevicePlugin(Answers(account, settings.unit_mib), observe=metrics.call)
+        self._plugin = DevicePlugin(AllocationService(account, settings.unit_mib), observe=metrics.call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
-        notices = Notices(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
-        nodes = NodeView(account, settings.node_name, notices.wrong_cordon, self._parents)
-        percent = DevicePlugin(Answers(account, settings.unit_mib, percent=True), observe=metrics.call)
+        notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
+        nodes = OwnNode(account, settings.node_name, notices.wrong_cordon, self._parents)
+        percent = DevicePlugin(
+            AllocationService(account, settings.unit_mib, percent=True), observe=metrics.call
+        )
 
         def devices_changed() -> None:
             self._plugin.devices_changed()
@@ -190,9 +199,9 @@ class Daemon:
         stack.push_async_callback(self._pod_resources.close)
         account.taken_up = self._pod_resources.taken_up
         self._reconciler = Reconciler(account, book.changes, self._cgroups, self._pod_resources.clean)
-        self._sampler = Sampler(
+        self._sampler = CardSampler(
             account,
-            WithoutHelpers(self._source, giving.helpers),
+            HelperProcessFilter(self._source, giving.helpers),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
@@ -204,7 +213,7 @@ class Daemon:
             detach_after_s=self._detach_after_s,
             driver=self._driver,
         )
-        self._memory = MemoryParts(
+        self._memory = ContainerMemoryService(
             settings,
             account,
             self._source,
@@ -217,7 +226,7 @@ class Daemon:
         )
 
         giving.join(account, self._memory.supports)
-        self._ownership = Ownership(
+        self._ownership = NodeOwnership(
             client,
             account,
             nodes,
@@ -225,7 +234,7 @@ class Daemon:
             node_name=settings.node_name,
             on_conflict=notices.other_daemon,
         )
-        self._publisher = Publisher(
+        self._publisher = NodePublisher(
             client,
             account,
             nodes,
@@ -238,7 +247,7 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.held,
         )
-        self._annotator = Annotator(client, account, pods, self._memory.told)
+        self._annotator = AllocationAnnotator(client, account, pods, self._memory.told)
         self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
@@ -257,7 +266,7 @@ class Daemon:
             ]
         )
         self._pods, self._node_view = pods, nodes
-        status = Status(
+        status = DaemonStatus(
             settings=settings,
             account=account,
             reconciler=self._reconciler,
@@ -270,7 +279,7 @@ class Daemon:
             publisher=self._publisher,
             annotator=self._annotator,
             memory=self._memory,
-            neighbours=Neighbours(account, nodes, notices),
+            neighbours=ForeignPluginWatcher(account, nodes, notices),
             recorder=recorder,
         )
         metrics.read_from(
@@ -313,7 +322,7 @@ class Daemon:
             giving.run(),
         )
 
-    def _startup_taint(self, client: KubeClient, account: Account, nodes: NodeView) -> StartupTaint:
+    def _startup_taint(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> StartupTaint:
         return StartupTaint(
             client,
             account,
@@ -331,10 +340,10 @@ class Daemon:
 
     def _card_list(
         self,
-        account: Account,
+        account: LedgerService,
         gpus: tuple[GpuCard, ...],
-        notices: Notices,
-        nodes: NodeView,
+        notices: NodeEvents,
+        nodes: OwnNode,
         devices_changed: Callable[[], None],
     ) -> CardList:
         def cards_changed() -> None:
@@ -361,7 +370,7 @@ class Daemon:
         """UUIDs of the whole cards by those of their instances."""
         return {card.uuid: card.parent for card in self._source.cards() if card.parent is not None}
 
-    async def _wait_for_turn(self, status: Status, notices: Notices) -> None:
+    async def _wait_for_turn(self, status: DaemonStatus, notices: NodeEvents) -> None:
         """Wait until no other daemon serves our kubelet."""
         while not self._lock.take():
             if status.waiting is None:
@@ -384,7 +393,7 @@ class Daemon:
         await self._reconciler.registrable.wait()
         await registrar.run()
 
-    async def _reflect(self, client: KubeClient, nodes: NodeView, pods: PodView) -> None:
+    async def _reflect(self, client: KubeClient, nodes: OwnNode, pods: OwnPods) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
         name = self._settings.node_name
         node_reflector = Reflector(

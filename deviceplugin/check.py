@@ -17,15 +17,15 @@ from deviceplugin.app import gpu_source
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
 from deviceplugin.enforcement.limit_capability import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
-from deviceplugin.errors import BookError, DevicePluginError, ProfileError, is_gone
-from deviceplugin.gpus.api.memory_limits import Support
+from deviceplugin.errors import CheckpointError, DevicePluginError, ProfileError, is_gone
+from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.host.cgroups import in_host_pid_namespace, pod_parents
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
-from deviceplugin.kubelet.checkpoint import BookReader
+from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.settings import MPS, Settings
 
 Verdict = Literal["ok", "less", "bad"]
@@ -40,7 +40,7 @@ INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES: Final = 4096
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckFinding(msgspec.Struct, frozen=True):
     """One line of the table.
 
     Attributes:
@@ -56,7 +56,7 @@ class Finding(msgspec.Struct, frozen=True):
     uses: str = ""
 
 
-def check(settings: Settings, run: Callable[[list[str]], str | None] | None = None) -> list[Finding]:
+def check(settings: Settings, run: Callable[[list[str]], str | None] | None = None) -> list[CheckFinding]:
     """Look at everything.
 
     Args:
@@ -75,33 +75,33 @@ def check(settings: Settings, run: Callable[[list[str]], str | None] | None = No
     ]
 
 
-def served(findings: Sequence[Finding]) -> bool:
+def served(findings: Sequence[CheckFinding]) -> bool:
     """Whether a daemon could serve pods here."""
     return all(finding.verdict != "bad" for finding in findings)
 
 
-def _cards(settings: Settings) -> Iterator[Finding]:
+def _cards(settings: Settings) -> Iterator[CheckFinding]:
     try:
         source = gpu_source(settings)
         source.open()
     except ProfileError:
         raise
     except DevicePluginError as error:
-        yield Finding("driver", "bad", "none that can be used", str(error))
+        yield CheckFinding("driver", "bad", "none that can be used", str(error))
         return
     try:
         yield from _driver(source, settings)
         for card in source.cards():
             if card.error is not None:
-                yield Finding(f"card {card.uuid}", "less", card.error, "not offered")
+                yield CheckFinding(f"card {card.uuid}", "less", card.error, "not offered")
                 continue
             units = card.schedulable_mib // settings.unit_mib
             found = f"{card.model}, {card.schedulable_mib} MiB for pods"
             if card.memory_node is not None and units:
                 found += f", NUMA node {card.memory_node} of the system"
-                yield Finding(f"card {card.uuid}", "less", found, f"{units} units; {NUMA_MEMORY}")
+                yield CheckFinding(f"card {card.uuid}", "less", found, f"{units} units; {NUMA_MEMORY}")
                 continue
-            yield Finding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
+            yield CheckFinding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
         for support, uuids in _supports(source, settings).items():
             yield _limits(support, uuids, settings)
         if settings.sharing == MPS:
@@ -110,20 +110,20 @@ def _cards(settings: Settings) -> Iterator[Finding]:
         source.close()
 
 
-def _driver(source: GpuSource, settings: Settings) -> Iterator[Finding]:
+def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
     if settings.profile is not None:
         version = f"{load_profile(settings.profile).driver_version}, simulated"
     else:
         version = getattr(source, "driver_version", lambda: "of unknown version")()
-    yield Finding("driver", "ok", version, f"{len(source.cards())} cards")
+    yield CheckFinding("driver", "ok", version, f"{len(source.cards())} cards")
     calls: dict[str, bool] = getattr(source, "calls", dict)()
     for name, there in calls.items():
-        yield Finding(f"call {name}", "ok" if there else "less", "there" if there else "missing")
+        yield CheckFinding(f"call {name}", "ok" if there else "less", "there" if there else "missing")
 
 
-def _supports(source: GpuSource, settings: Settings) -> dict[Support, list[str]]:
+def _supports(source: GpuSource, settings: Settings) -> dict[LimitSupport, list[str]]:
     """Group the cards by what is said of limits on them: mostly the same of all."""
-    found: dict[Support, list[str]] = {}
+    found: dict[LimitSupport, list[str]] = {}
     for card in source.cards():
         if settings.memory_limits == OFF:
             support = SWITCHED_OFF
@@ -133,79 +133,83 @@ def _supports(source: GpuSource, settings: Settings) -> dict[Support, list[str]]
     return found
 
 
-def _limits(support: Support, uuids: list[str], settings: Settings) -> Finding:
+def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> CheckFinding:
     what = f"memory of {len(uuids)} card{'s' if len(uuids) > 1 else ''}"
     if support.held:
         simulated = ", simulated as the cards are" if settings.profile is not None else ""
-        return Finding(what, "ok", str(support), f"every container's share is its limit{simulated}")
+        return CheckFinding(what, "ok", str(support), f"every container's share is its limit{simulated}")
     if settings.memory_limits == REQUIRE:
-        return Finding(what, "bad", str(support), "not offered: --memory-limits require")
-    return Finding(what, "less", str(support), "accounted: counted and told, not refused")
+        return CheckFinding(what, "bad", str(support), "not offered: --memory-limits require")
+    return CheckFinding(what, "less", str(support), "accounted: counted and told, not refused")
 
 
-def _mps(uuids: Sequence[str], settings: Settings) -> Finding:
+def _mps(uuids: Sequence[str], settings: Settings) -> CheckFinding:
     service = MpsService(settings.mps_root)
     try:
         answers = sum(service.state(uuid) is not None for uuid in uuids)
     except OSError as error:
-        return Finding("MPS", "less", str(error), "whether it answers cannot be read")
+        return CheckFinding("MPS", "less", str(error), "whether it answers cannot be read")
     found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"
     if answers < len(uuids):
-        return Finding("MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md")
-    return Finding("MPS", "ok", found, "limits each process where the driver does not limit containers")
+        return CheckFinding(
+            "MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md"
+        )
+    return CheckFinding("MPS", "ok", found, "limits each process where the driver does not limit containers")
 
 
-def _cgroups(settings: Settings) -> Iterator[Finding]:
+def _cgroups(settings: Settings) -> Iterator[CheckFinding]:
     root = settings.cgroup_root
     try:
         controllers = (root / "cgroup.controllers").read_text("ascii").split()
     except OSError as error:
         if not is_gone(error):
-            yield Finding("cgroups", "bad", str(error), "no charge of a pod would end")
+            yield CheckFinding("cgroups", "bad", str(error), "no charge of a pod would end")
             return
         known = root.is_dir() and any(root.iterdir())
         found = f"v1 at {root}" if known else f"nothing at {root}"
-        yield Finding("cgroups", "less", found, "no limits by NVIDIA's driver, which takes cgroup v2")
+        yield CheckFinding("cgroups", "less", found, "no limits by NVIDIA's driver, which takes cgroup v2")
     else:
-        yield Finding("cgroups", "ok", f"v2 at {root}")
+        yield CheckFinding("cgroups", "ok", f"v2 at {root}")
         dmem = "dmem" in controllers
         uses = "limits by the kernel" if dmem else "limits inside the driver; the kernel has it from 6.14 on"
-        yield Finding("dmem controller", "ok", "there" if dmem else "none", uses)
+        yield CheckFinding("dmem controller", "ok", "there" if dmem else "none", uses)
     try:
         parents = list(pod_parents(root))
     except OSError as error:
-        yield Finding("pods' cgroups", "bad", str(error), "no charge of a pod would end")
+        yield CheckFinding("pods' cgroups", "bad", str(error), "no charge of a pod would end")
         return
     if not parents:
-        yield Finding(
+        yield CheckFinding(
             "pods' cgroups", "less", "no kubepods folder", "none yet, or the host's cgroups are not here"
         )
     for parent in parents:
         driver = "systemd" if parent.name.endswith(".slice") else "cgroupfs"
-        yield Finding("pods' cgroups", "ok", f"{parent}, named by {driver}")
+        yield CheckFinding("pods' cgroups", "ok", f"{parent}, named by {driver}")
 
 
-def _kernel(settings: Settings) -> Iterator[Finding]:
-    yield Finding("kernel", "ok", platform.release())
+def _kernel(settings: Settings) -> Iterator[CheckFinding]:
+    yield CheckFinding("kernel", "ok", platform.release())
     yield _watches()
     root = os.geteuid() == 0
-    yield Finding("user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed")
+    yield CheckFinding(
+        "user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed"
+    )
     administrator = has_capability(CAP_SYS_ADMIN)
-    yield Finding(
+    yield CheckFinding(
         "capability",
         "ok" if administrator else "less",
         "CAP_SYS_ADMIN" if administrator else "no CAP_SYS_ADMIN",
         "" if administrator else "NVIDIA's driver takes no limits, and shows no MIG instances made later",
     )
     host = in_host_pid_namespace()
-    yield Finding(
+    yield CheckFinding(
         "pid namespace",
         "ok" if host else "less",
         "the host's" if host else "its own",
         "processes are told apart by pod" if host else "use is measured by card only: hostPID is missing",
     )
     logs = settings.container_logs
-    yield Finding(
+    yield CheckFinding(
         "container logs",
         "ok" if logs.is_dir() else "less",
         str(logs) if logs.is_dir() else f"no {logs}",
@@ -213,7 +217,7 @@ def _kernel(settings: Settings) -> Iterator[Finding]:
     )
 
 
-def _watches() -> Finding:
+def _watches() -> CheckFinding:
     """Try whether a new cgroup would be seen at once: what is left of a limit stands nowhere."""
     what, late = "inotify watches", f"new cgroups are looked for every {BLIND_RESCAN_S:g} s"
     try:
@@ -221,45 +225,47 @@ def _watches() -> Finding:
         probe_watch(INOTIFY.parent)
     except (OSError, ValueError) as error:
         problem = describe_watch_problem(error) if isinstance(error, OSError) else str(error)
-        return Finding(what, "less", problem, late)
+        return CheckFinding(what, "less", problem, late)
     if watches < LEAST_WATCHES:
-        return Finding(what, "less", str(watches), "a pod needs one: raise fs.inotify.max_user_watches")
-    return Finding(what, "ok", str(watches), "new cgroups are seen at once")
+        return CheckFinding(what, "less", str(watches), "a pod needs one: raise fs.inotify.max_user_watches")
+    return CheckFinding(what, "ok", str(watches), "new cgroups are seen at once")
 
 
-def _toolkit(settings: Settings, run: Callable[[list[str]], str | None]) -> Iterator[Finding]:
+def _toolkit(settings: Settings, run: Callable[[list[str]], str | None]) -> Iterator[CheckFinding]:
     version = run(["nvidia-ctk", "--version"])
     if version is None:
-        yield Finding(
+        yield CheckFinding(
             "container toolkit", "less", "no nvidia-ctk here", "in a container the host's is not seen"
         )
     else:
-        yield Finding("container toolkit", "ok", version.splitlines()[0] if version else "of unknown version")
+        yield CheckFinding(
+            "container toolkit", "ok", version.splitlines()[0] if version else "of unknown version"
+        )
         hook = run(["nvidia-cdi-hook", HOOK, "--help"]) is not None
         uses = "limits before the first process" if hook else "limits some ms later; toolkit 1.20.1 has it"
-        yield Finding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
+        yield CheckFinding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
     for folder in settings.cdi_dirs:
         files = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else None
         found = "none" if files is None else ", ".join(files) or "empty"
-        yield Finding(f"CDI in {folder}", "ok", found[:256])
+        yield CheckFinding(f"CDI in {folder}", "ok", found[:256])
 
 
-def _kubelet(settings: Settings) -> Iterator[Finding]:
+def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
     folder = settings.device_plugin_dir
     if not folder.is_dir():
-        yield Finding("kubelet", "bad", f"no folder {folder}", "--device-plugin-dir names the kubelet's")
+        yield CheckFinding("kubelet", "bad", f"no folder {folder}", "--device-plugin-dir names the kubelet's")
         return
     serves = (folder / "kubelet.sock").is_socket()
-    yield Finding(
+    yield CheckFinding(
         "kubelet", "ok" if serves else "bad", f"{'serves' if serves else 'does not serve'} in {folder}"
     )
     try:
-        book = BookReader(folder).read()
-    except BookError as error:
-        yield Finding("kubelet's book", "bad", str(error))
+        book = CheckpointReader(folder).read()
+    except CheckpointError as error:
+        yield CheckFinding("kubelet's book", "bad", str(error))
     else:
         entries = len(list(book.entries)) if book is not None else 0
-        yield Finding("kubelet's book", "ok", f"{entries} entries" if book is not None else "none yet")
+        yield CheckFinding("kubelet's book", "ok", f"{entries} entries" if book is not None else "none yet")
 
 
 def _run(command: list[str]) -> str | None:

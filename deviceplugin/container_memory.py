@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.own_pods import PodView
-from deviceplugin.container_memory_metrics import MemoryMetrics
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.enforcement.enforcer import Enforcer
-from deviceplugin.enforcement.granted_memory import Shares
-from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.granted_memory import GrantedMemory
+from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.monitoring.container_use import ContainerMemory, Memory
-from deviceplugin.monitoring.overuse import LOOK_S, Names, OverUse
-from deviceplugin.monitoring.sampling import Sampler
-from deviceplugin.node_events import Notices
-from deviceplugin.publishing.published_use import ToldUse
+from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
+from deviceplugin.monitoring.overuse import LOOK_S, OverUseWatcher, PodIdentity
+from deviceplugin.monitoring.sampling import CardSampler
+from deviceplugin.node_events import NodeEvents
+from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.eviction import evict
 
 
-class MemoryParts:
+class ContainerMemoryService:
     """Makes the parts, runs them, and says what they know.
 
     Args:
@@ -48,23 +48,23 @@ class MemoryParts:
     def __init__(
         self,
         settings: Settings,
-        account: Account,
+        account: LedgerService,
         source: GpuSource,
-        pods: PodView,
-        sampler: Sampler,
+        pods: OwnPods,
+        sampler: CardSampler,
         client: KubeClient,
         recorder: EventRecorder,
-        notices: Notices,
+        notices: NodeEvents,
         on_offer: Callable[[], None],
     ) -> None:
         self._account = account
         self._pods = pods
         self._sampler = sampler
         self._unit_mib = settings.unit_mib
-        self.supports = Supports(
+        self.supports = LimitCapability(
             account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
         )
-        self._over_use = OverUse(
+        self._over_use = OverUseWatcher(
             self._names,
             recorder.event,
             partial(evict, client),
@@ -81,8 +81,8 @@ class MemoryParts:
             container_logs=settings.container_logs,
             tell=self._over_use.not_limited,
         )
-        shares = Shares(account, settings.unit_mib)
-        self._memory = Memory(
+        shares = GrantedMemory(account, settings.unit_mib)
+        self._memory = ContainerUseReader(
             shares,
             self.supports,
             self._enforcer,
@@ -90,8 +90,8 @@ class MemoryParts:
             sampler,
             account.now_s,
         )
-        self._rows: Sequence[ContainerMemory] = ()
-        self.told = ToldUse(self._holding, time.monotonic)
+        self._rows: Sequence[ContainerUse] = ()
+        self.told = PublishedUse(self._holding, time.monotonic)
         self.on_news: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -145,9 +145,9 @@ class MemoryParts:
             ],
         }
 
-    def metrics(self) -> MemoryMetrics:
+    def metrics(self) -> ContainerMemoryMetrics:
         """Give Prometheus the same."""
-        return MemoryMetrics(lambda: self._rows, self._over_use.over, self._held, self._forbidden)
+        return ContainerMemoryMetrics(lambda: self._rows, self._over_use.over, self._held, self._forbidden)
 
     def counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
         """Name the counters that the parts keep."""
@@ -179,9 +179,9 @@ class MemoryParts:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
         return {uuid: self.supports.of(uuid).forbidden for uuid in cards}
 
-    def _names(self, uid: str) -> Names | None:
+    def _names(self, uid: str) -> PodIdentity | None:
         pod = self._pods.running(uid)
         if pod is None:
             return None
         of = pod.metadata
-        return Names(of.namespace, of.name, of.uid, static=of.uid != pod.runtime_uid)
+        return PodIdentity(of.namespace, of.name, of.uid, static=of.uid != pod.runtime_uid)

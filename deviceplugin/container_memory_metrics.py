@@ -8,14 +8,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.monitoring.container_use import ContainerMemory
+from deviceplugin.monitoring.container_use import ContainerUse
 
 MIB_BYTES = 1 << 20
 LABELS = ("namespace", "pod", "container", "uuid")
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryMetrics(Collector):
+class ContainerMemoryMetrics(Collector):
     """Reads the containers and the cards at the moment of asking.
 
     Attributes:
@@ -25,8 +25,8 @@ class MemoryMetrics(Collector):
         forbidden: whether the driver would hold a card's containers and this daemon lacks the right, by UUID.
     """
 
-    rows: Callable[[], Iterable[ContainerMemory]]
-    over: Callable[[ContainerMemory], bool]
+    rows: Callable[[], Iterable[ContainerUse]]
+    over: Callable[[ContainerUse], bool]
     held: Callable[[], Mapping[str, Enforcement]]
     forbidden: Callable[[], Mapping[str, bool]] = dict
 
@@ -67,12 +67,12 @@ class MemoryMetrics(Collector):
             denied.add_metric([uuid], int(forbidden))
         yield denied
 
-    def _over_use_mib(self, row: ContainerMemory) -> int:
+    def _over_use_mib(self, row: ContainerUse) -> int:
         return row.beyond_mib if self.over(row) else 0
 
 
 def _samples(
-    name: str, rows: Iterable[ContainerMemory], value_mib: Callable[[ContainerMemory], int | None]
+    name: str, rows: Iterable[ContainerUse], value_mib: Callable[[ContainerUse], int | None]
 ) -> Iterator[Sample]:
     for row in rows:
         mib = value_mib(row)
@@ -86,13 +86,13 @@ def _samples(
             yield Sample(name, labels, mib * MIB_BYTES)
 
 
-def _promised_mib(row: ContainerMemory) -> int:
+def _promised_mib(row: ContainerUse) -> int:
     return row.promised_mib
 
 
-def _used_mib(row: ContainerMemory) -> int | None:
+def _used_mib(row: ContainerUse) -> int | None:
     return row.used_mib
 
 
-def _limit_mib(row: ContainerMemory) -> int | None:
+def _limit_mib(row: ContainerUse) -> int | None:
     return row.limit_mib

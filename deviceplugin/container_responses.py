@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Collection, Mapping
 
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.containers.cdi import CdiNames, follow
-from deviceplugin.containers.device_lists import Handover, uses_cdi
+from deviceplugin.containers.device_lists import DeviceListStrategies, uses_cdi
 from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, DeviceNodes
-from deviceplugin.enforcement.limit_capability import Supports
-from deviceplugin.enforcement.mps_clients import Sharing
+from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
@@ -17,7 +17,7 @@ from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.settings import MPS, Settings
 
 
-class Giving:
+class ContainerResponses:
     """The parts of it.
 
     Args:
@@ -32,9 +32,9 @@ class Giving:
         # A machine may have cards beside the simulated ones: those are not to be given away.
         devices = DEVICES if settings.gpus == "nvml" else None
         self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
-        self._sharing: Sharing | None = None
+        self._sharing: MpsClients | None = None
         nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
-        self._handover = Handover(
+        self._handover = DeviceListStrategies(
             source.vendor, strategies, self._cdi, nodes if settings.pass_device_specs else None
         )
 
@@ -47,13 +47,13 @@ class Giving:
         if self._cdi is not None:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
-    def join(self, account: Account, supports: Supports) -> None:
+    def join(self, account: LedgerService, supports: LimitCapability) -> None:
         """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
         settings = self._settings
         account.grants.append(self.hand_over)
         if settings.sharing == MPS:
             service = MpsService(settings.mps_root, threads=settings.mps_threads)
-            self._sharing = Sharing(
+            self._sharing = MpsClients(
                 account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
             )
             supports.fallback = self._sharing.enforcement

@@ -79,7 +79,7 @@ class LimitError(DevicePluginError):
         super().__init__(message)
 
 
-class RefusedError(DevicePluginError):
+class AllocationRefusedError(DevicePluginError):
     """A call of the kubelet that is refused, in one line; for the pod it concerns this is final.
 
     Args:
@@ -119,9 +119,9 @@ class RegistrationError(DevicePluginError):
     """The device plugin folder, our socket in it or the kubelet's registration service cannot be used."""
 
 
-class BookError(DevicePluginError):
+class CheckpointError(DevicePluginError):
     """The kubelet's checkpoint cannot be read, is torn, or has an unknown layout."""
 
 
-class TornBookError(BookError):
+class TornCheckpointError(CheckpointError):
     """The kubelet's checkpoint is no whole JSON: no kubelet believes it; it writes one when we register."""

@@ -121,7 +121,7 @@ class Metrics:
             counts: counters that others keep.
             fault: what the driver's numbered errors are called.
         """
-        self._registry.register(_State(unit_mib, cards, node, counts, fault))
+        self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))
 
     def also(self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None) -> None:
         """Read from another place too.
@@ -160,13 +160,13 @@ def _slices(metric: Metric) -> Iterator[tuple[int, bytes]]:
     while (few := list(islice(samples, SLICE))) or head:
         part = copy(metric)
         part.samples = few
-        text = generate_latest(_One(part))
+        text = generate_latest(_MetricCollector(part))
         yield len(few), text if head else text.split(b"\n", 2)[2]
         head = False
 
 
 @dataclass(frozen=True, slots=True)
-class _One(Collector):
+class _MetricCollector(Collector):
     metric: Metric
 
     def collect(self) -> Iterator[Metric]:
@@ -174,7 +174,7 @@ class _One(Collector):
         yield self.metric
 
 
-class _State(Collector):
+class _StateCollector(Collector):
     def __init__(
         self,
         unit_mib: int,

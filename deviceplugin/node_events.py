@@ -31,7 +31,7 @@ _NAMED: Final = 8
 Record = Callable[[ObjectRef, EventType, str, str], None]
 
 
-class Notices:
+class NodeEvents:
     """Writes Events about one Node.
 
     Args:
@@ -165,6 +165,6 @@ def _ref_of(pod: Pod) -> ObjectRef:
     return pod_ref(pod.namespace, pod.name, pod.uid)
 
 
-def silent() -> Notices:
+def silent() -> NodeEvents:
     """Notices that nobody reads."""
-    return Notices(lambda *_: None, "", {})
+    return NodeEvents(lambda *_: None, "", {})

@@ -4,41 +4,41 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deviceplugin.allocation.foreign_plugins import Neighbours
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.foreign_plugins import ForeignPluginWatcher
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import Reconciler
-from deviceplugin.container_memory import MemoryParts
+from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.metrics import CardState, Counts, NodeState
-from deviceplugin.monitoring.sampling import Sampler
-from deviceplugin.publishing.annotator import Annotator
+from deviceplugin.monitoring.sampling import CardSampler
+from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.explain import explain
-from deviceplugin.publishing.ownership import Ownership
-from deviceplugin.publishing.publisher import Publisher
+from deviceplugin.publishing.ownership import NodeOwnership
+from deviceplugin.publishing.publisher import NodePublisher
 from deviceplugin.settings import Settings
 from kubeapi.events import EventRecorder
 
 
 @dataclass(slots=True, kw_only=True)
-class Status:
+class DaemonStatus:
     """Reads the daemon's parts; `waiting` says why it has not begun yet, None once it has."""
 
     settings: Settings
-    account: Account
+    account: LedgerService
     reconciler: Reconciler
     registrar: Registrars
     pod_resources: PodResources
-    sampler: Sampler
-    nodes: NodeView
-    pods: PodView
-    ownership: Ownership
-    publisher: Publisher
-    annotator: Annotator
-    memory: MemoryParts
-    neighbours: Neighbours
+    sampler: CardSampler
+    nodes: OwnNode
+    pods: OwnPods
+    ownership: NodeOwnership
+    publisher: NodePublisher
+    annotator: AllocationAnnotator
+    memory: ContainerMemoryService
+    neighbours: ForeignPluginWatcher
     recorder: EventRecorder
     waiting: str | None = None
 

@@ -17,7 +17,7 @@ from deviceplugin.app import Daemon
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
-from deviceplugin.publishing.shutdown import Patience
+from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
 from gpupack.errors import GpupackError
 from scheduler_plugin.app import run as run_extender
@@ -168,7 +168,7 @@ class EmbeddedCluster:
             source=gpus,
             cgroups=_EmbeddedCgroups(kubelet),
             owners=_NoProcesses(),
-            patience=Patience(late_s=0.0, admit_s=0.0),  # the whole cluster ends
+            patience=ShutdownTimeouts(late_s=0.0, admit_s=0.0),  # the whole cluster ends
         )
         self.nodes[name] = EmbeddedNode(name, kubelet, daemon, gpus)
         self._background(daemon.run(self._stop))

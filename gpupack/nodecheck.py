@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from rich.style import Style
 
-from deviceplugin.check import Finding, served
+from deviceplugin.check import CheckFinding, served
 from deviceplugin.proof.report import ProofReport
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
 from kubeapi.errors import printable
@@ -26,7 +26,7 @@ _STYLES: Final = {
 _RESULTS: Final = ("proven", "measured", "unproven", "refuted")
 
 
-def render(findings: Sequence[Finding], output: str, *, colour: bool) -> str:
+def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> str:
     """Write the findings.
 
     Args:
@@ -78,7 +78,7 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
     )
 
 
-def _found(findings: Sequence[Finding], *, colour: bool) -> list[str]:
+def _found(findings: Sequence[CheckFinding], *, colour: bool) -> list[str]:
     rows = [_row(finding.what, finding.verdict, finding.found, finding.uses) for finding in findings]
     return list(grid([_heading("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
 

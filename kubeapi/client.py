@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from kubeapi.credentials import Credentials, Proof
+from kubeapi.credentials import Credentials, RequestCredentials
 from kubeapi.errors import (
     UNREADABLE,
     Conflict,
@@ -303,7 +303,7 @@ class KubeClient:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         ends = asyncio.get_running_loop().time() + timeout_s
 
-        async def once(proof: Proof) -> bytes:
+        async def once(proof: RequestCredentials) -> bytes:
             if self._posts is not None and method in self._posts.methods:
                 where = method, with_query(path, params)
                 return await self._posts.send(
@@ -340,7 +340,7 @@ class KubeClient:
         method: str,
         path: str,
         params: Mapping[str, str | int],
-        proof: Proof,
+        proof: RequestCredentials,
         *,
         within_s: float,
         ends: float | None = None,

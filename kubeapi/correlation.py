@@ -59,7 +59,7 @@ def node_ref(name: str, uid: str = "") -> ObjectRef:
 
 
 @dataclass(slots=True)
-class Series:
+class EventSeries:
     """Events that share one object of the API server.
 
     Attributes:
@@ -85,7 +85,7 @@ class Series:
     queued: bool = False
 
 
-class _Remembered(OrderedDict[K, V], Generic[K, V]):
+class _BoundedCache(OrderedDict[K, V], Generic[K, V]):
     """A dictionary that forgets what was not used for longest."""
 
     def recall(self, key: K, make: Callable[[], V]) -> V:
@@ -101,12 +101,12 @@ class _Remembered(OrderedDict[K, V], Generic[K, V]):
 
 
 @dataclass(slots=True)
-class _Similar:
+class _SimilarEvents:
     messages: dict[str, None]
     last_s: float
 
 
-class Correlator:
+class EventCorrelator:
     """Finds the series of an Event, and says whether it may be written now.
 
     Args:
@@ -117,17 +117,17 @@ class Correlator:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock = clock
         self._wall = wall
-        self._series: _Remembered[Hashable, Series] = _Remembered()
-        self._similar: _Remembered[Hashable, _Similar] = _Remembered()
-        self._buckets: _Remembered[ObjectRef, TokenBucket] = _Remembered()
+        self._series: _BoundedCache[Hashable, EventSeries] = _BoundedCache()
+        self._similar: _BoundedCache[Hashable, _SimilarEvents] = _BoundedCache()
+        self._buckets: _BoundedCache[ObjectRef, TokenBucket] = _BoundedCache()
 
-    def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> Series:
+    def add(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> EventSeries:
         """Count an Event in its series."""
         key: Hashable = (ref, type_, reason, message)
         if self._is_one_of_many(ref, type_, reason, message):
             key, message = (ref, type_, reason), COMBINED + message
         now_s = self._wall()
-        series = self._series.recall(key, lambda: Series(ref, type_, reason, message, now_s, now_s))
+        series = self._series.recall(key, lambda: EventSeries(ref, type_, reason, message, now_s, now_s))
         series.message = message
         series.last_s = now_s
         series.count += 1
@@ -139,7 +139,7 @@ class Correlator:
 
     def _is_one_of_many(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> bool:
         now = self._clock()
-        similar = self._similar.recall((ref, type_, reason), lambda: _Similar({}, now))
+        similar = self._similar.recall((ref, type_, reason), lambda: _SimilarEvents({}, now))
         if now - similar.last_s > SIMILAR_S:
             similar.messages.clear()
         similar.last_s = now

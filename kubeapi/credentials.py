@@ -31,7 +31,7 @@ FORCED_GAP_S = 5.0
 """Shortest time between two refreshes caused by 401s."""
 
 
-class Proof(NamedTuple):
+class RequestCredentials(NamedTuple):
     """What a request shows of who sends it.
 
     Attributes:
@@ -144,15 +144,15 @@ class Credentials:
             )
         return value
 
-    async def proof(self) -> Proof:
+    async def proof(self) -> RequestCredentials:
         """What the next request shows.
 
         Raises:
             ConfigError: as of `authorization`.
         """
-        return Proof(await self.authorization(), self.tls)
+        return RequestCredentials(await self.authorization(), self.tls)
 
-    async def within(self, ends: float, what: str, within_s: float) -> Proof:
+    async def within(self, ends: float, what: str, within_s: float) -> RequestCredentials:
         """What the next request shows, or an error once `ends` has come on the event loop's clock.
 
         Args:
@@ -169,7 +169,7 @@ class Credentials:
         except TimeoutError as error:
             raise ConfigError(f"{what}: no credentials within {within_s:g} s") from error
 
-    async def renew(self, refused: Proof, ends: float | None = None) -> bool:
+    async def renew(self, refused: RequestCredentials, ends: float | None = None) -> bool:
         """After a 401: fetch credentials again, once for all requests that were refused with the same ones.
 
         Args:
@@ -192,8 +192,8 @@ class Credentials:
                 return await self._differ(refused)
         return False
 
-    async def _differ(self, refused: Proof) -> bool:
-        return Proof(await self._token(), self.tls) != refused
+    async def _differ(self, refused: RequestCredentials) -> bool:
+        return RequestCredentials(await self._token(), self.tls) != refused
 
     def close(self) -> None:
         """Give up what is being fetched."""

@@ -156,7 +156,7 @@ def unreachable_because(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class Status(msgspec.Struct):
+class ApiStatus(msgspec.Struct):
     """The part of a Kubernetes Status object that is read."""
 
     kind: str | None = None
@@ -174,7 +174,7 @@ _BY_STATUS: dict[int, type[KubeApiError]] = {
     410: Gone,
     429: TooManyRequests,
 }
-_decode_status = msgspec.json.Decoder(Status).decode
+_decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
 def printable(text: str) -> str:
@@ -227,7 +227,7 @@ def from_answer(status: int, body: bytes, *, what: str = "", retry_after: str | 
     try:
         answer = _decode_status(body)
     except UNREADABLE:
-        answer = Status(message=body[:MESSAGE_LIMIT].decode(errors="replace"))
+        answer = ApiStatus(message=body[:MESSAGE_LIMIT].decode(errors="replace"))
     message = answer.message or f"HTTP status {status}"
     reason = answer.reason or ""
     if status == 429:  # noqa: PLR2004
@@ -254,7 +254,7 @@ def check_success(body: bytes, *, what: str) -> None:
     try:
         answer = _decode_status(body)
     except UNREADABLE:
-        answer = Status()
+        answer = ApiStatus()
     if answer.kind != "Binding" and (answer.kind, answer.status) != ("Status", "Success"):
         shown = cut(body[:MESSAGE_LIMIT].decode(errors="replace"))
         raise Malformed(f"{what}: no API server answers so: {shown or 'nothing'}", maybe_done=True)

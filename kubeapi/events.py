@@ -19,7 +19,7 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.correlation import Correlator, EventType, ObjectRef, Series, node_ref, pod_ref
+from kubeapi.correlation import EventCorrelator, EventSeries, EventType, ObjectRef, node_ref, pod_ref
 from kubeapi.errors import (
     ConfigError,
     Conflict,
@@ -107,10 +107,10 @@ class EventRecorder:
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
-        self._correlator = Correlator(clock, wall)
+        self._correlator = EventCorrelator(clock, wall)
         self._pace = TokenBucket(WRITES, WRITE_EACH_S, clock)
         self._backoff = Backoff(cap_s=RETRY_S, uniform=uniform)
-        self._queue: deque[Series] = deque()
+        self._queue: deque[EventSeries] = deque()
         self._more = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -172,7 +172,7 @@ class EventRecorder:
             return False
         return True
 
-    async def _write(self, series: Series) -> None:
+    async def _write(self, series: EventSeries) -> None:
         """Create or update the object of a series, in a few tries."""
         for left in reversed(range(TRIES)):
             try:
@@ -191,7 +191,7 @@ class EventRecorder:
                 self.written += 1
                 return
 
-    async def _send(self, series: Series) -> None:
+    async def _send(self, series: EventSeries) -> None:
         collection = f"/api/v1/namespaces/{segment(series.ref.namespace or 'default')}/events"
         newest = {
             "count": series.count,
@@ -218,7 +218,7 @@ class EventRecorder:
             raise
         series.name = name
 
-    def _body(self, series: Series, name: str) -> dict[str, object]:
+    def _body(self, series: EventSeries, name: str) -> dict[str, object]:
         ref = series.ref
         return {
             "apiVersion": "v1",

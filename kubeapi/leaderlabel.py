@@ -45,17 +45,17 @@ class LabelApi(Protocol):
         ...
 
 
-class _Metadata(msgspec.Struct):
+class _LeaderPodMetadata(msgspec.Struct):
     name: str
     uid: str = ""
 
 
-class _Pod(msgspec.Struct):
-    metadata: _Metadata
+class _LeaderPod(msgspec.Struct):
+    metadata: _LeaderPodMetadata
 
 
-class _PodList(msgspec.Struct):
-    items: list[_Pod]
+class _LeaderPodList(msgspec.Struct):
+    items: list[_LeaderPod]
 
 
 class LeaderLabel:
@@ -158,7 +158,7 @@ class LeaderLabel:
         selector = f"{self._label}={self._value}"
         body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
         try:
-            found = msgspec.json.decode(body, type=_PodList)
+            found = msgspec.json.decode(body, type=_LeaderPodList)
         except UNREADABLE as error:
             raise Malformed(f"a list of pods that cannot be read: {error}") from error
         for other in found.items:

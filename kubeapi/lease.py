@@ -28,7 +28,7 @@ RELEASE_TIMEOUT_S = 2.0
 log = structlog.get_logger(__name__)
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _LeaseSpec(msgspec.Struct, rename="camel"):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     acquire_time: str | None = None
@@ -38,7 +38,7 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 class _Lease(msgspec.Struct):
     metadata: dict[str, Any]
-    spec: _Spec = msgspec.field(default_factory=_Spec)
+    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
 
 
 class LeaseElector:
@@ -176,7 +176,7 @@ class LeaseElector:
         now = _micro(self._wall())
         ours = old.spec.holder_identity == self.identity
         taken = 0 if create or ours else 1
-        spec = _Spec(
+        spec = _LeaseSpec(
             holder_identity=self.identity,
             lease_duration_seconds=self._lease_s,
             acquire_time=old.spec.acquire_time if ours else now,
@@ -189,7 +189,7 @@ class LeaseElector:
             self._since = self._clock()
         self._renewed_at = sent_at
 
-    async def _send(self, old: _Lease, spec: _Spec, *, create: bool, timeout_s: float) -> _Lease:
+    async def _send(self, old: _Lease, spec: _LeaseSpec, *, create: bool, timeout_s: float) -> _Lease:
         body = msgspec.json.encode(
             {
                 "apiVersion": "coordination.k8s.io/v1",
@@ -221,7 +221,7 @@ class LeaseElector:
             if lease.spec.holder_identity != self.identity:
                 return
             now = _micro(self._wall())
-            spec = _Spec(
+            spec = _LeaseSpec(
                 holder_identity="",
                 lease_duration_seconds=1,
                 acquire_time=now,

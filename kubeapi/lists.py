@@ -8,15 +8,15 @@ import msgspec
 T = TypeVar("T")
 
 
-class _Meta(msgspec.Struct, rename={"next": "continue"}):
+class _ListMetadata(msgspec.Struct, rename={"next": "continue"}):
     next: str = ""
 
 
-class _List(msgspec.Struct):
-    metadata: _Meta = msgspec.field(default_factory=_Meta)
+class _ListPage(msgspec.Struct):
+    metadata: _ListMetadata = msgspec.field(default_factory=_ListMetadata)
 
 
-decode_list = msgspec.json.Decoder(_List).decode
+decode_list = msgspec.json.Decoder(_ListPage).decode
 
 
 class CompactList(Sequence[T], Generic[T]):

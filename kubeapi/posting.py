@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import httptools
 from yarl import URL
 
-from kubeapi.credentials import Credentials, Proof
+from kubeapi.credentials import Credentials, RequestCredentials
 from kubeapi.errors import TimedOut, Unreachable, from_answer, unreachable_because
 from kubeapi.impersonation import Headers
 from kubeapi.streams import keep_alive
@@ -26,7 +26,7 @@ IDLE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PostTarget:
     """Where connections go to; one that differs in anything has connections of its own.
 
     Attributes:
@@ -43,7 +43,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PostReply:
     """An answer.
 
     Attributes:
@@ -61,7 +61,7 @@ class NotSentError(Exception):
     """There was no connection for a request."""
 
 
-class Posts:
+class PostClient:
     """Writes with a body to one API server.
 
     Args:
@@ -82,7 +82,7 @@ class Posts:
         # An IPv6 address keeps its brackets.
         headers = (("Host", self._url.raw_authority), *headers)
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers)
-        self._connections = Connections(most, connect_s)
+        self._connections = ConnectionPool(most, connect_s)
 
     async def send(
         self,
@@ -90,7 +90,7 @@ class Posts:
         path: str,
         data: bytes,
         content_type: str,
-        proof: Proof,
+        proof: RequestCredentials,
         *,
         within_s: float,
         ends: float,
@@ -118,7 +118,7 @@ class Posts:
             f"{method} {self._url.raw_path.rstrip('/')}{path} HTTP/1.1\r\n{self._headers}{token}"
             f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
         ).encode()
-        target = Target(
+        target = PostTarget(
             self._url.host or "",
             self._url.port or 0,
             proof.tls,
@@ -141,17 +141,20 @@ class Posts:
         self._connections.close()
 
 
-def make_posts(credentials: Credentials, headers: Headers, most: int, connect_s: float) -> Posts | None:
-    """Make `Posts`, None where a proxy or a password in the URL is left to aiohttp; arguments as there."""
+def make_posts(credentials: Credentials, headers: Headers, most: int, connect_s: float) -> PostClient | None:
+    """Make a `PostClient`, None where a proxy or a password in the URL is left to aiohttp.
+
+    The arguments are those of `PostClient`.
+    """
     if credentials.proxy is not None or URL(credentials.server).user is not None:
         return None
-    return Posts(credentials, headers, most, connect_s)
+    return PostClient(credentials, headers, most, connect_s)
 
 
-MakePosts = Callable[[Credentials, Headers, int, float], Posts | None]
+MakePosts = Callable[[Credentials, Headers, int, float], PostClient | None]
 
 
-class Connections:
+class ConnectionPool:
     """Sends requests on kept connections, each by itself on one of them.
 
     Args:
@@ -162,12 +165,12 @@ class Connections:
     def __init__(self, most: int, connect_s: float) -> None:
         self._turn = asyncio.Semaphore(most)
         self._connect_s = connect_s
-        self._target: Target | None = None
-        self._idle: list[tuple[float, _Connection]] = []
+        self._target: PostTarget | None = None
+        self._idle: list[tuple[float, _PooledConnection]] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def send(self, target: Target, request: bytes, ends: float) -> Reply:
+    async def send(self, target: PostTarget, request: bytes, ends: float) -> PostReply:
         """Send a request, and read its answer until `ends` on the event loop's clock.
 
         Args:
@@ -205,7 +208,7 @@ class Connections:
             self._sweeping.cancel()
         self._drop_idle()
 
-    def _pick(self, target: Target) -> "_Connection | None":
+    def _pick(self, target: PostTarget) -> "_PooledConnection | None":
         """Take the connection that was used last, so that those not needed grow old."""
         if target != self._target:
             self._drop_idle()
@@ -216,12 +219,12 @@ class Connections:
                 return connection
         return None
 
-    async def _connect(self, target: Target, ends: float) -> "_Connection":
+    async def _connect(self, target: PostTarget, ends: float) -> "_PooledConnection":
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(ends, loop.time() + self._connect_s)):
                 transport, connection = await loop.create_connection(
-                    _Connection,
+                    _PooledConnection,
                     target.host,
                     target.port,
                     ssl=target.tls,
@@ -234,7 +237,7 @@ class Connections:
         keep_alive(cast("socket", transport.get_extra_info("socket")))
         return connection
 
-    def _keep(self, target: Target, connection: "_Connection") -> None:
+    def _keep(self, target: PostTarget, connection: "_PooledConnection") -> None:
         if self._closed or target != self._target:
             connection.abort()
             return
@@ -266,7 +269,7 @@ class _NoLimit:
 _NO_LIMIT: Final = _NoLimit()
 
 
-class _Connection(asyncio.Protocol):
+class _PooledConnection(asyncio.Protocol):
     """One connection, with one request under way at most.
 
     Attributes:
@@ -277,7 +280,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiting: asyncio.Future[Reply] | None = None
+        self._waiting: asyncio.Future[PostReply] | None = None
         self._parts: list[bytes] = []
         self._retry_after: str | None = None
 
@@ -300,7 +303,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def ask(self, request: bytes, ends: float) -> Reply:
+    async def ask(self, request: bytes, ends: float) -> PostReply:
         """Send a request and wait for its answer.
 
         Raises:
@@ -357,7 +360,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         self.reusable = self._parser.should_keep_alive() and self._transport is not None
-        self._waiting.set_result(Reply(status, b"".join(self._parts), self._retry_after))
+        self._waiting.set_result(PostReply(status, b"".join(self._parts), self._retry_after))
 
     def _fail(self, error: Exception) -> None:
         if self._waiting is not None and not self._waiting.done():

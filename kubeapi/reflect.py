@@ -19,7 +19,7 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
-from kubeapi.errors import UNREADABLE, Gone, KubeApiError, Malformed, Status, cut, from_answer
+from kubeapi.errors import UNREADABLE, ApiStatus, Gone, KubeApiError, Malformed, cut, from_answer
 from kubeapi.lists import CompactList
 
 T = TypeVar("T")
@@ -52,25 +52,25 @@ class Sink(Protocol[S_contra]):
         """The view may be stale from now on, until the next call of another method."""
 
 
-class _Meta(msgspec.Struct, rename={"resource_version": "resourceVersion"}):
+class _PageMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion"}):
     resource_version: str = ""
 
 
 class _Object(msgspec.Struct):
-    metadata: _Meta
+    metadata: _PageMetadata
 
 
 class _RawPage(msgspec.Struct):
-    metadata: _Meta
+    metadata: _PageMetadata
     items: list[msgspec.Raw] | None = None
 
 
 class _Page(msgspec.Struct, Generic[T]):
-    metadata: _Meta
+    metadata: _PageMetadata
     items: list[T] | None = None
 
 
-class _Event(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -300,7 +300,7 @@ class Reflector(Generic[T]):
     def _line(self, line: bytes) -> None:
         """One event."""
         try:
-            event = msgspec.json.decode(line, type=_Event)
+            event = msgspec.json.decode(line, type=_WatchEvent)
             if event.type == "ERROR":
                 self._error_event(event.object)
             version = msgspec.json.decode(event.object, type=_Object).metadata.resource_version
@@ -317,7 +317,7 @@ class Reflector(Generic[T]):
             self.resource_version = version
 
     def _error_event(self, body: msgspec.Raw) -> None:
-        code = msgspec.json.decode(body, type=Status).code or 500
+        code = msgspec.json.decode(body, type=ApiStatus).code or 500
         raise from_answer(code, bytes(body), what=f"watch {self._path}")
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import Answers
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.allocation_service import AllocationService
+from deviceplugin.allocation.ledger_service import LedgerService
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, pod
 
@@ -33,9 +33,9 @@ class Node:
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
         self.book, self.clock = FakeBook(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
-        self.account = Account(self.ledger, self.book.read, RESOURCE, clock=self.clock)
-        self.answers = Answers(self.account, 1024, **options)
-        self.percent = Answers(self.account, 1024, percent=True, **options)
+        self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.answers = AllocationService(self.account, 1024, **options)
+        self.percent = AllocationService(self.account, 1024, percent=True, **options)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
         self.account.want_list = self.count

@@ -1,7 +1,7 @@
 """A kubelet's book for unit tests: says what it is told to."""
 
 from allocator.ledger import CheckpointEntry
-from deviceplugin.errors import BookError, TornBookError
+from deviceplugin.errors import CheckpointError, TornCheckpointError
 from tests.ledger_world import RESOURCE
 
 
@@ -25,7 +25,7 @@ class FakeBook:
     def read(self) -> Contents | None:
         self.reads += 1
         if self.problem is not None:
-            raise (TornBookError if self.torn else BookError)(self.problem)
+            raise (TornCheckpointError if self.torn else CheckpointError)(self.problem)
         return self.contents
 
     def write(

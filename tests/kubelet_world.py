@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 
 from allocator.ids import device_id, parse_device_id
-from deviceplugin.errors import RefusedError
+from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.kubelet.plugin_service import DevicePlugin
-from deviceplugin.kubelet.registration import Registrar, Timing
+from deviceplugin.kubelet.registration import Registrar, RegistrationTimeouts
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
 from standins.kubelet.node import Kubelet
@@ -57,7 +57,7 @@ class SimpleAllocator:
         self.health = {device_id(f"GPU-{card}", slot): True for card in range(cards) for slot in range(units)}
         self.preferred_calls: list[tuple[frozenset[str], frozenset[str], int]] = []
         self.allocate_calls: list[frozenset[str]] = []
-        self.refuse: RefusedError | Exception | None = None
+        self.refuse: AllocationRefusedError | Exception | None = None
         self.hangs = False
 
     def why_not(self, identifier: str) -> str:
@@ -78,7 +78,7 @@ class SimpleAllocator:
             ids for card, ids in sorted(by_card.items()) if len(ids) >= size and wanted in (set(), {card})
         ]
         if not fitting:
-            raise RefusedError("no-room", f"no card with {size} free units")
+            raise AllocationRefusedError("no-room", f"no card with {size} free units")
         best = max(fitting, key=len)
         rest = [identifier for identifier in best if identifier not in must_include]
         return [*must_include, *rest][:size]
@@ -204,7 +204,7 @@ class World:
     def socket(self) -> Path:
         return self.kubelet.device_plugin_dir / "gpupack.sock"
 
-    def new_registrar(self, timing: Timing | None = None) -> Registrar:
+    def new_registrar(self, timing: RegistrationTimeouts | None = None) -> Registrar:
         return Registrar(
             self.plugin,
             self.kubelet.device_plugin_dir,
@@ -213,7 +213,7 @@ class World:
             on_registered=lambda: self.events.append("registered"),
             on_kubelet_restart=lambda: self.events.append("restarted"),
             backoff=Backoff(0.02, 0.2),
-            timing=timing or Timing(settle_s=0.1, lasting_s=0.2, grace_s=0.2),
+            timing=timing or RegistrationTimeouts(settle_s=0.1, lasting_s=0.2, grace_s=0.2),
         )
 
     def run_registrar(self) -> None:

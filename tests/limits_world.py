@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import Answers
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.allocation_service import AllocationService
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
-from deviceplugin.enforcement.limit_capability import AUTO, Supports
+from deviceplugin.enforcement.limit_capability import AUTO, LimitCapability
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.memory_limits import LimitReading
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
@@ -73,17 +73,17 @@ class LimitsWorld:
         self.names: dict[str, dict[str, str]] = {}
         self.told: list[tuple[str, str, str]] = []
         self.running: asyncio.Task[None] | None = None
-        self.account: Account
-        self.answers: Answers
-        self.supports: Supports
+        self.account: LedgerService
+        self.answers: AllocationService
+        self.supports: LimitCapability
         self.enforcer: Enforcer
         self.make()
 
     def make(self) -> None:
         """A daemon that starts, knowing nothing; the book, the cgroups and the driver are as they were."""
-        self.account = Account(Ledger(cards(8, 8)), self.book.read, RESOURCE)
-        self.answers = Answers(self.account, GIB)
-        self.supports = Supports(self.account, self.driver, mode=self.mode)
+        self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE)
+        self.answers = AllocationService(self.account, GIB)
+        self.supports = LimitCapability(self.account, self.driver, mode=self.mode)
         self.enforcer = Enforcer(
             self.account,
             self.supports,

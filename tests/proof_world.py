@@ -15,7 +15,7 @@ from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.proving import SimulatedProvable
 from deviceplugin.gpus.simulated.source import SimulatedGpus
-from deviceplugin.proof.prover import Proof, ProofOptions, Prover
+from deviceplugin.proof.prover import CardProof, ProofOptions, Prover
 from deviceplugin.proof.scratch import ScratchCgroup
 from tests.nvml_limits_world import LimitsDriver
 from tests.nvml_world import Card, Driver, process
@@ -59,12 +59,12 @@ def prover(
     return Prover(source, provable, chosen, scratch, lambda uuid: f"not asked of {uuid}")
 
 
-def results(proofs: list[Proof]) -> dict[str, str]:
+def results(proofs: list[CardProof]) -> dict[str, str]:
     """Results by what was tried; of several cards the last."""
     return {proof.what: proof.result for proof in proofs}
 
 
-def found(proofs: list[Proof], what: str) -> str:
+def found(proofs: list[CardProof], what: str) -> str:
     """Tell what was found, and why."""
     return next(f"{proof.found} | {proof.means}" for proof in proofs if proof.what == what)
 

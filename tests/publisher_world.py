@@ -7,11 +7,11 @@ import msgspec
 
 from allocator.ledger import CheckpointEntry, Ledger
 from deviceplugin.allocation.inventory import records
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
-from deviceplugin.publishing.publisher import Publisher
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.publishing.publisher import NodePublisher
 from kubeapi.errors import Conflict, KubeApiError
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
@@ -72,11 +72,11 @@ class Bench:
     def __init__(self, gap_s: float = 2.0) -> None:
         self.now_s = 100.0
         self.api = FakeApi()
-        self.account = Account(Ledger(cards(8, 8)), FakeBook().read, GIB, clock=lambda: self.now_s)
+        self.account = LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.nodes = NodeView(self.account, "n1")
-        self.pods = PodView(self.account, GIB)
-        self.publisher = Publisher(
+        self.nodes = OwnNode(self.account, "n1")
+        self.pods = OwnPods(self.account, GIB)
+        self.publisher = NodePublisher(
             self.api,
             self.account,
             self.nodes,

@@ -9,8 +9,8 @@ import structlog
 from allocator.errors import LedgerError
 from allocator.ledger import AllocationRequest
 from allocator.names import SCHEDULER_NAME
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.errors import RefusedError
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 
 VIEW_WAIT_S: Final = 1.0
@@ -36,7 +36,7 @@ CROWDED: Final = f"containers of pods that were deleted still run on this node's
 log = structlog.get_logger(__name__)
 
 
-class Answers:
+class AllocationService:
     """The `Devices` of a device plugin's service.
 
     Args:
@@ -49,7 +49,7 @@ class Answers:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         unit_mib: int,
         *,
         percent: bool = False,
@@ -96,7 +96,7 @@ class Answers:
         taken_up = await account.taken_up()
         account.refresh()
         if not await account.until(lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S):
-            raise RefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
+            raise AllocationRefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
         ask, asked_s = ledger.read_request(available, must_include, size, taken_up), account.now_s()
 
         def settled() -> bool:
@@ -126,7 +126,7 @@ class Answers:
             for uuid in ask.target_cards():
                 if not ask.accounts.cards[uuid].healthy:
                     cause = f"card {uuid} cannot be had: {self._why_not_card(uuid)}; {AGAIN}"
-            raise RefusedError("no-room", f"{error}; {cause}") from error
+            raise AllocationRefusedError("no-room", f"{error}; {cause}") from error
 
     async def allocate(self, ids: Sequence[str]) -> ContainerGrant:
         """Record what the kubelet hands out and describe it to the container.
@@ -142,7 +142,7 @@ class Answers:
             taken_up = self._answered.pop(frozenset(ids), None)
             units = account.ledger.allocate(ids, account.now_s(), taken_up)
         except LedgerError as error:
-            raise RefusedError("spans-cards", f"{error}; {AGAIN}") from error
+            raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
         mib = {uuid: count * self._unit_mib for uuid, count in units.items()}

@@ -10,10 +10,10 @@ from allocator.ledger import Pod, PodAccount
 from allocator.ledger.accounts import NodeAccounts
 from allocator.records import DETACHED, CardRecord
 from deviceplugin.allocation.inventory import cards_in_units, check_units, records
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard
-from deviceplugin.node_events import Notices
+from deviceplugin.node_events import NodeEvents
 
 log = structlog.get_logger(__name__)
 
@@ -41,10 +41,10 @@ class CardList:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         gpus: Sequence[GpuCard],
         unit_mib: int,
-        notices: Notices,
+        notices: NodeEvents,
         on_change: Callable[[], None],
         enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,
         detached: Callable[[], bool] = lambda: False,

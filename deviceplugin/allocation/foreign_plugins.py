@@ -2,15 +2,15 @@
 
 import structlog
 
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gpus
-from deviceplugin.node_events import Notices
+from deviceplugin.node_events import NodeEvents
 
 log = structlog.get_logger(__name__)
 
 
-class Neighbours:
+class ForeignPluginWatcher:
     """Looks at the own Node whenever it changed.
 
     Args:
@@ -22,7 +22,7 @@ class Neighbours:
         found: count of GPUs by resource, empty where no other plugin offers any.
     """
 
-    def __init__(self, account: Account, node_view: NodeView, notices: Notices) -> None:
+    def __init__(self, account: LedgerService, node_view: OwnNode, notices: NodeEvents) -> None:
         self._node_view = node_view
         self._notices = notices
         self._seen: object = None

@@ -12,8 +12,8 @@ import structlog
 
 from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
-from deviceplugin.allocation.other_units import OtherUnits
-from deviceplugin.errors import BookError, TornBookError
+from deviceplugin.allocation.other_units import OtherUnitPods
+from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 
 Grant = Callable[[Mapping[str, int]], ContainerGrant]
@@ -24,7 +24,7 @@ _NOT_READ: Final = "the kubelet's book was not read yet"
 log = structlog.get_logger(__name__)
 
 
-class Contents(Protocol):
+class CheckpointContents(Protocol):
     """One version of the kubelet's book."""
 
     @property
@@ -32,13 +32,13 @@ class Contents(Protocol):
         """The devices of every container, of all resources."""
 
 
-class Account:
+class LedgerService:
     """A node's ledger and those who follow it.
 
     Args:
         ledger: the accounts.
         read: returns the kubelet's book, the same object until it is written again, None where there is none;
-            raises `BookError` where it cannot be read. Called before every answer.
+            raises `CheckpointError` where it cannot be read. Called before every answer.
         resource: name of our extended resource that counts units.
         clock: monotonic seconds.
 
@@ -56,7 +56,7 @@ class Account:
     def __init__(
         self,
         ledger: Ledger,
-        read: Callable[[], Contents | None],
+        read: Callable[[], CheckpointContents | None],
         resource: str,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +68,7 @@ class Account:
         self.book_torn = False
         self.want_list: Callable[[], None] = lambda: None
         self.taken_up: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
-        self.others = OtherUnits(resource)
+        self.others = OtherUnitPods(resource)
         self.grants: list[Grant] = []
         self.withheld: Mapping[str, str] = {}
         self._resources = {resource, PERCENT_RESOURCE}
@@ -116,10 +116,10 @@ class Account:
         """
         try:
             contents = self._read()
-        except BookError as error:
+        except CheckpointError as error:
             if self.book_problem != str(error):
                 log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
-            self.book_problem, self.book_torn = str(error), isinstance(error, TornBookError)
+            self.book_problem, self.book_torn = str(error), isinstance(error, TornCheckpointError)
             return
         if self.book_problem not in {None, _NOT_READ}:
             log.info("the kubelet's book can be read again")

@@ -40,7 +40,7 @@ _RAN: Final = frozenset({"Running", "Succeeded"})
 _FAILED: Final = "Failed"
 
 
-class Metadata(msgspec.Struct, rename="camel"):
+class ObjectMetadata(msgspec.Struct, rename="camel"):
     """Of a Pod or a Node."""
 
     name: str
@@ -54,23 +54,23 @@ class Metadata(msgspec.Struct, rename="camel"):
         return (self.annotations or {}).get(name)
 
 
-class Resources(msgspec.Struct):
+class ContainerResources(msgspec.Struct):
     """Of a container; quantities are texts or numbers."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
 
 
-class Container(msgspec.Struct, rename="camel"):
+class PodContainer(msgspec.Struct, rename="camel"):
     """One container of a Pod."""
 
     name: str
     restart_policy: str | None = None
-    resources: Resources | None = None
+    resources: ContainerResources | None = None
 
     def as_mapping(self) -> dict[str, Any]:
         """In the form that `parse_pod` reads."""
-        resources = self.resources or Resources()
+        resources = self.resources or ContainerResources()
         return {
             "name": self.name,
             "restartPolicy": self.restart_policy,
@@ -78,15 +78,15 @@ class Container(msgspec.Struct, rename="camel"):
         }
 
 
-class PodSpec(msgspec.Struct, rename="camel"):
+class OwnPodSpec(msgspec.Struct, rename="camel"):
     """Of a Pod."""
 
     node_name: str = ""
-    containers: list[Container] = []
-    init_containers: list[Container] | None = None
+    containers: list[PodContainer] = []
+    init_containers: list[PodContainer] | None = None
 
 
-class ContainerStatus(msgspec.Struct, rename="camel"):
+class RuntimeStatus(msgspec.Struct, rename="camel"):
     """Of a Pod: one of its containers; `state` has one key, such as `running`."""
 
     name: str = ""
@@ -94,21 +94,21 @@ class ContainerStatus(msgspec.Struct, rename="camel"):
     state: dict[str, Any] | None = None
 
 
-class Condition(msgspec.Struct):
+class OwnPodCondition(msgspec.Struct):
     """Of a Pod."""
 
     type: str = ""
 
 
-class PodStatus(msgspec.Struct, rename="camel"):
+class OwnPodStatus(msgspec.Struct, rename="camel"):
     """Of a Pod."""
 
     phase: str = ""
     start_time: str | None = None
-    conditions: list[Condition] | None = None
-    container_statuses: list[ContainerStatus] | None = None
-    init_container_statuses: list[ContainerStatus] | None = None
-    ephemeral_container_statuses: list[ContainerStatus] | None = None
+    conditions: list[OwnPodCondition] | None = None
+    container_statuses: list[RuntimeStatus] | None = None
+    init_container_statuses: list[RuntimeStatus] | None = None
+    ephemeral_container_statuses: list[RuntimeStatus] | None = None
 
     @property
     def containers(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
         """Names of containers that do not run any more, at least not now."""
         return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
 
-    def _statuses(self) -> Iterator[ContainerStatus]:
+    def _statuses(self) -> Iterator[RuntimeStatus]:
         yield from self.init_container_statuses or ()
         yield from self.container_statuses or ()
         yield from self.ephemeral_container_statuses or ()
@@ -147,9 +147,9 @@ class PodStatus(msgspec.Struct, rename="camel"):
 class PodObject(msgspec.Struct):
     """A Pod."""
 
-    metadata: Metadata
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    metadata: ObjectMetadata
+    spec: OwnPodSpec = msgspec.field(default_factory=OwnPodSpec)
+    status: OwnPodStatus = msgspec.field(default_factory=OwnPodStatus)
 
     def request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
         """Read what the pod asks for.
@@ -196,21 +196,21 @@ class PodObject(msgspec.Struct):
             return None, error
 
 
-class NodeInfo(msgspec.Struct):
+class KubeletNodeInfo(msgspec.Struct):
     """Of a Node: what its kubelet says of the machine."""
 
     boot_id: str = msgspec.field(default="", name="bootID")
 
 
-class NodeStatus(msgspec.Struct, rename="camel"):
+class OwnNodeStatus(msgspec.Struct, rename="camel"):
     """Of a Node."""
 
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
-    node_info: NodeInfo | None = None
+    node_info: KubeletNodeInfo | None = None
 
 
-class NodeSpec(msgspec.Struct):
+class OwnNodeSpec(msgspec.Struct):
     """Of a Node; its taints as they are, to write them again."""
 
     taints: list[dict[str, Any]] | None = None
@@ -219,9 +219,9 @@ class NodeSpec(msgspec.Struct):
 class NodeObject(msgspec.Struct):
     """A Node."""
 
-    metadata: Metadata
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    metadata: ObjectMetadata
+    status: OwnNodeStatus = msgspec.field(default_factory=OwnNodeStatus)
+    spec: OwnNodeSpec = msgspec.field(default_factory=OwnNodeSpec)
 
     @property
     def version(self) -> int:

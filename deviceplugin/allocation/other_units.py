@@ -7,7 +7,7 @@ from allocator.names import unit_of_resource
 from deviceplugin.errors import UnitInUseError
 
 
-class OtherUnits:
+class OtherUnitPods:
     """Who has devices of another unit than this daemon's, by the kubelet's book.
 
     Args:

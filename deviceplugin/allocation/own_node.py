@@ -7,7 +7,7 @@ import structlog
 
 from allocator.errors import shown
 from allocator.names import NODE_CORDON
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind
@@ -15,7 +15,7 @@ from kubeapi.reflect import Kind
 log = structlog.get_logger(__name__)
 
 
-class NodeView:
+class OwnNode:
     """Keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
 
     Args:
@@ -32,7 +32,7 @@ class NodeView:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         name: str,
         tell: Callable[[str], None] = lambda _: None,
         parents: Callable[[], Mapping[str, str]] = dict,

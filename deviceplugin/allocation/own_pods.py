@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from kubeapi.errors import KubeApiError
 from kubeapi.metadata import parse_resource_version
@@ -13,7 +13,7 @@ from kubeapi.reflect import Kind
 log = structlog.get_logger(__name__)
 
 
-class PodView:
+class OwnPods:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Attributes:
@@ -23,7 +23,7 @@ class PodView:
         objects: pods with our resource by UID, finished ones included until their object is gone.
     """
 
-    def __init__(self, account: Account, resource: str) -> None:
+    def __init__(self, account: LedgerService, resource: str) -> None:
         self._account = account
         self._resource = resource
         self._began_s = account.now_s()

@@ -7,14 +7,14 @@ from typing import Final, Protocol
 
 import structlog
 
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.host.cgroups import CgroupProbe
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReconcileIntervals:
     """How often to look, in seconds.
 
     Attributes:
@@ -28,10 +28,10 @@ class Pace:
     slow_s: float = 5.0
 
 
-PACE: Final = Pace()
+PACE: Final = ReconcileIntervals()
 
 
-class Cgroups(Protocol):
+class CgroupProber(Protocol):
     """Which pods still run something. Blocking."""
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
@@ -56,12 +56,12 @@ class Reconciler:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         changes: Callable[[], AsyncIterator[None]],
-        cgroups: Cgroups,
+        cgroups: CgroupProber,
         clean: Callable[[], Awaitable[None]],
         *,
-        pace: Pace = PACE,
+        pace: ReconcileIntervals = PACE,
     ) -> None:
         self._account = account
         self._changes = changes

@@ -25,7 +25,7 @@ ANNOTATION: Final = "cdi.k8s.io/gpupack"
 """Runtimes read every annotation with this prefix; each container has its own annotations."""
 
 
-class Handover:
+class DeviceListStrategies:
     """Describes cards to containers.
 
     Args:

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.enforcement.limit_setter import Job, Outcome, hold_all
+from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome, hold_all
 from deviceplugin.gpus.api.memory_limits import MemoryLimits
-from deviceplugin.host.driver import OwnThread
+from deviceplugin.host.driver import DriverThread
 
 BATCH: Final = 16
 """Jobs of one turn: a new container waits for no more than these."""
 
 
-class Lanes:
+class PerCardWorkers:
     """Gives jobs to threads, one at a time for each card, new ones before those that are only looked after.
 
     Args:
@@ -23,15 +23,15 @@ class Lanes:
         on_outcome: called in the event loop with a card and what became of a job of it.
     """
 
-    def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, Outcome], None]) -> None:
+    def __init__(self, limits: MemoryLimits, on_outcome: Callable[[str, LimitOutcome], None]) -> None:
         self._limits = limits
         self._on_outcome = on_outcome
-        self._urgent: dict[str, dict[Path, Job]] = defaultdict(dict)
-        self._routine: dict[str, dict[Path, Job]] = defaultdict(dict)
+        self._urgent: dict[str, dict[Path, LimitJob]] = defaultdict(dict)
+        self._routine: dict[str, dict[Path, LimitJob]] = defaultdict(dict)
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._threads: dict[str, OwnThread] = {}
+        self._threads: dict[str, DriverThread] = {}
 
-    def add(self, uuid: str, job: Job, *, urgent: bool) -> None:
+    def add(self, uuid: str, job: LimitJob, *, urgent: bool) -> None:
         """Have a job done; it takes the place of one for the same cgroup that has not begun."""
         self._routine[uuid].pop(job.cgroup, None)
         if urgent or job.cgroup in self._urgent[uuid]:
@@ -61,7 +61,7 @@ class Lanes:
             self._busy[uuid] = asyncio.get_running_loop().create_task(self._work(uuid))
 
     async def _work(self, uuid: str) -> None:
-        thread = self._threads.setdefault(uuid, OwnThread(f"limits of {uuid}"))
+        thread = self._threads.setdefault(uuid, DriverThread(f"limits of {uuid}"))
         try:
             while waiting := self._urgent[uuid] or self._routine[uuid]:
                 jobs = [waiting.pop(cgroup) for cgroup in list(waiting)[:BATCH]]

@@ -12,14 +12,14 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.enforcement.card_workers import Lanes
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.enforcement.card_workers import PerCardWorkers
 from deviceplugin.enforcement.cgroup_watch import CgroupWatch
-from deviceplugin.enforcement.granted_memory import Shares
-from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.granted_memory import GrantedMemory
+from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.limit_plan import wanted
-from deviceplugin.enforcement.limit_setter import Job, Outcome
-from deviceplugin.enforcement.limit_state import Limit, LimitedPod
+from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome
+from deviceplugin.enforcement.limit_state import ContainerLimit, LimitedPod
 from deviceplugin.host.containers import (
     PodFolders,
     container_cgroups,
@@ -66,8 +66,8 @@ class Enforcer:
 
     def __init__(
         self,
-        account: Account,
-        supports: Supports,
+        account: LedgerService,
+        supports: LimitCapability,
         names: Callable[[str], Mapping[str, str]],
         *,
         unit_mib: int,
@@ -79,7 +79,7 @@ class Enforcer:
         self._account = account
         self._supports = supports
         self._names = names
-        self._shares = Shares(account, unit_mib)
+        self._shares = GrantedMemory(account, unit_mib)
         self._logs = container_logs
         self._tell = tell
         self._rescan_s = rescan_s
@@ -89,7 +89,7 @@ class Enforcer:
         self._uids: dict[Path, str] = {}
         self._logged: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
-        self._lanes: Lanes | None = None
+        self._lanes: PerCardWorkers | None = None
         self._wake = asyncio.Event()
         self._dirty: set[str] = set()
         self._account_changed = True
@@ -104,7 +104,7 @@ class Enforcer:
         """Why new cgroups are not seen at once; None while they are."""
         return self._watch.problem
 
-    def limits(self) -> Iterator[Limit]:
+    def limits(self) -> Iterator[ContainerLimit]:
         """List the limits of all containers' cgroups that there are."""
         for pod in self._pods.values():
             yield from pod.limits.values()
@@ -116,7 +116,7 @@ class Enforcer:
             # To return would end the daemon.
             await asyncio.Event().wait()
             return
-        self._lanes = Lanes(driver, self._on_outcome)
+        self._lanes = PerCardWorkers(driver, self._on_outcome)
         self._watch.retry()
         with suppress(OSError):  # the next look reads them
             self._read_logs()
@@ -334,24 +334,24 @@ class Enforcer:
             if limit is not None and limit.wanted == want and limit.container == container:
                 continue
             if limit is None:
-                limit = pod.limits[cgroup, uuid] = Limit(uid, container, uuid, cgroup, want)
+                limit = pod.limits[cgroup, uuid] = ContainerLimit(uid, container, uuid, cgroup, want)
             limit.container, limit.wanted, limit.failures = container, want, 0
             self._submit(limit, urgent=True)
         for key in [key for key in pod.limits if key[0] == cgroup and key[1] not in planned]:
             del pod.limits[key]
 
-    def _submit(self, limit: Limit, *, urgent: bool) -> None:
+    def _submit(self, limit: ContainerLimit, *, urgent: bool) -> None:
         if self._lanes is not None and self._supports.of(limit.uuid).held:
-            self._lanes.add(limit.uuid, Job(limit.cgroup, limit.wanted), urgent=urgent)
+            self._lanes.add(limit.uuid, LimitJob(limit.cgroup, limit.wanted), urgent=urgent)
 
     # What became of it.
 
-    def _find(self, uuid: str, cgroup: Path) -> Limit | None:
+    def _find(self, uuid: str, cgroup: Path) -> ContainerLimit | None:
         uid = self._uids.get(cgroup.parent)
         pod = self._pods.get(uid) if uid is not None else None
         return pod.limits.get((cgroup, uuid)) if pod is not None else None
 
-    def _on_outcome(self, uuid: str, outcome: Outcome) -> None:
+    def _on_outcome(self, uuid: str, outcome: LimitOutcome) -> None:
         limit = self._find(uuid, outcome.cgroup)
         if limit is None:
             return
@@ -365,7 +365,7 @@ class Enforcer:
         else:
             self._not_held(limit, before, outcome)
 
-    def _held(self, limit: Limit, before: Outcome | None, outcome: Outcome) -> None:
+    def _held(self, limit: ContainerLimit, before: LimitOutcome | None, outcome: LimitOutcome) -> None:
         reading = outcome.reading
         hard_mib = reading.hard_mib if reading is not None else None
         limit.failures = 0
@@ -378,7 +378,7 @@ class Enforcer:
             self.repaired += 1
             log.warning("memory limit set again", **limit.names, mib=hard_mib, stood=outcome.was_mib)
 
-    def _not_held(self, limit: Limit, before: Outcome | None, outcome: Outcome) -> None:
+    def _not_held(self, limit: ContainerLimit, before: LimitOutcome | None, outcome: LimitOutcome) -> None:
         self.faults += 1
         limit.failures += 1
         if before is None or before.problem != outcome.problem:
@@ -392,6 +392,6 @@ class Enforcer:
             delay_s = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(limit.failures - 1, 10))
             asyncio.get_running_loop().call_later(delay_s, self._again, limit)
 
-    def _again(self, limit: Limit) -> None:
+    def _again(self, limit: ContainerLimit) -> None:
         if self._find(limit.uuid, limit.cgroup) is limit and not limit.in_force:
             self._submit(limit, urgent=True)

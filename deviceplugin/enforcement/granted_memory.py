@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.limit_plan import Grants
 
 
-class Shares:
+class GrantedMemory:
     """Follows the book's containers; pods by the UID that they have in cgroups.
 
     Args:
@@ -14,7 +14,7 @@ class Shares:
         unit_mib: MiB a unit.
     """
 
-    def __init__(self, account: Account, unit_mib: int) -> None:
+    def __init__(self, account: LedgerService, unit_mib: int) -> None:
         self._account = account
         self._unit_mib = unit_mib
         self._version: int | None = None

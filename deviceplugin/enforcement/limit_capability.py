@@ -6,11 +6,11 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from deviceplugin.gpus.api.memory_limits import Enforcement, MemoryLimits, Support
-from deviceplugin.host.driver import OwnThread
-from deviceplugin.node_events import Notices, silent
+from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport, MemoryLimits
+from deviceplugin.host.driver import DriverThread
+from deviceplugin.node_events import NodeEvents, silent
 
 log = structlog.get_logger(__name__)
 
@@ -21,12 +21,12 @@ MODES: Final = (AUTO, OFF, REQUIRE)
 
 BEGIN_S: Final = 3.0
 
-NO_LIMITS: Final = Support(held=False, reason="the source of cards has no memory limits")
-SWITCHED_OFF: Final = Support(held=False, reason="--memory-limits off")
-NOT_ASKED: Final = Support(held=False, reason="the driver was not asked yet")
+NO_LIMITS: Final = LimitSupport(held=False, reason="the source of cards has no memory limits")
+SWITCHED_OFF: Final = LimitSupport(held=False, reason="--memory-limits off")
+NOT_ASKED: Final = LimitSupport(held=False, reason="the driver was not asked yet")
 
 
-class Supports:
+class LimitCapability:
     """Knows on which cards limits are held; belongs to one event loop.
 
     Args:
@@ -44,11 +44,11 @@ class Supports:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         driver: MemoryLimits | None,
         *,
         mode: str = AUTO,
-        notices: Notices | None = None,
+        notices: NodeEvents | None = None,
         on_offer: Callable[[], None] = lambda: None,
     ) -> None:
         self._account = account
@@ -58,14 +58,14 @@ class Supports:
         self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._found = dict.fromkeys(self._cards, NOT_ASKED)
         self._asking: asyncio.Task[None] | None = None
-        self._thread = OwnThread("support of limits")
+        self._thread = DriverThread("support of limits")
         self.driver = None if mode == OFF else driver
         self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
         self.covers: Callable[[str, int, int], bool] = lambda *_: True
         account.grants.append(lambda mib: ContainerGrant(self.container_envs(mib)))
         self._withhold()
 
-    def of(self, uuid: str) -> Support:
+    def of(self, uuid: str) -> LimitSupport:
         """Tell whether limits are held on a card, and why not."""
         return self._found.get(uuid, NO_LIMITS)
 
@@ -110,7 +110,7 @@ class Supports:
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
         if self._found == before:
             return
-        news: dict[Support, list[str]] = {}
+        news: dict[LimitSupport, list[str]] = {}
         for uuid in self._cards:
             if self._found[uuid] != before.get(uuid):
                 news.setdefault(self._found[uuid], []).append(uuid)
@@ -131,7 +131,7 @@ class Supports:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self.ask())
 
-    def _ask(self) -> dict[str, Support]:
+    def _ask(self) -> dict[str, LimitSupport]:
         if self._mode == OFF:
             return dict.fromkeys(self._cards, SWITCHED_OFF)
         if self.driver is None:
@@ -147,7 +147,7 @@ class Supports:
             )
             self._on_offer()
 
-    def _tell(self, cards: Sequence[str], support: Support) -> None:
+    def _tell(self, cards: Sequence[str], support: LimitSupport) -> None:
         """Say once what is true of several cards, with what it takes for more."""
         if support.held:
             log.info("memory limits are held by the driver", cards=cards)
@@ -162,10 +162,10 @@ class Supports:
                 self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
 
 
-def _answer(driver: MemoryLimits, uuid: str) -> Support:
+def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:
     """Ask about one card; an answer that nobody expects is no, until it is asked again."""
     try:
         return driver.support(uuid)
     except Exception as error:
         log.exception("a question about memory limits failed", card=uuid)
-        return Support(held=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}")
+        return LimitSupport(held=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ Grants = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLimit:
     """The limit of one cgroup on one card.
 
     Attributes:
@@ -28,7 +28,7 @@ class Wanted:
     known: bool
 
 
-def wanted(grants: Grants, container: str | None) -> dict[str, Wanted]:
+def wanted(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
     """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory.
 
     Args:
@@ -37,10 +37,10 @@ def wanted(grants: Grants, container: str | None) -> dict[str, Wanted]:
     """
     if container is not None:
         mine = grants.get(container, {})
-        return {uuid: Wanted(mib, frozenset({mib}), known=True) for uuid, mib in mine.items() if mib > 0}
+        return {uuid: WantedLimit(mib, frozenset({mib}), known=True) for uuid, mib in mine.items() if mib > 0}
     amounts: dict[str, set[int]] = {}
     for shares in grants.values():
         for uuid, mib in shares.items():
             if mib > 0:
                 amounts.setdefault(uuid, set()).add(mib)
-    return {uuid: Wanted(min(found), frozenset(found), known=False) for uuid, found in amounts.items()}
+    return {uuid: WantedLimit(min(found), frozenset(found), known=False) for uuid, found in amounts.items()}

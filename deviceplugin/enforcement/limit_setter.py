@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from deviceplugin.enforcement.limit_plan import Wanted
+from deviceplugin.enforcement.limit_plan import WantedLimit
 from deviceplugin.errors import LimitError, LimitFault
 from deviceplugin.gpus.api.memory_limits import UNSET, LimitReading, MemoryLimits
 
@@ -15,15 +15,15 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LimitJob:
     """One cgroup on one card that is to have a limit."""
 
     cgroup: Path
-    wanted: Wanted
+    wanted: WantedLimit
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LimitOutcome:
     """What became of a job.
 
     Attributes:
@@ -43,12 +43,12 @@ class Outcome:
     at_s: float = 0.0
 
 
-def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[Job]) -> list[Outcome]:
+def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[LimitJob]) -> list[LimitOutcome]:
     """Do all jobs of one card; trouble with one leaves the others alone."""
     return [_hold(limits, uuid, job) for job in jobs]
 
 
-def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
+def _hold(limits: MemoryLimits, uuid: str, job: LimitJob) -> LimitOutcome:
     reading: LimitReading | None = None
     was_mib: int | None = None
     at_s = time.monotonic()
@@ -64,17 +64,17 @@ def _hold(limits: MemoryLimits, uuid: str, job: Job) -> Outcome:
             limits.set(uuid, job.cgroup, job.wanted.mib if stays_mib is None else stays_mib)
             reading = _read(limits, uuid, job.cgroup)
     except LimitError as error:
-        return Outcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
+        return LimitOutcome(job.cgroup, reading, was_mib, error.kind, str(error), at_s)
     except Exception as error:
         # A driver may answer what nobody expects; that is this job's trouble, and is tried again.
         log.exception("a call for a memory limit failed", card=uuid, cgroup=str(job.cgroup))
         problem = f"limit on card {uuid} for cgroup {job.cgroup}: {type(error).__name__}: {error}"
-        return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
+        return LimitOutcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
     if reading.hard_mib in job.wanted.accepted:
-        return Outcome(job.cgroup, reading, was_mib, at_s=at_s)
+        return LimitOutcome(job.cgroup, reading, was_mib, at_s=at_s)
     stands = "there is none" if reading.hard_mib is None else f"it is {reading.hard_mib} MiB"
     problem = f"limit of {job.wanted.mib} MiB on card {uuid} for cgroup {job.cgroup} was set, and {stands}"
-    return Outcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
+    return LimitOutcome(job.cgroup, reading, was_mib, "failed", problem, at_s)
 
 
 def _is_like_above(limits: MemoryLimits, uuid: str, cgroup: Path, reading: LimitReading) -> bool:

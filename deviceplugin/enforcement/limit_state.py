@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deviceplugin.enforcement.limit_plan import Grants, Wanted
-from deviceplugin.enforcement.limit_setter import Outcome
+from deviceplugin.enforcement.limit_plan import Grants, WantedLimit
+from deviceplugin.enforcement.limit_setter import LimitOutcome
 
 
 @dataclass(slots=True, eq=False)
-class Limit:
+class ContainerLimit:
     """The limit of one container's cgroup on one card.
 
     Attributes:
@@ -26,8 +26,8 @@ class Limit:
     container: str | None
     uuid: str
     cgroup: Path
-    wanted: Wanted
-    outcome: Outcome | None = None
+    wanted: WantedLimit
+    outcome: LimitOutcome | None = None
     failures: int = 0
 
     @property
@@ -60,4 +60,4 @@ class LimitedPod:
     cgroups: dict[Path, str] = field(default_factory=dict)
     known: dict[Path, str] = field(default_factory=dict)
     names: Mapping[str, str] | None = None
-    limits: dict[tuple[Path, str], Limit] = field(default_factory=dict)
+    limits: dict[tuple[Path, str], ContainerLimit] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import structlog
 
 from allocator.ledger.accounts import NodeAccounts
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 
@@ -23,7 +23,7 @@ LOOK_S: Final = 2.0
 """Seconds between two looks whether the service still answers for each card."""
 
 
-class Clients(Protocol):
+class MpsClientLimits(Protocol):
     """What a service that answers says."""
 
     @property
@@ -35,10 +35,10 @@ class Clients(Protocol):
         """Pids of its own processes, which use a little of the card."""
 
 
-class Service(Protocol):
+class MpsControl(Protocol):
     """The service. Its methods take well under a millisecond."""
 
-    def state(self, uuid: str) -> Clients | None:
+    def state(self, uuid: str) -> MpsClientLimits | None:
         """Tell whether it answers for a card; None: it does not.
 
         Raises:
@@ -49,7 +49,7 @@ class Service(Protocol):
         """Describe a share of a card to a container, in MiB; and what containers can have of it in all."""
 
 
-class Sharing:
+class MpsClients:
     """Makes containers clients of the service; belongs to one event loop.
 
     Args:
@@ -62,8 +62,8 @@ class Sharing:
 
     def __init__(
         self,
-        account: Account,
-        service: Service,
+        account: LedgerService,
+        service: MpsControl,
         driver_holds: Callable[[str], bool],
         *,
         unit_mib: int,
@@ -74,7 +74,7 @@ class Sharing:
         self._driver_holds = driver_holds
         self._unit_mib = unit_mib
         self._look_s = look_s
-        self._states: dict[str, Clients] = {}
+        self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
         account.grants.append(self.grant)
         account.follow(self._close)
@@ -129,7 +129,7 @@ class Sharing:
 
         Where that cannot be found out, what it said last stays true: its clients run on.
         """
-        found: dict[str, Clients] = {}
+        found: dict[str, MpsClientLimits] = {}
         before, unread = self._states, ""
         for card in self._account.ledger.installed:
             try:

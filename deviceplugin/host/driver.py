@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 Answer = TypeVar("Answer")
 
 
-class OwnThread:
+class DriverThread:
     """One thread that makes calls in their order; a call that hangs takes this thread and nothing else.
 
     It does not keep the process from ending.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from allocator.ledger import CheckpointEntry
-from deviceplugin.errors import BookError, TornBookError
+from deviceplugin.errors import CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.sockets import FolderWatch
 
 BOOK_NAME: Final = "kubelet_internal_checkpoint"
@@ -31,7 +31,7 @@ MOST_BYTES: Final = 64 * 2**20
 """A kubelet's book of 50 000 IDs, and a thousand pods that hold all of them, takes a tenth of it."""
 
 
-class Stamp(NamedTuple):
+class FileVersion(NamedTuple):
     """Tells one version of the file from the next."""
 
     inode: int
@@ -40,7 +40,7 @@ class Stamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class Checkpoint:
     """One version of the kubelet's book.
 
     Attributes:
@@ -50,34 +50,34 @@ class Book:
     """
 
     entries: tuple[CheckpointEntry, ...]
-    stamp: Stamp
+    stamp: FileVersion
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _DeviceEntry(msgspec.Struct, frozen=True):
     PodUID: str
     ContainerName: str
     ResourceName: str
     DeviceIDs: dict[int, list[str]]
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _CheckpointData(msgspec.Struct, frozen=True):
     # A Go slice that nothing was ever put in is written as null.
     PodDeviceEntries: list[msgspec.Raw] | None
     # Its lists are most of the file, an Allocate waits, and nothing depends on them.
     RegisteredDevices: dict[str, msgspec.Raw]
 
 
-class _Checkpoint(msgspec.Struct, frozen=True):
-    Data: _Data
+class _CheckpointFile(msgspec.Struct, frozen=True):
+    Data: _CheckpointData
     Checksum: int
 
 
-_DECODER: Final = msgspec.json.Decoder(_Checkpoint)
-_ENTRY_DECODER: Final = msgspec.json.Decoder(_Entry)
+_DECODER: Final = msgspec.json.Decoder(_CheckpointFile)
+_ENTRY_DECODER: Final = msgspec.json.Decoder(_DeviceEntry)
 _KEY: Final = attrgetter("uid", "container", "resource")
 
 
-class BookReader:
+class CheckpointReader:
     """Reads the book, and tells when it changed.
 
     The checksum is not verified. It is a hash of how Go prints the kubelet's own types, names included, and
@@ -93,12 +93,12 @@ class BookReader:
         self._folder = folder
         self._path = folder / BOOK_NAME
         self._clock = clock
-        self._book: Book | None = None
+        self._book: Checkpoint | None = None
         self._settled = False
         self._data = b""
         self._entries: dict[bytes, CheckpointEntry] = {}
 
-    def read(self) -> Book | None:
+    def read(self) -> Checkpoint | None:
         """Return the book as it stands now; the same object as long as the file is the same.
 
         Returns:
@@ -114,22 +114,24 @@ class BookReader:
                 return self._book
             if not stat.S_ISREG(found.st_mode):
                 # To open a pipe would wait for a writer, to read a device may never end.
-                raise BookError(f"{self._path} cannot be read: it is no regular file"[:_MESSAGE_CHARS])
+                raise CheckpointError(f"{self._path} cannot be read: it is no regular file"[:_MESSAGE_CHARS])
             with self._path.open("rb") as file:
                 stamp = _stamp(os.fstat(file.fileno()))
                 if stamp.size > MOST_BYTES:
                     what = f"it has {stamp.size} bytes, allowed are {MOST_BYTES}"
-                    raise BookError(f"{self._path} cannot be read: {what}"[:_MESSAGE_CHARS])
+                    raise CheckpointError(f"{self._path} cannot be read: {what}"[:_MESSAGE_CHARS])
                 data = file.read()
         except FileNotFoundError:
             self._book = None
             return None
         except OSError as error:
-            raise BookError(f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]) from error
+            raise CheckpointError(
+                f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]
+            ) from error
         if self._book is None or stamp != self._book.stamp or data != self._data:
             try:
                 self._book, self._entries = _decode(data, stamp, self._entries)
-            except BookError as error:
+            except CheckpointError as error:
                 raise type(error)(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
         self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
         self._data = b"" if self._settled else data
@@ -149,14 +151,14 @@ class BookReader:
                     woken.clear()
                     await woken.wait()
 
-    def _look(self) -> Stamp | None:
+    def _look(self) -> FileVersion | None:
         try:
             return _stamp(self._path.stat())
         except OSError:
             return None
 
 
-def decode(data: bytes, stamp: Stamp) -> Book:
+def decode(data: bytes, stamp: FileVersion) -> Checkpoint:
     """Read one version of the file.
 
     Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.
@@ -168,8 +170,8 @@ def decode(data: bytes, stamp: Stamp) -> Book:
 
 
 def _decode(
-    data: bytes, stamp: Stamp, known: Mapping[bytes, CheckpointEntry]
-) -> tuple[Book, dict[bytes, CheckpointEntry]]:
+    data: bytes, stamp: FileVersion, known: Mapping[bytes, CheckpointEntry]
+) -> tuple[Checkpoint, dict[bytes, CheckpointEntry]]:
     """Do the same, given the entries of the version before by their texts: nearly all are as they were.
 
     A thousand pods take 1 ms in place of 4, and the kubelet writes its book with each Allocate.
@@ -180,13 +182,13 @@ def _decode(
         found = {text: known.get(text) or _read(text, at) for at, text in enumerate(texts)}
     except (ValueError, RecursionError) as error:
         if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-            raise TornBookError(f"torn: {error}"[:_MESSAGE_CHARS]) from error
-        raise BookError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
+            raise TornCheckpointError(f"torn: {error}"[:_MESSAGE_CHARS]) from error
+        raise CheckpointError(f"unknown layout: {error}; {_LAYOUT}"[:_MESSAGE_CHARS]) from error
     entries = sorted((found[text] for text in texts), key=_KEY)
     if len(set(map(_KEY, entries))) < len(entries):
         twice = " ".join(next(_KEY(one) for one, other in pairwise(entries) if _KEY(one) == _KEY(other)))
-        raise BookError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
-    return Book(entries=tuple(entries), stamp=stamp), found
+        raise CheckpointError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
+    return Checkpoint(entries=tuple(entries), stamp=stamp), found
 
 
 def _read(text: bytes, at: int) -> CheckpointEntry:
@@ -200,5 +202,5 @@ def _read(text: bytes, at: int) -> CheckpointEntry:
     return CheckpointEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
 
 
-def _stamp(found: os.stat_result) -> Stamp:
-    return Stamp(found.st_ino, found.st_mtime_ns, found.st_size)
+def _stamp(found: os.stat_result) -> FileVersion:
+    return FileVersion(found.st_ino, found.st_mtime_ns, found.st_size)

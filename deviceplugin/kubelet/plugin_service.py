@@ -1,4 +1,4 @@
-"""The device plugin service: what the kubelet asks, passed to `Devices`, and answered.
+"""The device plugin service: what the kubelet asks, passed to `DeviceAllocator`, and answered.
 
 This file knows the wire and nothing of cards. A call that is refused, or fails, is answered with a gRPC
 status and one clear line, and no other call suffers.
@@ -14,7 +14,7 @@ import grpc
 import structlog
 
 from allocator.errors import AllocatorError, shown
-from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.errors import AllocationRefusedError, RefusalKind
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
@@ -37,10 +37,10 @@ HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 
 
-class Devices(Protocol):
+class DeviceAllocator(Protocol):
     """Who decides which devices a container gets, and keeps the record of it.
 
-    Refusals are `RefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
+    Refusals are `AllocationRefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
     """
 
     def devices(self) -> Mapping[str, bool]:
@@ -82,7 +82,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         observe: called after every unary call with the method, the seconds it took and the status' name.
     """
 
-    def __init__(self, devices: Devices, *, observe: Callable[[str, float, str], None] | None = None) -> None:
+    def __init__(
+        self, devices: DeviceAllocator, *, observe: Callable[[str, float, str], None] | None = None
+    ) -> None:
         self._devices = devices
         self._observe = observe
         self._streams: dict[int, DeviceStream] = {}
@@ -205,7 +207,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if identifier not in health:
                 raise _unknown(identifier)
             if not health[identifier]:
-                raise RefusedError(
+                raise AllocationRefusedError(
                     "unhealthy",
                     f"device {shown(identifier)} cannot be had: {self._devices.why_not(identifier)}; delete "
                     "this pod, what made it makes another",
@@ -216,7 +218,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         began, code, message = time.perf_counter(), grpc.StatusCode.OK, ""
         try:
             return await answer()
-        except RefusedError as error:
+        except AllocationRefusedError as error:
             code, message = STATUS_OF[error.kind], str(error)
         except AllocatorError as error:
             code, message = STATUS_OF["invalid"], str(error)
@@ -263,8 +265,8 @@ def _granted(grant: ContainerGrant) -> pb.ContainerAllocateResponse:
     )
 
 
-def _unknown(identifier: str) -> RefusedError:
-    return RefusedError(
+def _unknown(identifier: str) -> AllocationRefusedError:
+    return AllocationRefusedError(
         "unknown",
         f"device {shown(identifier)} is not one of this node's; its cards or their unit have changed, delete "
         "this pod, what made it makes another",

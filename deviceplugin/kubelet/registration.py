@@ -47,7 +47,7 @@ _UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CON
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RegistrationTimeouts:
     """How long to wait for what, in seconds.
 
     Attributes:
@@ -68,7 +68,7 @@ class Timing:
 
 
 @dataclass(slots=True)
-class _Registration:
+class _OpenRegistration:
     streams_before: int
     since: float
     stream: DeviceStream | None = None
@@ -113,7 +113,7 @@ class Registrar:
         on_registered: Callable[[], None],
         on_kubelet_restart: Callable[[], None],
         backoff: Backoff | None = None,
-        timing: Timing | None = None,
+        timing: RegistrationTimeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_socket_path(folder / endpoint)
@@ -125,13 +125,13 @@ class Registrar:
         self._on_registered = on_registered
         self._on_kubelet_restart = on_kubelet_restart
         self._backoff = backoff or Backoff(0.1, 5.0)
-        self._timing = timing or Timing()
+        self._timing = timing or RegistrationTimeouts()
         self._clock = clock
         self._wake = asyncio.Event()
         self._server: Any = None
         self._own: SocketId | None = None
         self._known_kubelet: SocketId | None = None
-        self._registration: _Registration | None = None
+        self._registration: _OpenRegistration | None = None
         self._not_before = 0.0
         self._registrations = 0
 
@@ -219,7 +219,7 @@ class Registrar:
         else:
             self._not_before = self._clock() + self._backoff.failed()
 
-    def _follow(self, registration: _Registration) -> float | None:
+    def _follow(self, registration: _OpenRegistration) -> float | None:
         """Wait for the kubelet to open its stream; nothing to do once it has."""
         if registration.stream is not None:
             return None
@@ -297,7 +297,7 @@ class Registrar:
         refused = asking.result()
         if refused is not None:
             return 0.0 if self._sockets_changed() else self._failed(refused)
-        self._registration = _Registration(streams_before, self._clock())
+        self._registration = _OpenRegistration(streams_before, self._clock())
         return self._follow(self._registration)
 
     def _sockets_changed(self) -> bool:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from deviceplugin.allocation.objects import PodObject
-from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.enforcement.enforcer import Enforcer
-from deviceplugin.enforcement.granted_memory import Shares
-from deviceplugin.enforcement.limit_capability import Supports
+from deviceplugin.enforcement.granted_memory import GrantedMemory
+from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.limit_plan import Grants
-from deviceplugin.enforcement.limit_state import Limit
+from deviceplugin.enforcement.limit_state import ContainerLimit
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
@@ -26,7 +26,7 @@ NOT_YET: Final = "no limit was read back yet"
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerMemory:
+class ContainerUse:
     """One container on one card.
 
     Attributes:
@@ -61,7 +61,7 @@ class ContainerMemory:
         return max(0, (self.used_mib or 0) - self.promised_mib)
 
 
-class Measured(Protocol):
+class Measurements(Protocol):
     """The newest measurement, as `sampling.Sampler` has it."""
 
     @property
@@ -80,7 +80,7 @@ class Measured(Protocol):
         ...
 
 
-class Memory:
+class ContainerUseReader:
     """Joins the book's shares, the limits, the measured processes and the pods' names; worked out when asked.
 
     Args:
@@ -94,11 +94,11 @@ class Memory:
 
     def __init__(
         self,
-        shares: Shares,
-        supports: Supports,
+        shares: GrantedMemory,
+        supports: LimitCapability,
         enforcer: Enforcer,
-        pods: PodView,
-        sampler: Measured,
+        pods: OwnPods,
+        sampler: Measurements,
         clock: Callable[[], float],
     ) -> None:
         self._shares = shares
@@ -108,11 +108,11 @@ class Memory:
         self._sampler = sampler
         self._clock = clock
 
-    def rows(self) -> list[ContainerMemory]:
+    def rows(self) -> list[ContainerUse]:
         """Describe every container that was given memory and has not ended, by pod, container and card."""
         return sorted(self._each(), key=_order)
 
-    async def rows_in_turns(self) -> list[ContainerMemory]:
+    async def rows_in_turns(self) -> list[ContainerUse]:
         """Do the same, `TURN` rows at a time, with turns for others between."""
         found = []
         for row in self._each():
@@ -121,9 +121,9 @@ class Memory:
                 await asyncio.sleep(0)
         return sorted(found, key=_order)
 
-    def _each(self) -> Iterator[ContainerMemory]:
+    def _each(self) -> Iterator[ContainerUse]:
         self._shares.follow()
-        limits: dict[tuple[str, str], list[Limit]] = {}
+        limits: dict[tuple[str, str], list[ContainerLimit]] = {}
         for limit in self._enforcer.limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
         oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
@@ -144,13 +144,13 @@ class Memory:
                 ]
                 yield _limited(row, mine, oldest_s) if mine or row.held is Enforcement.DRIVER else row
 
-    def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerMemory]:
+    def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
         for container, shares in grants.items():
             if pod is None or container not in pod.status.ended:
                 for uuid, mib in shares.items():
                     held = self._supports.holding(uuid, mib, len(shares))
-                    yield ContainerMemory(uid, namespace, name, container, uuid, mib, None, None, held)
+                    yield ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
 
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
         """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
@@ -175,11 +175,11 @@ class Memory:
         return found
 
 
-def _order(row: ContainerMemory) -> tuple[str, ...]:
+def _order(row: ContainerUse) -> tuple[str, ...]:
     return row.namespace, row.pod, row.uid, row.container, row.uuid
 
 
-def _limited(row: ContainerMemory, limits: Sequence[Limit], oldest_s: float) -> ContainerMemory:
+def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: float) -> ContainerUse:
     """Add what the limits of a container's cgroups say; the driver's own count is the better one."""
     outcomes = [limit.outcome for limit in limits if limit.outcome is not None]
     readings = [outcome.reading for outcome in outcomes if outcome.reading is not None]

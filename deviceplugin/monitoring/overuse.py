@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from deviceplugin.monitoring.container_use import ContainerMemory
+from deviceplugin.monitoring.container_use import ContainerUse
 from kubeapi.backoff import Backoff
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from kubeapi.errors import Conflict, KubeApiError, NotFound
@@ -33,7 +33,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class PodIdentity:
     """A pod as the API server knows it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Names:
         return pod_ref(self.namespace, self.name, self.uid)
 
 
-class OverUse:
+class OverUseWatcher:
     """Watches what containers use.
 
     Args:
@@ -74,7 +74,7 @@ class OverUse:
 
     def __init__(
         self,
-        find: Callable[[str], Names | None],
+        find: Callable[[str], PodIdentity | None],
         record: Record,
         evict: Callable[[str, str, str], Awaitable[None]],
         *,
@@ -96,7 +96,7 @@ class OverUse:
         self.evictions = 0
         self.errors = 0
 
-    def over(self, row: ContainerMemory) -> bool:
+    def over(self, row: ContainerUse) -> bool:
         """Whether a container uses more than is tolerated."""
         return row.beyond_mib > self._tolerance_mib
 
@@ -107,7 +107,7 @@ class OverUse:
             said = f"the memory of container {container} is accounted, not limited: {problem}"
             self._record(pod.ref, "Warning", NOT_LIMITED, said)
 
-    async def look(self, rows: Sequence[ContainerMemory]) -> None:
+    async def look(self, rows: Sequence[ContainerUse]) -> None:
         """Compare use with promises once.
 
         Of a container that nobody measures nothing is told, and its time of grace begins again: only what
@@ -129,7 +129,7 @@ class OverUse:
             }:
                 await self._end(uid, now_s)
 
-    def _judge(self, row: ContainerMemory) -> None:
+    def _judge(self, row: ContainerUse) -> None:
         key = row.uid, row.container, row.uuid
         if row.measured_s is None or not self.over(row):
             self._over_s.pop(key, None)

@@ -9,14 +9,14 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from allocator.ledger import Pod
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
-from deviceplugin.host.driver import OwnThread
-from deviceplugin.monitoring.unaccounted_use import CardUse, card_use
-from deviceplugin.node_events import Notices, silent
+from deviceplugin.host.driver import DriverThread
+from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, card_use
+from deviceplugin.node_events import NodeEvents, silent
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ CLOSE_S: Final = 2.0
 Answer = TypeVar("Answer")
 
 
-class Owners(Protocol):
+class ProcessOwnerLookup(Protocol):
     """Which pod a process belongs to, as `cgroups.ProcessOwners` tells. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
@@ -57,14 +57,14 @@ class Owners(Protocol):
         """Return pod and container of one of the processes that were asked about last."""
 
 
-class TakeCards(Protocol):
+class CardListHandler(Protocol):
     """Whoever wants to hear of another list of cards."""
 
     def __call__(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
         """Take the source's list; tells whether it is another one."""
 
 
-class Sampler:
+class CardSampler:
     """Turns measurements into pressure, and trouble into unhealthy cards.
 
     Args:
@@ -96,20 +96,20 @@ class Sampler:
 
     def __init__(
         self,
-        account: Account,
+        account: LedgerService,
         source: GpuSource,
-        owners: Owners,
+        owners: ProcessOwnerLookup,
         health: HealthTracker,
         *,
         unit_mib: int,
         on_health: Callable[[], None],
-        on_cards: TakeCards = lambda _gpus, _healthy: False,
-        notices: Notices | None = None,
+        on_cards: CardListHandler = lambda _gpus, _healthy: False,
+        notices: NodeEvents | None = None,
         every_s: float = SAMPLE_S,
         unmeasured_s: float = UNMEASURED_S,
         may_detach: Callable[[], bool] = lambda: False,
         detach_after_s: float = DETACH_AFTER_S,
-        driver: OwnThread | None = None,
+        driver: DriverThread | None = None,
     ) -> None:
         self._account = account
         self._source = source
@@ -124,15 +124,15 @@ class Sampler:
         self.sampled_s = float("-inf")
         self.places: Mapping[int, ProcessPlace | None] = {}
         self._unmeasured_s = unmeasured_s
-        self._driver = driver or OwnThread("gpu-driver")
-        self._news = OwnThread("gpu-news")
+        self._driver = driver or DriverThread("gpu-driver")
+        self._news = DriverThread("gpu-news")
         self._wake = asyncio.Event()
         self._hang_told = False
         self._measured_s = account.now_s()
         self._unmeasured: dict[str, str] = {}
         self._unusable: set[str] = set()
         self._told_s: dict[tuple[str, int], float] = {}
-        self.uses: dict[str, CardUse] = {}
+        self.uses: dict[str, UnaccountedUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()

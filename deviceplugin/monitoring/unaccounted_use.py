@@ -27,7 +27,7 @@ _FOREIGN = None
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class UnaccountedUse:
     """What one card measures and what of it nobody was promised.
 
     Attributes:
@@ -55,9 +55,9 @@ def card_use(
     sample: GpuSample,
     owners: Mapping[int, str | None],
     promised_mib: Mapping[str, int],
-    previous: CardUse | None = None,
+    previous: UnaccountedUse | None = None,
     dead_band_mib: int = DEAD_BAND_MIB,
-) -> CardUse:
+) -> UnaccountedUse:
     """Judge one measurement of one card.
 
     Args:
@@ -72,7 +72,7 @@ def card_use(
         The card's use. A failed measurement changes nothing: the previous use stands.
     """
     if sample.error is not None:
-        return previous or CardUse(sample.uuid, 0, 0, 0, 0)
+        return previous or UnaccountedUse(sample.uuid, 0, 0, 0, 0)
     by_owner: dict[str | None, int] = {_FOREIGN: 0}
     untold: set[str | None] = set()
     foreign_there = False
@@ -105,4 +105,4 @@ def card_use(
         foreign_mib = mark_mib - beyond_mib
     if not foreign_there and foreign_mib + beyond_mib <= dead_band_mib:
         foreign_mib = beyond_mib = 0
-    return CardUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib, residue_mib)
+    return UnaccountedUse(sample.uuid, sample.used_mib, foreign_mib, beyond_mib, mark_mib, residue_mib)

@@ -20,7 +20,7 @@ from deviceplugin.gpus.api.memory_info import MIB
 from deviceplugin.gpus.api.memory_limits import DMEM_FILE, NO_FILES, LimitReading, MemoryLimits
 from deviceplugin.gpus.api.provable import FAULTS, MemoryUser, Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource
-from deviceplugin.proof.scratch import ScratchCgroup, Undo, signals_wait
+from deviceplugin.proof.scratch import ScratchCgroup, UndoStack, signals_wait
 
 Result = Literal["proven", "refuted", "measured", "unproven"]
 """As documented or promised; not so; a fact that the documents leave open; not found out."""
@@ -36,7 +36,7 @@ BUSY: Final = "nothing was changed; --prove-busy tries it all the same"
 _NOT_V2: Final = "the driver takes limits on cgroup v2 only"
 
 
-class Proof(msgspec.Struct, frozen=True):
+class CardProof(msgspec.Struct, frozen=True):
     """One thing that was tried.
 
     Attributes:
@@ -104,7 +104,7 @@ class Prover:
         self._mps = mps
         self._clock = clock
         self._card = ""
-        self.proofs: list[Proof] = []
+        self.proofs: list[CardProof] = []
 
     def run(self) -> None:
         """Try everything on every card; an exception leaves nothing behind."""
@@ -124,7 +124,7 @@ class Prover:
             self._try_mig(uuid)
 
     def _say(self, what: str, result: Result, found: str, means: str = "") -> None:
-        self.proofs.append(Proof(self._card, what, result, found[:256], means))
+        self.proofs.append(CardProof(self._card, what, result, found[:256], means))
 
     def _judge(self, what: str, right: bool, found: str, means: str = "") -> None:
         self._say(what, "proven" if right else "refuted", found, means)
@@ -217,7 +217,7 @@ class Prover:
                 self._try_in_scratch(card, limits)
 
     def _try_in_scratch(self, card: GpuCard, limits: MemoryLimits) -> None:
-        undo = Undo()
+        undo = UndoStack()
         try:
             with undo:
                 undo.add(f"cgroup {self._scratch.path}", self._scratch.remove)
@@ -226,13 +226,13 @@ class Prover:
         finally:
             self._say_undone(undo)
 
-    def _say_undone(self, undo: Undo) -> None:
+    def _say_undone(self, undo: UndoStack) -> None:
         if undo.left:
             self._say("undone", "refuted", "; ".join(undo.left), "please undo it by hand")
         else:
             self._say("undone", "proven", "all that was made for this is gone")
 
-    def _try_limit(self, card: GpuCard, limits: MemoryLimits, undo: Undo) -> None:
+    def _try_limit(self, card: GpuCard, limits: MemoryLimits, undo: UndoStack) -> None:
         """Set a limit, read it, exceed it, take it back, and have more than it was."""
         path = self._scratch.path
         self._say("backend", "measured", self._backend(), "the kernel's dmem, or misc, inside the driver")
@@ -266,7 +266,7 @@ class Prover:
         controllers = (self._options.cgroup_root / "cgroup.controllers").read_text("ascii").split()
         return f"dmem, but {self._scratch.path} {NO_FILES}" if "dmem" in controllers else "misc"
 
-    def _exceed(self, card: GpuCard, limits: MemoryLimits, undo: Undo) -> tuple[MemoryUser | None, int]:
+    def _exceed(self, card: GpuCard, limits: MemoryLimits, undo: UndoStack) -> tuple[MemoryUser | None, int]:
         """Use memory up to the limit and beyond.
 
         Returns:
@@ -343,7 +343,7 @@ class Prover:
         if is_used and not self._options.busy:
             self._say(what, "unproven", "an instance is in use, or that is not told", BUSY)
             return
-        undo = Undo()
+        undo = UndoStack()
         try:
             with undo:
                 with signals_wait():

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from deviceplugin.app import gpu_source
-from deviceplugin.check import Finding, check
+from deviceplugin.check import CheckFinding, check
 from deviceplugin.containers.device_nodes import DEVICES
 from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
@@ -18,7 +18,7 @@ from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.proving import SimulatedProvable
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import pod_parents
-from deviceplugin.proof.prover import Proof, ProofOptions, Prover
+from deviceplugin.proof.prover import CardProof, ProofOptions, Prover
 from deviceplugin.proof.scratch import ScratchCgroup, signals_interrupt
 from deviceplugin.settings import Settings
 
@@ -55,8 +55,8 @@ class ProofReport(msgspec.Struct, frozen=True):
     simulated: bool
     interrupted: bool
     cards: tuple[ProvenCard, ...]
-    findings: tuple[Finding, ...]
-    proofs: tuple[Proof, ...]
+    findings: tuple[CheckFinding, ...]
+    proofs: tuple[CardProof, ...]
 
     @property
     def refuted(self) -> bool:
@@ -80,7 +80,7 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     source = gpu_source(settings)
     interrupted = False
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     with signals_interrupt():
         source.open()
         try:

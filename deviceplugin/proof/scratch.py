@@ -44,7 +44,7 @@ def signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Undo:
+class UndoStack:
     """Undoes what was done, the last first, at the end of a `with`; one that fails leaves the others alone.
 
     Attributes:

@@ -10,11 +10,11 @@ import structlog
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
 from allocator.records import Assignment, MemoryRecord, dump_allocation, load_allocation
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
-from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.allocations import allocations
-from deviceplugin.publishing.published_use import ToldUse
+from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -39,14 +39,14 @@ TURN: Final = 25
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _RefusedAnnotation:
     """A pod whose annotation was refused: how often, and when to try again by the ledger's clock."""
 
     backoff: Backoff
     due_s: float = float("-inf")
 
 
-class Annotator:
+class AllocationAnnotator:
     """Writes what each pod got into its `allocation` annotation, for people.
 
     Args:
@@ -60,7 +60,7 @@ class Annotator:
     """
 
     def __init__(
-        self, client: KubeClient, account: Account, pod_view: PodView, use: ToldUse | None = None
+        self, client: KubeClient, account: LedgerService, pod_view: OwnPods, use: PublishedUse | None = None
     ) -> None:
         self._use = use
         self._client = client
@@ -68,7 +68,7 @@ class Annotator:
         self._pod_view = pod_view
         self._wake = asyncio.Event()
         self._done: dict[str, str] = {}
-        self._troubles: dict[str, _Trouble] = {}
+        self._troubles: dict[str, _RefusedAnnotation] = {}
         self.errors = 0
         account.follow(self._wake.set)
 
@@ -150,7 +150,7 @@ class Annotator:
 
     def _refused(self, uid: str, pod: str, error: KubeApiError) -> None:
         self.errors += 1
-        trouble = self._troubles.setdefault(uid, _Trouble(Backoff(1.0, 60.0)))
+        trouble = self._troubles.setdefault(uid, _RefusedAnnotation(Backoff(1.0, 60.0)))
         delay_s = trouble.backoff.failed(getattr(error, "retry_after_s", None))
         trouble.due_s = self._account.now_s() + delay_s
         note = log.warning if trouble.backoff.failures == 1 else log.debug

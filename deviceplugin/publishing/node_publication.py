@@ -26,7 +26,7 @@ _dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodePublication:
     """What the Node should say, or said.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wanted:
         return Layout(width(max(self.sizes, default=0)), len(self.sizes), self.unit_mib)
 
 
-def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
+def urgency(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
     """Tell why the Node must be patched.
 
     Args:
@@ -76,7 +76,7 @@ def urgency(wanted: Wanted, node: NodeObject, owed: int) -> str | None:
     return None
 
 
-def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
+def news(wanted: NodePublication, written: NodePublication, owed: int) -> str | None:
     """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None.
 
     Other cards than before are as urgent as units that are free again.
@@ -88,20 +88,20 @@ def news(wanted: Wanted, written: Wanted, owed: int) -> str | None:
     return None if replace(written, seen=wanted.seen) == wanted else "gained"
 
 
-def _released(wanted: Wanted, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
+def _released(wanted: NodePublication, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
     less = any(now < before for now, before in zip(wanted.used, used, strict=True))
     return less or holds.seen < owed or bool(holds.uids - wanted.holds.keys())
 
 
-def _holds(wanted: Wanted) -> Holds:
+def _holds(wanted: NodePublication) -> Holds:
     return Holds(wanted.seen, frozenset(wanted.holds), wanted.holds)
 
 
-def _holds_differ(wanted: Wanted, holds: Holds) -> bool:
+def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
     return holds.uids != wanted.holds.keys() or holds.units != wanted.holds
 
 
-def differences(wanted: Wanted, node: NodeObject, owed: int) -> list[str]:
+def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
     """Name the resources and annotations for which `urgency` wants the Node patched."""
     words, holds = node.words(), node.holds()
     found = []
@@ -131,7 +131,7 @@ def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: f
     return max(last_s + gap_s, since_s if settled else since_s + SETTLE_S)
 
 
-def patch(wanted: Wanted, node: NodeObject, revision: int) -> dict[str, Any]:
+def patch(wanted: NodePublication, node: NodeObject, revision: int) -> dict[str, Any]:
     """Write the merge patch of nodes/status: words, revision, inventory and holds, all at once.
 
     Capacity and allocatable are equal, or the kubelet would make them so.

@@ -29,9 +29,9 @@ import msgspec
 import structlog
 
 from allocator.names import NODE_DAEMON
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
-from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -48,7 +48,7 @@ AGAIN_S: Final = 60.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Party(msgspec.Struct, frozen=True):
+class DaemonIdentity(msgspec.Struct, frozen=True):
     """One daemon.
 
     Attributes:
@@ -62,14 +62,14 @@ class Party(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The annotation: who writes to the Node, and who wants to."""
 
-    owner: Party
-    claim: Party | None = None
+    owner: DaemonIdentity
+    claim: DaemonIdentity | None = None
 
 
-def this_daemon(folder: Path) -> Party:
+def this_daemon(folder: Path) -> DaemonIdentity:
     """Describe the daemon that serves the kubelet of a device plugin folder on this machine."""
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -78,18 +78,18 @@ def this_daemon(folder: Path) -> Party:
     found = folder.stat()
     # Several kubelets on one machine, as with kind, share its boot, but no folder.
     told = f"{boot}/{found.st_dev}/{found.st_ino}"
-    return Party(hashlib.sha256(told.encode()).hexdigest()[:12], boot, socket.gethostname())
+    return DaemonIdentity(hashlib.sha256(told.encode()).hexdigest()[:12], boot, socket.gethostname())
 
 
-def read_record(text: str | None) -> Record | None:
+def read_record(text: str | None) -> OwnershipRecord | None:
     """Read the annotation; what cannot be read names nobody."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=Record)
+        return None if text is None else msgspec.json.decode(text, type=OwnershipRecord)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
-class Ownership:
+class NodeOwnership:
     """Keeps this daemon the Node's only writer, or quiet.
 
     Args:
@@ -107,9 +107,9 @@ class Ownership:
     def __init__(
         self,
         client: KubeClient,
-        account: Account,
-        node_view: NodeView,
-        me: Party,
+        account: LedgerService,
+        node_view: OwnNode,
+        me: DaemonIdentity,
         *,
         node_name: str,
         on_conflict: Callable[[str], None] = lambda _: None,
@@ -125,7 +125,7 @@ class Ownership:
         self._error: str | None = None
         self._claimed_s: float | None = None
         self._due_s = self._turned_down_s = float("-inf")
-        self._lost_to: Party | None = None
+        self._lost_to: DaemonIdentity | None = None
         self.errors = 0
         account.follow(self._wake.set)
 
@@ -159,7 +159,7 @@ class Ownership:
             )
         return reason
 
-    def _belongs_to(self, owner: Party) -> str:
+    def _belongs_to(self, owner: DaemonIdentity) -> str:
         asked = self._claimed_s is not None
         return (
             f"Node {self._node_name} belongs to another gpupack node daemon, {owner.name or owner.host}: "
@@ -189,37 +189,39 @@ class Ownership:
         if record is not None and record.owner.host != self._me.host:
             return await self._as_another(node, record)
         self._lost_to = self._claimed_s = None
-        if record == Record(self._me):
+        if record == OwnershipRecord(self._me):
             return None
-        return await self._write(node, Record(self._me), turned_down=record.claim if record else None)
+        return await self._write(
+            node, OwnershipRecord(self._me), turned_down=record.claim if record else None
+        )
 
-    async def _as_another(self, node: NodeObject, record: Record) -> float | None:
+    async def _as_another(self, node: NodeObject, record: OwnershipRecord) -> float | None:
         """Try to get the Node, without taking it from a daemon that is alive."""
         owner, now_s = record.owner, self._account.now_s()
         if node.boot_id and node.boot_id == self._me.boot != owner.boot:
             log.info("takes the Node over, its kubelet runs on this boot", was=owner.name, host=owner.host)
-            return await self._write(node, Record(self._me))
+            return await self._write(node, OwnershipRecord(self._me))
         if record.claim is not None and record.claim.host == self._me.host:
             self._claimed_s = now_s if self._claimed_s is None else self._claimed_s
             left_s = self._claimed_s + CLAIM_S - now_s
             if left_s > 0:
                 return left_s
             log.warning("takes the Node over, its daemon does not answer", was=owner.name, host=owner.host)
-            return await self._write(node, Record(self._me))
+            return await self._write(node, OwnershipRecord(self._me))
         if self._claimed_s is not None:
             self._claimed_s, self._due_s = None, now_s + AGAIN_S
             self._lose(owner)
         if now_s < self._due_s:
             return self._due_s - now_s
-        return await self._write(node, Record(owner, self._me))
+        return await self._write(node, OwnershipRecord(owner, self._me))
 
-    def _lose(self, owner: Party) -> None:
+    def _lose(self, owner: DaemonIdentity) -> None:
         if self._lost_to != owner:
             log.error("another daemon has this Node, nothing is published", was=owner.name, host=owner.host)
             self._on_conflict(self._belongs_to(owner))
         self._lost_to = owner
 
-    def _turn_down(self, claim: Party) -> None:
+    def _turn_down(self, claim: DaemonIdentity) -> None:
         note = log.debug if self.disputed else log.warning
         note("another daemon wants this Node, turned down", name=claim.name, host=claim.host)
         self._turned_down_s = self._account.now_s()
@@ -228,7 +230,9 @@ class Ownership:
             f"belongs to {self._me.name or self._me.host}: two daemons must not have the same --node-name"
         )
 
-    async def _write(self, node: NodeObject, record: Record, turned_down: Party | None = None) -> float:
+    async def _write(
+        self, node: NodeObject, record: OwnershipRecord, turned_down: DaemonIdentity | None = None
+    ) -> float:
         body: dict[str, Any] = {
             "metadata": {
                 "resourceVersion": node.metadata.resource_version,
@@ -267,8 +271,16 @@ class Ownership:
         return 0.0
 
     @staticmethod
-    def _record(node: NodeObject | None) -> Record | None:
+    def _record(node: NodeObject | None) -> OwnershipRecord | None:
         return None if node is None else read_record((node.metadata.annotations or {}).get(NODE_DAEMON))
 
 
-__all__ = ["AGAIN_S", "CLAIM_S", "Ownership", "Party", "Record", "read_record", "this_daemon"]
+__all__ = [
+    "AGAIN_S",
+    "CLAIM_S",
+    "DaemonIdentity",
+    "NodeOwnership",
+    "OwnershipRecord",
+    "read_record",
+    "this_daemon",
+]

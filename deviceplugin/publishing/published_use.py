@@ -6,7 +6,7 @@ from typing import Final
 
 from allocator.records import Assignment, MemoryRecord
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.monitoring.container_use import ContainerMemory
+from deviceplugin.monitoring.container_use import ContainerUse
 
 EVERY_S: Final = 60.0
 """Least time between two writes for the use of one pod: each wakes everybody who watches pods."""
@@ -20,14 +20,14 @@ Place = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Pod:
+class _PublishedPod:
     told: dict[Place, int | None] = field(default_factory=dict)
     at_s: float = float("-inf")
     now: dict[Place, int | None] = field(default_factory=dict)
     due: bool = False
 
 
-class ToldUse:
+class PublishedUse:
     """Remembers what was written for each pod, by the UID that the kubelet uses.
 
     Args:
@@ -38,16 +38,16 @@ class ToldUse:
     def __init__(self, holding: Callable[[str, int, int], Enforcement], clock: Callable[[], float]) -> None:
         self._holding = holding
         self._clock = clock
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _PublishedPod] = {}
 
-    def update(self, rows: Iterable[ContainerMemory]) -> bool:
+    def update(self, rows: Iterable[ContainerUse]) -> bool:
         """Take what containers use now; tells whether something is worth a write."""
         now_s, before = self._clock(), self._pods
         self._pods = {}
         for row in rows:
             pod = self._pods.get(row.uid)
             if pod is None:
-                pod = self._pods[row.uid] = before.get(row.uid, _Pod())
+                pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
                 pod.now, pod.due = {}, False
             place = row.container, row.uuid
             pod.now[place] = row.used_mib
@@ -67,7 +67,7 @@ class ToldUse:
             assignment: what its containers got.
             written: what its annotation says already, from a daemon before this one perhaps.
         """
-        pod = self._pods.setdefault(uid, _Pod())
+        pod = self._pods.setdefault(uid, _PublishedPod())
         if not pod.told:
             pod.told = {
                 (name, uuid): record.used
@@ -85,7 +85,7 @@ class ToldUse:
         }
 
 
-def _differs(told_mib: int | None, row: ContainerMemory) -> bool:
+def _differs(told_mib: int | None, row: ContainerUse) -> bool:
     if told_mib is None or row.used_mib is None:
         return told_mib != row.used_mib
     return abs(told_mib - row.used_mib) >= max(STEP_MIB, row.promised_mib // STEP_SHARE)

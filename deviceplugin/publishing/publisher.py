@@ -10,13 +10,13 @@ import msgspec
 import structlog
 
 from allocator.records import CardRecord
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.node_publication import (
     GAP_S,
-    Wanted,
+    NodePublication,
     differences,
     due_s,
     farewell,
@@ -53,7 +53,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Publisher:
+class NodePublisher:
     """Keeps the own Node's words as the ledger has them: one patch at a time, none when nothing changed.
 
     Args:
@@ -78,9 +78,9 @@ class Publisher:
     def __init__(
         self,
         client: KubeClient,
-        account: Account,
-        node_view: NodeView,
-        pod_view: PodView,
+        account: LedgerService,
+        node_view: OwnNode,
+        pod_view: OwnPods,
         *,
         node_name: str,
         unit_mib: int,
@@ -107,7 +107,7 @@ class Publisher:
         self._wake = asyncio.Event()
         self._since_s: float | None = None
         self._last_s = float("-inf")
-        self._written: Wanted | None = None
+        self._written: NodePublication | None = None
         self._proven = False
         self._failing_since_s: float | None = None
         self._error = ""
@@ -202,7 +202,7 @@ class Publisher:
             return left_s
         return await self._patch(wanted, node, owed, reason)
 
-    async def _patch(self, wanted: Wanted, node: NodeObject, owed: int, reason: str) -> float:
+    async def _patch(self, wanted: NodePublication, node: NodeObject, owed: int, reason: str) -> float:
         revision = next_revision(self.revision, node, self._now_ms())
         try:
             answer = await self._client.patch_node_status(
@@ -270,9 +270,9 @@ class Publisher:
         note = log.warning if self._disputes.failures == 1 else log.debug
         note("the Node does not keep what is written to it", differs=differs, retry_s=round(delay_s, 2))
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> NodePublication:
         ledger = self._account.ledger
-        return Wanted(
+        return NodePublication(
             unit_mib=self._unit_mib,
             sizes=tuple(card.size_units for card in ledger.installed),
             used=ledger.used(),

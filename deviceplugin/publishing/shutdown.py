@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ShutdownTimeouts:
     """How long the daemon's end may take, in seconds; together much less than the pod's grace period.
 
     Attributes:
@@ -39,7 +39,7 @@ class Patience:
 
 
 async def say_farewell(
-    publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], patience: Patience
+    publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], patience: ShutdownTimeouts
 ) -> None:
     """Offer nothing more, and wait for pods that are on their way; all else must go on meanwhile.
 

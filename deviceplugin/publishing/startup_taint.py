@@ -12,9 +12,9 @@ from typing import Any, Final
 import structlog
 
 from allocator.names import PACKED_LAYOUT, STARTUP_TAINT
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
-from deviceplugin.allocation.own_node import NodeView
+from deviceplugin.allocation.own_node import OwnNode
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
@@ -50,8 +50,8 @@ class StartupTaint:
     def __init__(
         self,
         client: KubeClient,
-        account: Account,
-        node_view: NodeView,
+        account: LedgerService,
+        node_view: OwnNode,
         *,
         node_name: str,
         resource: str,

@@ -55,11 +55,11 @@ def mps(**options: Any) -> None:
     configure(options["log_level"], options["log_format"])
 
     from deviceplugin.errors import DevicePluginError, SettingsError
-    from deviceplugin.gpus.nvidia.mps.supervisor import Options, run
+    from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, run
     from deviceplugin.settings import LOG_FORMATS, LOG_LEVELS
 
     arguments = ("-f", "-multiuser-server") if options["multi_user"] else ("-f",)
-    wanted = Options(root=options["root"], program=options["program"], arguments=arguments)
+    wanted = MpsOptions(root=options["root"], program=options["program"], arguments=arguments)
 
     for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
         if options[option] not in allowed:
@@ -83,11 +83,11 @@ def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
     if (gpus == "simulated") != (profile is not None):
         raise SettingsError(("--profile: required with --gpus simulated, and allowed with that only",))
     if gpus == "simulated":
-        from deviceplugin.gpus.nvidia.mps.cards import Modern
+        from deviceplugin.gpus.nvidia.mps.cards import SimulatedGenerations
         from deviceplugin.gpus.simulated.profile import load_profile
         from deviceplugin.gpus.simulated.source import SimulatedGpus
 
-        return SimulatedGpus(load_profile(profile or "")), Modern()
+        return SimulatedGpus(load_profile(profile or "")), SimulatedGenerations()
     if gpus != "nvml":
         raise SettingsError((f"--gpus {gpus!r}: allowed are nvml, simulated",))
     from deviceplugin.gpus.nvidia.generations import NvmlGenerations

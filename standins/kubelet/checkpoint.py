@@ -28,14 +28,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointFile:
     """What a kubelet keeps on disk: uid -> container -> resource -> held; resource -> healthy IDs."""
 
     pods: Mapping[str, Mapping[str, Mapping[str, Held]]]
     resources: Mapping[str, frozenset[str]]
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
+def write(folder: Path, checkpoint: CheckpointFile) -> None:
     """Replace the file; a kubelet whose folder is gone only complains, and so nothing happens here."""
     entries = [
         {
@@ -61,7 +61,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         return
 
 
-def read(folder: Path) -> Checkpoint | None:
+def read(folder: Path) -> CheckpointFile | None:
     """Read the file at a start; None when there is none, or none to be believed."""
     try:
         found = json.loads((folder / CHECKPOINT_NAME).read_text())
@@ -77,7 +77,7 @@ def read(folder: Path) -> Checkpoint | None:
         held = pods.setdefault(entry["PodUID"], {}).setdefault(entry["ContainerName"], {})
         held[entry["ResourceName"]] = Held(ids, response)
     resources = {name: frozenset(ids) for name, ids in data["RegisteredDevices"].items()}
-    return Checkpoint(pods, resources)
+    return CheckpointFile(pods, resources)
 
 
 def _checksum(data: Any) -> int:

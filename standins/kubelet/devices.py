@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from deviceplugin.kubelet.plugin_service import HEALTHY
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
-from standins.kubelet.checkpoint import Checkpoint, Held
+from standins.kubelet.checkpoint import CheckpointFile, Held
 from standins.kubelet.pods import Container
 
 STOP_GRACE_S: Final = 300.0
@@ -75,8 +75,8 @@ class DeviceManager:
         self,
         chance: random.Random,
         clock: Callable[[], float],
-        checkpoint: Checkpoint | None,
-        write: Callable[[Checkpoint], None],
+        checkpoint: CheckpointFile | None,
+        write: Callable[[CheckpointFile], None],
     ) -> None:
         self._chance = chance
         self._clock = clock
@@ -146,7 +146,7 @@ class DeviceManager:
 
     def _write(self) -> None:
         self._write_down(
-            Checkpoint(
+            CheckpointFile(
                 pods={
                     uid: {name: dict(held) for name, held in pod.items()} for uid, pod in self._pods.items()
                 },

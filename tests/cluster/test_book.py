@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deviceplugin.errors import BookError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, Book, BookReader
+from deviceplugin.errors import CheckpointError
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, Checkpoint, CheckpointReader
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.views import grants, words_never_below
@@ -35,8 +35,8 @@ def cluster(shared) -> Cluster:
     return shared
 
 
-def read(cluster: Cluster) -> Book:
-    book = BookReader(cluster.host.device_plugin_dir).read()
+def read(cluster: Cluster) -> Checkpoint:
+    book = CheckpointReader(cluster.host.device_plugin_dir).read()
     assert book is not None, "there is no book"
     return book
 
@@ -149,7 +149,7 @@ def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> se
 
     Read beside the questions to the API server: the daemon has the entry dropped within milliseconds.
     """
-    reader, seen, refused = BookReader(cluster.host.device_plugin_dir), set(), threading.Event()
+    reader, seen, refused = CheckpointReader(cluster.host.device_plugin_dir), set(), threading.Event()
 
     def follow() -> None:
         while not refused.wait(0.0005):
@@ -188,7 +188,7 @@ def lose(cluster: Cluster) -> None:
 def tear(cluster: Cluster) -> None:
     path = cluster.host.device_plugin_dir / BOOK_NAME
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BookError, match="truncated"):
+    with pytest.raises(CheckpointError, match="truncated"):
         read(cluster)
 
 

@@ -19,7 +19,7 @@ from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.monitoring.sampling import DETACH_AFTER_S, SAMPLE_S
-from deviceplugin.publishing.shutdown import Patience
+from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings
 from standins.apiserver.server import ApiServer
 from standins.kubelet.node import Kubelet
@@ -131,7 +131,7 @@ class NodeWorld:
             owners=fake,
             sample_s=self.sample_s,
             detach_after_s=self.detach_after_s,
-            patience=Patience(late_s=0.05),
+            patience=ShutdownTimeouts(late_s=0.05),
         )
         self.running = asyncio.create_task(self.daemon.run(self.stop))
         return self.running

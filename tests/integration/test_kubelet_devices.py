@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deviceplugin.errors import RefusedError
+from deviceplugin.errors import AllocationRefusedError
 from standins.kubelet.node import Kubelet
 from tests.kubelet_world import RESOURCE, cards_of, pod, short_folder, uid_of, until, world
 
@@ -125,7 +125,7 @@ async def test_two_containers_get_their_own() -> None:
 
 async def test_a_refused_allocate_fails_the_pod_for_good() -> None:
     async with world() as here:
-        here.allocator.refuse = RefusedError("spans-cards", "IDs of 2 cards")
+        here.allocator.refuse = AllocationRefusedError("spans-cards", "IDs of 2 cards")
         one = pod("a", 3)
         admission = await here.kubelet.admit(one)
         assert not admission.admitted

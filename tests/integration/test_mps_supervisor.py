@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
-from deviceplugin.gpus.nvidia.mps.cards import Modern
+from deviceplugin.gpus.nvidia.mps.cards import SimulatedGenerations
 from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
-from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.service import MpsService
-from deviceplugin.gpus.nvidia.mps.supervisor import Options, Supervisor
+from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, MpsSupervisor
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from gpupack.cli.app import cli
@@ -56,7 +56,7 @@ async def running(work):
 
 
 async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
-    options = Options(root=root, program=str(make_program(root)), arguments=("-f", "-multiuser-server"))
+    options = MpsOptions(root=root, program=str(make_program(root)), arguments=("-f", "-multiuser-server"))
     options.check()
     service = MpsService(root)
     assert [service.state(uuid) for uuid in CARDS] == [None, None]
@@ -68,10 +68,12 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
             backoff=Backoff(0.05, 0.1), ask_s=1.0,
         )  # fmt: skip
 
-    async with running(Supervisor(options, source, Modern(), make=make).run()):
+    async with running(MpsSupervisor(options, source, SimulatedGenerations(), make=make).run()):
         await until(lambda: all(service.state(uuid) for uuid in CARDS))
         pids = [pid_of(root, uuid) for uuid in CARDS]
-        assert [service.state(uuid) for uuid in CARDS] == [State(48, (pid + 1000,)) for pid in pids]
+        assert [service.state(uuid) for uuid in CARDS] == [
+            ControlDaemonState(48, (pid + 1000,)) for pid in pids
+        ]
         for uuid, pid in zip(CARDS, pids, strict=True):
             assert history(root, uuid) == [f"started {pid} on {uuid} with -f -multiuser-server"]
         broken = root / CARDS[0] / "pipe" / "broken"
@@ -182,7 +184,7 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
 async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(root):
     folder = CardFolder(root, card(0))
     folder.make()
-    folder.serve(State(48))
+    folder.serve(ControlDaemonState(48))
 
     def held():
         notes = world.api.node(NODE)["metadata"].get("annotations", {})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from deviceplugin.gpus.api.memory_limits import HELD, Support
+from deviceplugin.gpus.api.memory_limits import HELD, LimitSupport
 from deviceplugin.host.cgroups import CgroupProbe
 from deviceplugin.host.inotify import Inotify
 from tests.integration.node_world import (
@@ -24,7 +24,7 @@ from tests.integration.node_world import (
     until,
 )
 
-OLD = Support(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
+OLD = LimitSupport(False, "driver 580 has no call for memory limits", "driver 615 (CUDA 13.4) or later")
 WHY = f"--memory-limits require, and {OLD}"
 
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from allocator.errors import LedgerError
-from deviceplugin.errors import RefusalKind, RefusedError
+from deviceplugin.errors import AllocationRefusedError, RefusalKind
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.kubelet.plugin_service import STATUS_OF, DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -163,7 +163,7 @@ async def test_an_id_that_must_be_included_and_is_not_known_is_refused(here: Set
 
 @pytest.mark.parametrize("kind", sorted(STATUS_OF))
 async def test_every_kind_of_refusal_has_its_status(here: Setting, kind: RefusalKind) -> None:
-    here.allocator.refuse = RefusedError(kind, "the reason")
+    here.allocator.refuse = AllocationRefusedError(kind, "the reason")
     assert await refused(here.allocate("GPU-0::0")) == (STATUS_OF[kind], "the reason")
     assert here.observed == [("Allocate", STATUS_OF[kind].name)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.kubelet.plugin_service import DevicePlugin
-from deviceplugin.kubelet.registration import Registrar, Timing
+from deviceplugin.kubelet.registration import Registrar, RegistrationTimeouts
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as rpc
 from kubeapi.backoff import Backoff
@@ -22,7 +22,7 @@ FOR_EVER_S = 1e6
 
 
 class Scene:
-    def __init__(self, folder: Path, timing: Timing) -> None:
+    def __init__(self, folder: Path, timing: RegistrationTimeouts) -> None:
         self.folder = folder
         self.socket = folder / "kubelet.sock"
         self.backoff = Backoff(0.01, 0.02)
@@ -40,7 +40,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(timing: Timing):
+async def scene(timing: RegistrationTimeouts):
     async with short_folder() as folder:
         yield Scene(folder, timing)
 
@@ -58,7 +58,7 @@ async def running(here: Scene):
 
 async def test_a_connection_that_says_goaway_at_once_costs_one_call_and_no_memory():
     async with (
-        scene(Timing(register_s=2.0)) as here,
+        scene(RegistrationTimeouts(register_s=2.0)) as here,
         listening(here.socket, SETTINGS + GOAWAY) as kubelet,
     ):
         before_mib = resident_mib()
@@ -112,7 +112,7 @@ def greet_first_from_a_thread(path: Path) -> threading.Thread:
 
 
 async def test_a_connection_that_opens_and_closes_between_two_looks_is_made_again():
-    async with scene(Timing(connect_s=FOR_EVER_S)) as here:
+    async with scene(RegistrationTimeouts(connect_s=FOR_EVER_S)) as here:
         thread = greet_first_from_a_thread(here.socket)
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.insecure_channel(f"unix:{here.socket}", options=options) as channel:
@@ -127,7 +127,7 @@ async def test_a_connection_that_opens_and_closes_between_two_looks_is_made_agai
 
 async def test_a_listener_that_never_answers_does_not_hide_the_next_kubelet():
     async with (
-        scene(Timing(connect_s=FOR_EVER_S, register_s=FOR_EVER_S)) as here,
+        scene(RegistrationTimeouts(connect_s=FOR_EVER_S, register_s=FOR_EVER_S)) as here,
         listening(here.socket, b"") as frozen,
     ):
         async with running(here):
@@ -141,7 +141,7 @@ async def test_a_listener_that_never_answers_does_not_hide_the_next_kubelet():
 
 
 async def test_a_kubelet_that_hangs_in_register_does_not_hide_the_next_one():
-    async with scene(Timing(register_s=FOR_EVER_S)) as here:
+    async with scene(RegistrationTimeouts(register_s=FOR_EVER_S)) as here:
         old, new = OddKubelet(here.folder, "hangs"), OddKubelet(here.folder, "listens")
         await old.start()
         async with running(here):
@@ -155,7 +155,7 @@ async def test_a_kubelet_that_hangs_in_register_does_not_hide_the_next_one():
 
 async def test_a_kubelet_that_does_not_read_its_stream_cannot_keep_the_registrar():
     """The list is larger than what gRPC sends without being read: `write` waits, and no one wakes it."""
-    timing = Timing(settle_s=0.05, grace_s=0.1)
+    timing = RegistrationTimeouts(settle_s=0.05, grace_s=0.1)
     async with scene(timing) as here:
         here.plugin._devices.health = {f"GPU-0::{number}": True for number in range(50_000)}
         old, new = Deaf(here.folder), OddKubelet(here.folder, "listens")

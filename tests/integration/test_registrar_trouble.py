@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.kubelet.plugin_service import DevicePlugin
-from deviceplugin.kubelet.registration import Registrar, Timing
+from deviceplugin.kubelet.registration import Registrar, RegistrationTimeouts
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
 from kubeapi.backoff import Backoff
 from tests.kubelet_world import RESOURCE, SimpleAllocator, short_folder, until
@@ -27,7 +27,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    *moods: str, timing: Timing | None = None, endpoint: str = "gpupack.sock"
+    *moods: str, timing: RegistrationTimeouts | None = None, endpoint: str = "gpupack.sock"
 ) -> AsyncIterator[Scene]:
     async with short_folder() as folder:
         kubelet = OddKubelet(folder, *moods)
@@ -42,7 +42,8 @@ async def scene(
             on_registered=lambda: events.append("registered"),
             on_kubelet_restart=lambda: events.append("restarted"),
             backoff=backoff,
-            timing=timing or Timing(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1),
+            timing=timing
+            or RegistrationTimeouts(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1),
         )
         here = Scene(folder, kubelet, registrar, backoff)
         here.events = events
@@ -91,7 +92,7 @@ async def test_a_kubelet_that_hangs_up_at_once_is_not_hammered() -> None:
 
 
 async def test_a_stream_that_lasted_forgives_earlier_failures() -> None:
-    timing = Timing(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
+    timing = RegistrationTimeouts(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
     async with scene("refuses", "listens", timing=timing) as here:
         await until(lambda: here.registrar.registered)
         assert here.backoff.failures == 1
@@ -111,7 +112,7 @@ async def test_a_kubelet_that_hangs_in_register_and_is_replaced() -> None:
 
 
 async def test_register_does_not_wait_for_ever() -> None:
-    timing = Timing(register_s=0.1, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1)
+    timing = RegistrationTimeouts(register_s=0.1, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1)
     async with scene("hangs", "hangs", "listens", timing=timing) as here:
         await until(lambda: here.registrar.registered)
         assert here.backoff.failures == 2

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import DEAD_BAND_MIB, CardUse, card_use
+from deviceplugin.monitoring.unaccounted_use import DEAD_BAND_MIB, UnaccountedUse, card_use
 
 PODS = ("a", "b", "c")
 
@@ -40,7 +40,7 @@ def test_use_that_is_told_is_counted_exactly(truth: dict[str, int], promised: di
 def test_promises_and_extra_cover_what_is_measured(
     steps: list[tuple[dict[str, int], dict[str, int], str]],
 ) -> None:
-    previous: CardUse | None = None
+    previous: UnaccountedUse | None = None
     for truth, promised, view in steps:
         sample, owners = measure(truth, view)
         previous = card_use(sample, owners, promised, previous)
@@ -54,7 +54,7 @@ def test_promises_and_extra_cover_what_is_measured(
 def test_hidden_foreign_use_once_seen_is_not_forgotten_while_it_lasts(
     steps: list[tuple[dict[str, int], str]], promised: dict[str, int]
 ) -> None:
-    previous: CardUse | None = None
+    previous: UnaccountedUse | None = None
     seen_mib = 0
     for truth, view in steps:
         sample, owners = measure(truth, view)

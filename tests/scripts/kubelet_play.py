@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import grpc
 
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, Book, BookReader
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, Checkpoint, CheckpointReader
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -181,7 +181,7 @@ class Play:
         self.driver = driver
         self.allocator = SimpleAllocator(CARDS, UNITS)
         self.plugin = RecordingPlugin(self.allocator)
-        self.book = BookReader(driver.plugin_dir)
+        self.book = CheckpointReader(driver.plugin_dir)
         self.registrar = self._new_registrar()
         self._task: asyncio.Task[None] | None = None
         self._names: set[str] = set()
@@ -272,7 +272,7 @@ class Play:
     def book_path(self) -> Path:
         return self.driver.plugin_dir / BOOK_NAME
 
-    def written(self, name: str, book: Book | None = None) -> dict[str, frozenset[str]]:
+    def written(self, name: str, book: Checkpoint | None = None) -> dict[str, frozenset[str]]:
         """What the book, that of now if none is given, says of one pod's containers; ended pods included."""
         book = book or self.book.read()
         return {
@@ -281,16 +281,16 @@ class Play:
             if entry.uid == self._uids[name] and entry.resource == RESOURCE
         }
 
-    async def another_list(self) -> Book:
+    async def another_list(self) -> Checkpoint:
         """Send the list of devices once more, and return the book that the kubelet wrote upon it."""
         before = self.book.read()
 
-        async def new() -> Book | None:
+        async def new() -> Checkpoint | None:
             book = self.book.read()
             return book if before is None or book is None or book.stamp != before.stamp else None
 
         self.plugin.devices_changed()
-        found: Book = await until(new, "the kubelet writes its book")
+        found: Checkpoint = await until(new, "the kubelet writes its book")
         return found
 
     # Pods

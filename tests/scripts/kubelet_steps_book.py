@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
-from deviceplugin.errors import RefusedError
+from deviceplugin.errors import AllocationRefusedError
 from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relation, until
 
 
@@ -106,7 +106,7 @@ async def restart_keeps_the_book(here: Play) -> Answer:
 
 async def refusals(here: Play) -> Answer:
     seen: Answer = {}
-    here.allocator.refuse = RefusedError("spans-cards", "IDs of 2 cards")
+    here.allocator.refuse = AllocationRefusedError("spans-cards", "IDs of 2 cards")
     seen["Allocate refused"] = sorted((await here.admit(ScriptPod("refused", (3,)))).written)
     here.allocator.refuse = None
     seen["second container refused"] = sorted((await here.admit(ScriptPod("second", (3, 9)))).written)

@@ -1,6 +1,6 @@
 """Steps: how device IDs are chosen, reused, refused and freed."""
 
-from deviceplugin.errors import RefusedError
+from deviceplugin.errors import AllocationRefusedError
 from tests.kubelet_world import cards_of
 from tests.scripts.kubelet_play import Answer, Play, ScriptPod, Step
 
@@ -75,7 +75,7 @@ async def two_containers(here: Play) -> Answer:
 
 
 async def allocate_refused(here: Play) -> Answer:
-    here.allocator.refuse = RefusedError("spans-cards", "IDs of 2 cards")
+    here.allocator.refuse = AllocationRefusedError("spans-cards", "IDs of 2 cards")
     one = await here.admit(ScriptPod("refused", (3,)))
     here.allocator.refuse = None
     return {"refused": one.facts(), "next": (await here.admit(ScriptPod("after-refused", (3,)))).facts()}

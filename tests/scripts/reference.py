@@ -16,13 +16,13 @@ import click
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from deviceplugin.container_memory import MemoryParts
-from deviceplugin.container_memory_metrics import MemoryMetrics
+from deviceplugin.container_memory import ContainerMemoryService
+from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
-from deviceplugin.monitoring.container_use import ContainerMemory
-from deviceplugin.status import Status
+from deviceplugin.monitoring.container_use import ContainerUse
+from deviceplugin.status import DaemonStatus
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.cli.app import cli
 from scheduler_plugin.extender.metrics import ClusterMetrics
@@ -64,11 +64,11 @@ def node_metrics() -> str:
         _filled(CardState, memory_errors={"x": 1}),
         _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1}, health_changes={("x", True): 1}),
     )
-    status = MagicMock(memory=MagicMock(counts=lambda: MemoryParts.counts(MagicMock())))
-    metrics.read_from(1024, lambda: [card], lambda: node, Status.counts(status), "XID")
-    row = ContainerMemory("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
+    status = MagicMock(memory=MagicMock(counts=lambda: ContainerMemoryService.counts(MagicMock())))
+    metrics.read_from(1024, lambda: [card], lambda: node, DaemonStatus.counts(status), "XID")
+    row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
     held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}
-    metrics.also(MemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden))
+    metrics.also(ContainerMemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden))
     metrics.call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from deviceplugin.allocation.allocation_service import AGAIN, CROWDED, NOT_OURS, TAKEN
 from deviceplugin.containers.cdi import CdiNames
-from deviceplugin.containers.device_lists import CDI_CRI, ENVVAR, Handover
-from deviceplugin.errors import RefusedError, UnitInUseError
+from deviceplugin.containers.device_lists import CDI_CRI, ENVVAR, DeviceListStrategies
+from deviceplugin.errors import AllocationRefusedError, UnitInUseError
 from deviceplugin.gpus.api.vendor import NVIDIA
 from tests.account_world import Node
 from tests.ledger_world import cards, ids, pod
@@ -71,7 +71,7 @@ async def test_several_cards_are_waited_for_when_no_card_has_room():
 
 async def test_no_room_is_refused_with_the_reason_after_the_wait():
     node = Node(8, 8, view_wait_s=0.0, room_wait_s=0.0)
-    with pytest.raises(RefusedError, match="12 free units") as caught:
+    with pytest.raises(AllocationRefusedError, match="12 free units") as caught:
         await node.preferred(12)
     assert caught.value.kind == "no-room"
     assert str(caught.value).endswith(NOT_OURS)
@@ -85,7 +85,7 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
 async def test_a_known_pod_without_room_is_refused_with_the_cause_and_the_way_out(assigned, where, end):
     node = Node(8, view_wait_s=0.0, room_wait_s=3600.0)
     node.bind(pod("a", 5, *assigned))
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(5, node.ids[:4])
     assert str(caught.value) == f"{where} has 5 free units, by card they have [4]; {end}"
 
@@ -98,7 +98,7 @@ async def test_a_pod_whose_card_fell_sick_since_it_was_bound_is_refused_with_tha
     node.bind(pod("a", 5, "c0"))
     node.account.withhold(withheld)
     node.account.ledger.set_healthy("c0", bool(withheld))
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(5, node.ids[8:])
     assert str(caught.value) == (
         f"not ['c0'] has 5 free units, by card they have [0, 7]; card c0 cannot be had: {why}; {AGAIN}"
@@ -120,7 +120,7 @@ async def test_what_containers_of_a_deleted_pod_still_run_with_is_refused_with_t
     node = Node(8, view_wait_s=0.0, room_wait_s=0.0)
     node.linger("z", ids("c0", *range(6)))
     node.bind(pod("a", 6, "c0"))
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(6)
     assert str(caught.value) == f"not ['c0'] has 6 free units, by card they have [2]; {CROWDED}"
 
@@ -158,7 +158,9 @@ async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list()
     await asyncio.sleep(0)
     assert (asking.done(), node.lists) == (False, 1)
     node.list_pods(pod("a", 3, "c0"), pod("x", 6, "c0"))
-    with pytest.raises(RefusedError, match=r"not \['c0'\] has 3 free units, by card they have \[2, 8\]"):
+    with pytest.raises(
+        AllocationRefusedError, match=r"not \['c0'\] has 3 free units, by card they have \[2, 8\]"
+    ):
         await asking
 
 
@@ -189,7 +191,7 @@ async def test_an_allocate_of_other_ids_than_the_answer_is_asked_about():
     node = Node(8, 8, step_s=10.0)
     node.bind(pod("a", 3, "c1"))
     assert on(await node.preferred(3)) == {"c1"}
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(AllocationRefusedError) as caught:
         await node.answers.allocate(("c0::0", "c0::1", "c0::2"))
     assert caught.value.kind == "no-room"
     assert node.ledger.allocated_units() == {"c0": 0, "c1": 0}
@@ -310,7 +312,7 @@ def test_other_resources_are_not_looked_at():
 
 
 async def test_what_a_container_is_told():
-    node, handover = Node(8, 8), Handover(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
+    node, handover = Node(8, 8), DeviceListStrategies(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
     node.account.grants.append(lambda mib: handover.grant(list(mib)))
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
@@ -331,7 +333,7 @@ async def test_what_a_container_is_told():
 async def test_ids_that_do_not_belong_together_are_refused():
     node = Node(8, 8, step_s=10.0)
     for given, kind in ((("c0::0", "c1::0"), "no-room"), (("c9::0",), "spans-cards")):
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(AllocationRefusedError) as caught:
             await node.answers.allocate(given)
         assert caught.value.kind == kind
     assert node.ledger.allocated_units() == {"c0": 0, "c1": 0}

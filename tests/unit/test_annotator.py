@@ -7,25 +7,27 @@ import pytest
 from structlog.testing import capture_logs
 
 from allocator.names import POD_ALLOCATION
-from deviceplugin.allocation.objects import Metadata, PodObject
-from deviceplugin.publishing.annotator import Annotator
+from deviceplugin.allocation.objects import ObjectMetadata, PodObject
+from deviceplugin.publishing.annotator import AllocationAnnotator
 from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from tests.ledger_world import ids, pod
 from tests.publisher_world import Bench
 
 
 def pod_object(name: str, allocation: str | None) -> PodObject:
-    return PodObject(Metadata(name, namespace="ns", annotations=allocation and {POD_ALLOCATION: allocation}))
+    return PodObject(
+        ObjectMetadata(name, namespace="ns", annotations=allocation and {POD_ALLOCATION: allocation})
+    )
 
 
-async def annotated(bench: Bench, annotator: Annotator) -> list:
+async def annotated(bench: Bench, annotator: AllocationAnnotator) -> list:
     await annotator._all()
     return [(name, json.loads(notes[POD_ALLOCATION])) for _, name, _, notes in bench.api.notes]
 
 
 async def test_an_allocation_is_written_once():
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
     assert await annotated(bench, annotator) == []
@@ -37,7 +39,7 @@ async def test_an_allocation_is_written_once():
 
 async def test_an_allocation_that_is_there_already_is_left_alone():
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
     bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
@@ -46,7 +48,7 @@ async def test_an_allocation_that_is_there_already_is_left_alone():
 
 async def test_a_copied_allocation_is_overwritten():
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
     bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
@@ -67,7 +69,7 @@ def admitted_pair() -> Bench:
 @pytest.mark.parametrize("failure", [Conflict("another uid", cause="uid"), NotFound("gone")])
 async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
     bench.pods.objects["a"] = pod_object("pod-a", None)
@@ -90,7 +92,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
 )
 async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure):
     bench = admitted_pair()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [failure]
     wait_s = await annotator._all()
     assert [name for _, name, _, _ in bench.api.notes] == ["pod-b"]
@@ -105,7 +107,7 @@ async def test_a_refused_annotation_is_tried_again_and_holds_up_no_other(failure
 
 async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_with_one_warning():
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
     bench.pods.objects["a"] = pod_object("pod-a", None)
@@ -126,7 +128,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
 
 async def test_a_pod_that_is_gone_is_not_waited_for():
     bench = admitted_pair()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Forbidden("webhook denied", status=403)]
     assert await annotator._all() is not None
     bench.end(b=ids("c1", 0, 1))
@@ -135,7 +137,7 @@ async def test_a_pod_that_is_gone_is_not_waited_for():
 
 async def test_the_annotator_wakes_up_for_what_is_due_again(mocker):
     bench = admitted_pair()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.api.failures = [Unreachable("away")]
 
     def soon(trouble_of):
@@ -160,7 +162,7 @@ async def test_the_annotator_wakes_up_for_what_is_due_again(mocker):
 @pytest.mark.parametrize(("news", "waits_s"), [(1, 0.2), (4, 0.8), (10**6, 1.0)])
 async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news, waits_s):
     bench = Bench()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     began_s, told = bench.now_s, 1
 
     async def sleep(seconds: float) -> None:
@@ -178,7 +180,7 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
 
 async def test_an_allocate_gets_its_turn_between_two_annotations(mocker):
     bench = admitted_pair()
-    annotator = Annotator(bench.api, bench.account, bench.pods)
+    annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     pauses: list[tuple[float, int]] = []
 
     async def sleep(seconds: float) -> None:

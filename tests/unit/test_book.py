@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.errors import BookError, TornBookError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookReader, CheckpointEntry, Stamp, decode
+from deviceplugin.errors import CheckpointError, TornCheckpointError
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, CheckpointEntry, CheckpointReader, FileVersion, decode
 from tests.kubelet_world import until
 
 SAMPLES = Path(__file__).with_name("books")
 RESOURCE = "gpupack.io/gpu-memory-gib"
-STAMP = Stamp(1, 2, 3)
+STAMP = FileVersion(1, 2, 3)
 ENTRY = {
     "PodUID": "u1",
     "ContainerName": "main",
@@ -129,8 +129,8 @@ def test_more_fields_are_passed_over(path: str) -> None:
 )
 def test_another_layout_is_one_clear_line(path: Path, data: bytes, seen: str) -> None:
     path.write_bytes(data)
-    with pytest.raises(BookError) as caught:
-        BookReader(path.parent).read()
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointReader(path.parent).read()
     message = str(caught.value)
     assert str(path) in message
     assert seen in message
@@ -139,16 +139,18 @@ def test_another_layout_is_one_clear_line(path: Path, data: bytes, seen: str) ->
 
 
 def test_the_message_says_what_is_allowed() -> None:
-    with pytest.raises(BookError, match=r"unknown layout: .*; allowed: the checkpoint of Kubernetes 1\.22"):
+    with pytest.raises(
+        CheckpointError, match=r"unknown layout: .*; allowed: the checkpoint of Kubernetes 1\.22"
+    ):
         decode(b"{}", STAMP)
-    with pytest.raises(BookError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         decode(changed("Data.PodDeviceEntries", [ENTRY | {"PodUID": "u" * 1000}] * 2), STAMP)
     assert len(str(caught.value)) == 256
 
 
 def test_what_did_not_change_is_not_read_again(path: Path) -> None:
     entries = [ENTRY | {"PodUID": f"u{at}"} for at in range(3)]
-    reader = BookReader(path.parent)
+    reader = CheckpointReader(path.parent)
     replace(path, changed("Data.PodDeviceEntries", entries))
     before = reader.read()
     entries = [entries[2], ENTRY | {"PodUID": "u3"}, entries[0] | {"DeviceIDs": {"-1": ["GPU-0::7"]}}]
@@ -165,7 +167,7 @@ def test_what_did_not_change_is_not_read_again(path: Path) -> None:
 
 
 def test_a_young_file_of_the_same_bytes_is_the_same_book(path: Path) -> None:
-    reader = BookReader(path.parent)
+    reader = CheckpointReader(path.parent)
     replace(path, changed("Checksum", 8))
     assert reader.read() is reader.read()
     found = path.stat()
@@ -191,7 +193,7 @@ PATHS = (
 
 @given(st.binary())
 def test_rubbish_is_refused(data: bytes) -> None:
-    with pytest.raises(BookError):
+    with pytest.raises(CheckpointError):
         decode(data, STAMP)
 
 
@@ -200,7 +202,7 @@ def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
     """Whatever stands in one field: there is a book of the right types, or the one error."""
     try:
         book = decode(changed(path, value), STAMP)
-    except BookError:
+    except CheckpointError:
         return
     for entry in book.entries:
         assert all(isinstance(each, str) for each in (entry.uid, entry.container, entry.resource, *entry.ids))
@@ -209,7 +211,7 @@ def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
 @given(st.integers(0), st.sampled_from(sorted(SAMPLES.glob("*.json"))))
 def test_a_torn_book_is_refused(at: int, sample: Path) -> None:
     whole = sample.read_bytes().rstrip()
-    with pytest.raises(TornBookError):
+    with pytest.raises(TornCheckpointError):
         decode(whole[: at % len(whole)], STAMP)
 
 
@@ -236,30 +238,30 @@ def test_what_the_kubelet_writes_is_read(held: dict[Any, dict[int, set[str]]]) -
 
 
 def test_no_file_is_no_book(path: Path) -> None:
-    reader = BookReader(path.parent)
+    reader = CheckpointReader(path.parent)
     assert reader.read() is None
     replace(path, json.dumps(LAYOUT).encode())
     assert reader.read() is not None
     path.unlink()
     assert reader.read() is None
-    assert BookReader(path.parent / "no-such-folder").read() is None
+    assert CheckpointReader(path.parent / "no-such-folder").read() is None
 
 
 def test_an_unreadable_file_is_not_an_empty_book(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
-        BookReader(path.parent).read()
+    with pytest.raises(CheckpointError, match="cannot be read: it is no regular file"):
+        CheckpointReader(path.parent).read()
 
 
 def test_a_pipe_in_the_place_of_the_book_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
-        BookReader(path.parent).read()
+    with pytest.raises(CheckpointError, match="cannot be read: it is no regular file"):
+        CheckpointReader(path.parent).read()
 
 
 def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
     replace(path, json.dumps(LAYOUT).encode())
-    reader = BookReader(path.parent, clock=lambda: time.time_ns() + 10**9)
+    reader = CheckpointReader(path.parent, clock=lambda: time.time_ns() + 10**9)
     first = reader.read()
     found = path.stat()
     # Other bytes behind the same inode, time and size: only somebody who reads them would notice.
@@ -270,7 +272,7 @@ def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
 
 def test_a_replaced_file_is_read_again(path: Path) -> None:
     replace(path, json.dumps(LAYOUT).encode())
-    reader = BookReader(path.parent, clock=lambda: time.time_ns() + 10**9)
+    reader = CheckpointReader(path.parent, clock=lambda: time.time_ns() + 10**9)
     first = reader.read()
     found = path.stat()
     replace(path, changed("Data.PodDeviceEntries.0.PodUID", "u2"))
@@ -287,7 +289,7 @@ def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> Non
     now = time.time_ns()
     replace(path, json.dumps(LAYOUT).encode())
     os.utime(path, ns=(now, now))
-    reader = BookReader(path.parent, clock=lambda: now + 4_000_000)
+    reader = CheckpointReader(path.parent, clock=lambda: now + 4_000_000)
     first = reader.read()
     assert reader.read() is first
     path.write_bytes(changed("Data.PodDeviceEntries.0.PodUID", "u2"))
@@ -300,12 +302,12 @@ def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> Non
 
 
 def test_after_an_unknown_layout_the_next_one_is_read(path: Path) -> None:
-    reader = BookReader(path.parent)
+    reader = CheckpointReader(path.parent)
     replace(path, json.dumps(LAYOUT).encode())
     before = reader.read()
     replace(path, b"{}")
     for _ in range(2):
-        with pytest.raises(BookError):
+        with pytest.raises(CheckpointError):
             reader.read()
     replace(path, json.dumps(LAYOUT).encode())
     after = reader.read()
@@ -317,7 +319,7 @@ def test_after_an_unknown_layout_the_next_one_is_read(path: Path) -> None:
 class Follower:
     """Counts what `changes` yields."""
 
-    def __init__(self, reader: BookReader) -> None:
+    def __init__(self, reader: CheckpointReader) -> None:
         self.count = 0
         self._changes = reader.changes()
         self._task = asyncio.create_task(self._follow())
@@ -338,7 +340,7 @@ class Follower:
 
 async def test_changes_are_told(path: Path) -> None:
     """The first one comes with the watch, others when the file is made, replaced and removed."""
-    follower = Follower(BookReader(path.parent))
+    follower = Follower(CheckpointReader(path.parent))
     count = await follower.more_than(0)
     replace(path, json.dumps(LAYOUT).encode())
     count = await follower.more_than(count)
@@ -355,7 +357,7 @@ async def test_changes_are_told(path: Path) -> None:
 
 async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
-    follower = Follower(BookReader(folder))
+    follower = Follower(CheckpointReader(folder))
     count = await follower.more_than(0)
     folder.mkdir()
     replace(folder / BOOK_NAME, json.dumps(LAYOUT).encode())
@@ -371,7 +373,7 @@ async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> No
 
 
 async def test_a_change_between_two_yields_is_not_lost(path: Path) -> None:
-    changes = BookReader(path.parent).changes()
+    changes = CheckpointReader(path.parent).changes()
     await anext(changes)
     replace(path, json.dumps(LAYOUT).encode())
     await asyncio.wait_for(anext(changes), 20)

@@ -8,9 +8,9 @@ from allocator.ids import percent_id
 from allocator.ledger import Ledger, PodAccount
 from deviceplugin.allocation.card_list import CardList, lost_cards
 from deviceplugin.allocation.inventory import cards_in_units
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.source import GpuCard
-from deviceplugin.node_events import Notices
+from deviceplugin.node_events import NodeEvents
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, ids, pod
 
@@ -29,8 +29,8 @@ class Node:
         gpus = gpus or (gpu(0), gpu(1))
         self.book = FakeBook()
         ledger = Ledger(cards_in_units(gpus, GIB))
-        self.account = Account(ledger, self.book.read, RESOURCE)
-        notices = Notices(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
+        self.account = LedgerService(ledger, self.book.read, RESOURCE)
+        notices = NodeEvents(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
         self.cards = CardList(self.account, gpus, GIB, notices, lambda: None)
         ledger.apply_pod_list([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
         self.book.write("a", ids("c0", *range(5)))
@@ -113,9 +113,9 @@ def test_shares_in_percent_of_a_card_without_units_are_told_too() -> None:
 
 def test_a_pod_that_no_list_shows_is_not_told() -> None:
     node = Node(gpu(0), gpu(1))
-    again = Account(Ledger(cards_in_units((gpu(1),), GIB)), node.book.read, RESOURCE)
+    again = LedgerService(Ledger(cards_in_units((gpu(1),), GIB)), node.book.read, RESOURCE)
     told = []
-    CardList(again, (gpu(1),), GIB, Notices(lambda *event: told.append(event), "n", {}), lambda: None)
+    CardList(again, (gpu(1),), GIB, NodeEvents(lambda *event: told.append(event), "n", {}), lambda: None)
     again.refresh()
     again.ledger.apply_pod_list([pod("b", 3, "c1")], again.now_s() + 1, 0)
     again.changed()

@@ -14,7 +14,13 @@ from pytest_mock import MockerFixture
 from deviceplugin import container_responses
 from deviceplugin.containers import cdi, device_lists
 from deviceplugin.containers.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
-from deviceplugin.containers.device_lists import ANNOTATION, CDI_ANNOTATIONS, CDI_CRI, ENVVAR, Handover
+from deviceplugin.containers.device_lists import (
+    ANNOTATION,
+    CDI_ANNOTATIONS,
+    CDI_CRI,
+    ENVVAR,
+    DeviceListStrategies,
+)
 from deviceplugin.containers.device_nodes import DeviceNodes
 from deviceplugin.gpus.api.vendor import NVIDIA, UNNAMED
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -273,7 +279,7 @@ def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
 def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, in_cri: bool) -> None:
     wanted = device_lists.uses_cdi(strategies)
     assert wanted == (annotated or in_cri)
-    grant = Handover(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
+    grant = DeviceListStrategies(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
     assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
     both = (f"{KIND}=a", f"{KIND}=b")
     assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
@@ -284,9 +290,9 @@ def test_device_nodes_for_a_kubelet_that_tells_the_runtime_again(tmp_path: Path)
     for node in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / node).touch()
     nodes = DeviceNodes(NVIDIA, lambda: CARDS, tmp_path)
-    grant = Handover(NVIDIA, nodes=nodes).grant(UUIDS)
+    grant = DeviceListStrategies(NVIDIA, nodes=nodes).grant(UUIDS)
     assert [node.path for node in grant.devices] == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia1"]
-    unnamed = Handover(UNNAMED, nodes=DeviceNodes(UNNAMED, lambda: CARDS, tmp_path))
+    unnamed = DeviceListStrategies(UNNAMED, nodes=DeviceNodes(UNNAMED, lambda: CARDS, tmp_path))
     assert unnamed.grant(UUIDS).devices == ()
     answer = _granted(grant)
     first = answer.devices[0]
@@ -312,7 +318,7 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
         device_list_strategy=(CDI_CRI,),
         cdi_dirs=(tmp_path / "cdi",),
     )
-    made = container_responses.Giving(settings, SimulatedGpus(load_profile("2xt4")))
+    made = container_responses.ContainerResponses(settings, SimulatedGpus(load_profile("2xt4")))
     asyncio.run(made.prepare())
     assert [node.path for node in made.hand_over(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())

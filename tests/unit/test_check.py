@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deviceplugin.check import Finding, check, served
+from deviceplugin.check import CheckFinding, check, served
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.api.memory_limits import Support
-from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.api.memory_limits import LimitSupport
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.host.rights import has_capability
 from deviceplugin.settings import Settings
@@ -55,7 +55,7 @@ def serve(settings: Settings) -> None:
         kubelet.bind(str(settings.device_plugin_dir / "kubelet.sock"))
 
 
-def found(settings: Settings, run: Run = nothing) -> dict[str, Finding]:
+def found(settings: Settings, run: Run = nothing) -> dict[str, CheckFinding]:
     return {each.what: each for each in check(settings, run)}
 
 
@@ -200,10 +200,10 @@ def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Pat
     folders = [CardFolder(chosen.mps_root, uuid) for uuid in (first, second)]
     for folder in folders:
         folder.make()
-    folders[0].serve(State(48))
+    folders[0].serve(ControlDaemonState(48))
     finding = found(chosen)["MPS"]
     assert (finding.verdict, finding.found) == ("less", f"answers for 1 of 2 cards in {tmp_path}/mps")
-    folders[1].serve(State(48))
+    folders[1].serve(ControlDaemonState(48))
     assert found(chosen)["MPS"].verdict == "ok"
     for folder in folders:
         folder.end()
@@ -225,7 +225,7 @@ def test_require_cannot_be_served_where_nothing_holds(settings: Settings, monkey
 
 
 def _old(_self: object, _uuid: str) -> object:
-    return Support(False, "driver 580 has no call", "driver 615")
+    return LimitSupport(False, "driver 580 has no call", "driver 615")
 
 
 def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_serve(
@@ -276,6 +276,6 @@ def test_what_the_user_got_wrong(arguments: list[str], says: str) -> None:
 
 
 def test_control_sequences_of_a_driver_stay_off_the_terminal() -> None:
-    finding = Finding("card", "ok", "\x1b[2JTesla")
+    finding = CheckFinding("card", "ok", "\x1b[2JTesla")
     assert "\x1b" not in render([finding], "table", colour=False)
     assert msgspec.json.decode(render([finding], "json", colour=True))[0]["found"] == "\x1b[2JTesla"

@@ -154,7 +154,9 @@ def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
     monkeypatch.setattr(container_responses, "DEVICES", machine.devices)
     monkeypatch.setattr(container_responses, "DRIVERS", machine.drivers)
     for wanted in (True, False):
-        made = container_responses.Giving(Settings(node_name="n1", pass_device_specs=wanted), gpus)
+        made = container_responses.ContainerResponses(
+            Settings(node_name="n1", pass_device_specs=wanted), gpus
+        )
         assert len(made.hand_over({"MIG-1": 1024}).devices) == (5 if wanted else 0)
 
 
@@ -166,4 +168,7 @@ def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.Mon
     settings = Settings(node_name="n1", gpus="simulated", profile="8xh200", pass_device_specs=True)
     instance = source.cards()[0]
     assert instance.parent == first
-    assert container_responses.Giving(settings, source).hand_over({instance.uuid: 1024}).devices == ()
+    assert (
+        container_responses.ContainerResponses(settings, source).hand_over({instance.uuid: 1024}).devices
+        == ()
+    )

@@ -19,7 +19,7 @@ import yaml
 from allocator import names
 from allocator.request import parse_pod
 from deviceplugin.gpus.api.vendor import NVIDIA
-from deviceplugin.status import Status
+from deviceplugin.status import DaemonStatus
 from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import build
 from tests.scripts import reference
@@ -229,7 +229,7 @@ def variables(value: object) -> Iterator[str]:
 
 def test_every_key_of_explain_has_its_line(page: str) -> None:
     status = MagicMock(neighbours=MagicMock(found={}))
-    assert list(reference.names_of(page, "Explain")) == list(Status.explain(status))
+    assert list(reference.names_of(page, "Explain")) == list(DaemonStatus.explain(status))
 
 
 def test_every_path_has_its_line(page: str) -> None:

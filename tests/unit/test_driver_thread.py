@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from deviceplugin.host.driver import OwnThread
+from deviceplugin.host.driver import DriverThread
 
 
 async def test_calls_are_made_in_their_order_by_one_thread() -> None:
-    driver = OwnThread("t")
+    driver = DriverThread("t")
     names = await asyncio.gather(*(driver.call(lambda: threading.current_thread().name) for _ in range(3)))
     assert names == ["t"] * 3
     assert driver.busy_s == 0
@@ -17,7 +17,7 @@ async def test_calls_are_made_in_their_order_by_one_thread() -> None:
 
 
 async def test_errors_belong_to_the_caller() -> None:
-    driver = OwnThread("t")
+    driver = DriverThread("t")
     with pytest.raises(ZeroDivisionError):
         await driver.call(lambda: 1 // 0)
     assert await driver.call(lambda: 7) == 7
@@ -26,7 +26,7 @@ async def test_errors_belong_to_the_caller() -> None:
 
 async def test_who_is_cancelled_waits_no_more_and_later_calls_come_after_the_one_that_hangs() -> None:
     now_s = [10.0]
-    driver, hangs, begun = OwnThread("t", lambda: now_s[0]), threading.Event(), threading.Event()
+    driver, hangs, begun = DriverThread("t", lambda: now_s[0]), threading.Event(), threading.Event()
     call = asyncio.create_task(driver.call(lambda: (begun.set(), hangs.wait(30))))
     assert await asyncio.to_thread(begun.wait, 30)
     now_s[0] = 17.0

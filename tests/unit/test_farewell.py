@@ -7,8 +7,8 @@ import yaml
 from structlog.testing import capture_logs
 
 from deviceplugin.http import SHUTDOWN_S
-from deviceplugin.kubelet.registration import Timing
-from deviceplugin.publishing.shutdown import Patience, say_farewell
+from deviceplugin.kubelet.registration import RegistrationTimeouts
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, say_farewell
 
 FOR_EVER_S = 1e6
 
@@ -32,14 +32,14 @@ class Bench:
 
 async def test_pods_on_their_way_are_waited_for():
     bench = Bench(5)
-    await say_farewell(bench.publish, bench.under_way, Patience(late_s=0.0, admit_s=FOR_EVER_S))
+    await say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=FOR_EVER_S))
     assert (bench.said, bench.looks) == (1, 6)
 
 
 async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
     bench = Bench()
     ending = asyncio.create_task(
-        say_farewell(bench.publish, bench.under_way, Patience(late_s=FOR_EVER_S, admit_s=FOR_EVER_S))
+        say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=FOR_EVER_S, admit_s=FOR_EVER_S))
     )
     await asyncio.sleep(0.1)
     assert not ending.done()
@@ -50,14 +50,14 @@ async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
 async def test_a_pod_that_never_gets_devices_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await say_farewell(bench.publish, bench.under_way, Patience(late_s=0.0, admit_s=0.1))
+        await say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=0.1))
     assert [entry["event"] for entry in logs] == ["pods are on their way without devices"]
 
 
 async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await say_farewell(asyncio.Event().wait, bench.under_way, Patience(publish_s=0.05))
+        await say_farewell(asyncio.Event().wait, bench.under_way, ShutdownTimeouts(publish_s=0.05))
     assert [entry["event"] for entry in logs] == ["the words go on offering cards"]
     assert bench.looks == 0
 
@@ -67,7 +67,7 @@ def test_the_longest_end_is_within_the_grace_period_of_the_shipped_pod():
     grace_s = yaml.safe_load(manifest.read_text())["spec"]["template"]["spec"][
         "terminationGracePeriodSeconds"
     ]
-    patience = Patience()
+    patience = ShutdownTimeouts()
     farewell_s = patience.publish_s + patience.admit_s
     # Streams that are to end, then calls; requests that are slow to come, then answers that are slow to go.
-    assert farewell_s + 2 * Timing().grace_s + 2 * SHUTDOWN_S < grace_s
+    assert farewell_s + 2 * RegistrationTimeouts().grace_s + 2 * SHUTDOWN_S < grace_s

@@ -1,7 +1,7 @@
 import pytest
 import structlog.testing
 
-from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, Correlator
+from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, EventCorrelator
 from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
@@ -97,7 +97,7 @@ async def test_many_different_messages_of_one_reason_become_one_event(api) -> No
 
 
 def test_messages_that_come_rarely_stay_apart(api) -> None:
-    correlator = Correlator(lambda: api.now, lambda: api.now)
+    correlator = EventCorrelator(lambda: api.now, lambda: api.now)
     for number in range(3 * SIMILAR):
         series = correlator.add(POD, "Warning", "Waiting", f"{number} nodes")
         api.now += SIMILAR_S + 1
@@ -199,7 +199,7 @@ async def test_texts_that_no_api_server_would_take_are_mended(api) -> None:
 
 
 def test_memory_is_bounded(api) -> None:
-    correlator = Correlator(lambda: api.now, lambda: api.now)
+    correlator = EventCorrelator(lambda: api.now, lambda: api.now)
     for number in range(REMEMBERED + 10):
         ref = pod_ref("team", f"p{number}", "")
         correlator.add(ref, "Normal", "Waiting", "no card")

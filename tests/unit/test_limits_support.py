@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pytest_mock import MockerFixture
 
-from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, Support
-from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV, LimitMood
+from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitSupport
+from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV, LimitBehaviour
 from tests.kubelet_world import until
 from tests.limits_world import UID, LimitsWorld, world
 
@@ -13,7 +13,7 @@ __all__ = ["world"]
 
 
 async def test_a_driver_that_cannot_is_left_alone(world: LimitsWorld) -> None:
-    world.driver.say(Support(False, "driver 580 has no call", "driver 615"))
+    world.driver.say(LimitSupport(False, "driver 580 has no call", "driver 615"))
     await world.start()
     world.give(UID, "main", range(5))
     world.container("a")
@@ -49,13 +49,13 @@ async def test_require_offers_only_cards_that_are_held(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path, mode="require")
     assert not any(world.answers.devices().values())
     assert world.account.ledger.used() == (8, 8)
-    world.driver.say(Support(False, "driver 580 has no call", "driver 615"))
+    world.driver.say(LimitSupport(False, "driver 580 has no call", "driver 615"))
     await world.start()
     assert not any(world.answers.devices().values())
     assert world.answers.why_not("c0::0") == (
         "--memory-limits require, and driver 580 has no call; it takes driver 615"
     )
-    world.driver.say(Support(True))
+    world.driver.say(LimitSupport(True))
     await world.supports.ask()
     assert all(world.answers.devices().values())
     assert world.account.ledger.used() == (0, 0)
@@ -83,7 +83,7 @@ async def test_held_is_taken_back_where_the_driver_refuses_for_want_of_a_right(w
     world.supports.fallback = lambda _: Enforcement.MPS
     await world.start()
     assert world.supports.enforcement("c0") is Enforcement.DRIVER
-    world.driver.mood = LimitMood(set="no_permission")
+    world.driver.mood = LimitBehaviour(set="no_permission")
     changes: list[Enforcement] = []
     world.account.follow(lambda: changes.append(world.supports.enforcement("c0")))
     world.give(UID, "main", range(5))
@@ -109,7 +109,7 @@ async def test_require_takes_cards_back_where_the_right_is_missing(tmp_path: Pat
     world = LimitsWorld(tmp_path, mode="require")
     await world.start()
     assert world.account.ledger.used() == (0, 0)
-    world.driver.mood = LimitMood(set="no_permission")
+    world.driver.mood = LimitBehaviour(set="no_permission")
     world.give(UID, "main", range(3))
     world.container("a")
     await until(lambda: world.account.ledger.used() == (8, 0))

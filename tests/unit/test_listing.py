@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deviceplugin.gpus.api.card_listing import Found, renewed
+from deviceplugin.gpus.api.card_listing import DetectedCard, renewed
 from deviceplugin.gpus.api.source import GpuCard
 
 
@@ -12,12 +12,12 @@ def card(uuid: str, parent: str | None = None, error: str | None = None) -> GpuC
     return GpuCard(0, uuid, "M", 100, 0, None, "", 0, error=error, parent=parent)
 
 
-def shown(uuid: str, *instances: str) -> Found:
-    return Found(uuid, tuple(card(each, uuid) for each in instances) or (card(uuid),), certain=True)
+def shown(uuid: str, *instances: str) -> DetectedCard:
+    return DetectedCard(uuid, tuple(card(each, uuid) for each in instances) or (card(uuid),), certain=True)
 
 
-def unsure(uuid: str | None) -> Found:
-    return Found(uuid, (card(uuid or "unreadable", error="lost"),), certain=False)
+def unsure(uuid: str | None) -> DetectedCard:
+    return DetectedCard(uuid, (card(uuid or "unreadable", error="lost"),), certain=False)
 
 
 A, B, C = shown("A"), shown("B"), shown("C", "c1", "c2")
@@ -40,7 +40,7 @@ A, B, C = shown("A"), shown("B"), shown("C", "c1", "c2")
         ([A, B, C, unsure(None)], ["A", "B", "c1", "c2", "unreadable"]),
     ],
 )
-def test_the_next_list(then: list[Found], uuids: list[str]) -> None:
+def test_the_next_list(then: list[DetectedCard], uuids: list[str]) -> None:
     known = renewed([], [A, B, C])
     found = renewed(known, then)
     assert [each.uuid for each in found] == uuids

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from deviceplugin.allocation.objects import ContainerStatus, Metadata, PodObject, PodStatus
-from deviceplugin.container_memory_metrics import MemoryMetrics
-from deviceplugin.enforcement.granted_memory import Shares
-from deviceplugin.gpus.api.memory_limits import Enforcement, Support
+from deviceplugin.allocation.objects import ObjectMetadata, OwnPodStatus, PodObject, RuntimeStatus
+from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
+from deviceplugin.enforcement.granted_memory import GrantedMemory
+from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.metrics import SLICE, Metrics
-from deviceplugin.monitoring.container_use import ContainerMemory, Memory
-from deviceplugin.monitoring.overuse import Names, OverUse
-from deviceplugin.publishing.published_use import ToldUse
+from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
+from deviceplugin.monitoring.overuse import OverUseWatcher, PodIdentity
+from deviceplugin.publishing.published_use import PublishedUse
 from kubeapi.errors import Conflict, TooManyRequests
 from tests.kubelet_world import until
 from tests.limits_world import GIB, OTHER, UID, LimitsWorld, identifier
@@ -44,8 +44,8 @@ class Node:
         self.told_apart = True
         self.unknown: set[int] = set()
         self.now_s = self.sampled_s = time.monotonic()
-        self.memory = Memory(
-            Shares(world.account, GIB),
+        self.memory = ContainerUseReader(
+            GrantedMemory(world.account, GIB),
             world.supports,
             world.enforcer,
             self.view,  # type: ignore[arg-type]
@@ -71,11 +71,11 @@ class Node:
 
     def runs(self, uid: str, names: dict[str, str], ended: frozenset[str] = frozenset()) -> None:
         statuses = [
-            ContainerStatus(name, identifier(letter), {"terminated" if name in ended else "running": {}})
+            RuntimeStatus(name, identifier(letter), {"terminated" if name in ended else "running": {}})
             for letter, name in names.items()
         ]
-        metadata = Metadata("web", uid, "default")
-        self.view.pods[uid] = PodObject(metadata, status=PodStatus(container_statuses=statuses))
+        metadata = ObjectMetadata("web", uid, "default")
+        self.view.pods[uid] = PodObject(metadata, status=OwnPodStatus(container_statuses=statuses))
 
     def used(self) -> dict[tuple[str, str, str], int | None]:
         return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.rows()}
@@ -201,8 +201,8 @@ async def test_a_container_without_a_limit_so_far_is_accounted(world: LimitsWorl
 # Over-use
 
 
-def row(used_mib: int | None, uid: str = UID, promised_mib: int = 1000) -> ContainerMemory:
-    return ContainerMemory(
+def row(used_mib: int | None, uid: str = UID, promised_mib: int = 1000) -> ContainerUse:
+    return ContainerUse(
         uid, "default", "web", "main", "c0", promised_mib, used_mib, None, Enforcement.ACCOUNTED
     )
 
@@ -215,10 +215,10 @@ class Watch:
         self.events: list[tuple[str, str, str]] = []
         self.evicted: list[tuple[str, str, str]] = []
         self.refusal: Exception | None = None
-        self.names: dict[str, Names] = {
-            uid: Names("default", "web", f"api-{uid}", static=static) for uid in (UID, OTHER)
+        self.names: dict[str, PodIdentity] = {
+            uid: PodIdentity("default", "web", f"api-{uid}", static=static) for uid in (UID, OTHER)
         }
-        self.over_use = OverUse(
+        self.over_use = OverUseWatcher(
             self.names.get,
             lambda ref, kind, reason, said: self.events.append((ref.uid, reason, said)),
             self.evict,
@@ -232,13 +232,13 @@ class Watch:
         if self.refusal is not None:
             raise self.refusal
 
-    async def look(self, *rows: ContainerMemory, after_s: float = 5.0) -> None:
+    async def look(self, *rows: ContainerUse, after_s: float = 5.0) -> None:
         """Look at what was measured just now."""
         now_s = self.now_s + after_s
         measured = [row if row.used_mib is None else replace(row, measured_s=now_s) for row in rows]
         await self.look_at(*measured, after_s=after_s)
 
-    async def look_at(self, *rows: ContainerMemory, after_s: float = 5.0) -> None:
+    async def look_at(self, *rows: ContainerUse, after_s: float = 5.0) -> None:
         self.now_s += after_s
         await self.over_use.look(rows)
 
@@ -327,7 +327,7 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
     watch = Watch()
     rows = [row(2000), row(None, OTHER)]
     held, forbidden = {"c0": Enforcement.DRIVER}, {"c0": False, "c1": True}
-    metrics = MemoryMetrics(lambda: rows, watch.over_use.over, lambda: held, lambda: forbidden)
+    metrics = ContainerMemoryMetrics(lambda: rows, watch.over_use.over, lambda: held, lambda: forbidden)
     found = {metric.name: [sample.value for sample in metric.samples] for metric in metrics.collect()}
     mib = 1 << 20
     assert found == {
@@ -345,7 +345,7 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
 
 def test_only_changes_that_are_worth_a_write_are_told() -> None:
     now_s = [0.0]
-    told = ToldUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
+    told = PublishedUse(lambda *_: Enforcement.DRIVER, lambda: now_s[0])
     assignment = {"main": (("c0", 1),)}
 
     def text() -> dict[str, object]:
@@ -364,8 +364,8 @@ def test_only_changes_that_are_worth_a_write_are_told() -> None:
 
 
 def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
-    told = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
-    before = ToldUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
+    told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
+    before = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
     before.update([row(500)])
     written = before.of(UID, {"main": (("c0", 1),)}, dict)
     assert told.of(UID, {"main": (("c0", 1),)}, lambda: written) == written
@@ -374,15 +374,15 @@ def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
 
 def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
-    world.driver.say(Support(False, "old"))
+    world.driver.say(LimitSupport(False, "old"))
     assert world.supports.enforcement("c0") is Enforcement.ACCOUNTED
 
 
 async def test_metrics_of_many_containers_are_written_in_turns():
     """The same text as in one go, and the event loop turns on the way."""
-    row = ContainerMemory("u", "ns", 'p"0', "main", "c0", 10, None, 3, Enforcement.DRIVER)
+    row = ContainerUse("u", "ns", 'p"0', "main", "c0", 10, None, 3, Enforcement.DRIVER)
     rows = [replace(row, pod=f"p{number}") for number in range(3 * SLICE)] + [row]
-    collector = MemoryMetrics(lambda: rows, lambda _: False, lambda: {"c0": Enforcement.DRIVER})
+    collector = ContainerMemoryMetrics(lambda: rows, lambda _: False, lambda: {"c0": Enforcement.DRIVER})
     metrics, turns, looked = Metrics(), [], []
 
     async def look() -> None:

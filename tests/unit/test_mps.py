@@ -12,17 +12,17 @@ from pytest_mock import MockerFixture
 
 from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
-from deviceplugin.enforcement.limit_capability import Supports
-from deviceplugin.enforcement.mps_clients import Sharing
+from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
-from deviceplugin.gpus.api.helper_processes import WithoutHelpers
+from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.framework_env import framework_envs
 from deviceplugin.gpus.nvidia.generations import NvmlGenerations
 from deviceplugin.gpus.nvidia.mps.cards import MpsCard, mps_cards
-from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, why_not
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -77,11 +77,11 @@ def test_a_state_counts_as_long_as_its_writer_lives(tmp_path: Path) -> None:
     folder = CardFolder(tmp_path, "GPU-a")
     assert folder.state() is None
     folder.make()
-    assert folder.serve(State(48, (7, 9)))
-    assert folder.state() == State(48, (7, 9))
+    assert folder.serve(ControlDaemonState(48, (7, 9)))
+    assert folder.state() == ControlDaemonState(48, (7, 9))
     # Written again while it is held, and read by another.
-    assert folder.serve(State(60))
-    assert CardFolder(tmp_path, "GPU-a").state() == State(60)
+    assert folder.serve(ControlDaemonState(60))
+    assert CardFolder(tmp_path, "GPU-a").state() == ControlDaemonState(60)
     folder.end()
     assert folder.state() is None
     folder.end()
@@ -92,7 +92,7 @@ def test_the_kernel_frees_the_lock_of_a_process_that_is_killed(tmp_path: Path) -
     folder.make()
     child = os.fork()
     if child == 0:
-        folder.serve(State(48))
+        folder.serve(ControlDaemonState(48))
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
     assert folder.state() is None
@@ -102,7 +102,7 @@ def test_the_kernel_frees_the_lock_of_a_process_that_is_killed(tmp_path: Path) -
 def test_rubbish_is_no_state(tmp_path: Path, text: str) -> None:
     folder = CardFolder(tmp_path, "GPU-a")
     folder.make()
-    folder.serve(State(48))
+    folder.serve(ControlDaemonState(48))
     (tmp_path / "GPU-a" / "state.json").write_text(text, "latin-1")
     assert folder.state() is None
 
@@ -115,7 +115,7 @@ def no_descriptors(*_args: object, **_more: object) -> NoReturn:
 def test_a_state_that_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
     folder = CardFolder(tmp_path, "GPU-a")
     folder.make()
-    folder.serve(State(48))
+    folder.serve(ControlDaemonState(48))
     (tmp_path / "GPU-a" / name).unlink()
     assert folder.state() is None
     (tmp_path / "GPU-a" / name).mkdir()
@@ -143,9 +143,9 @@ class World:
         self.folders = {f"c{i}": CardFolder(root, f"c{i}") for i in range(len(sizes))}
         for folder in self.folders.values():
             folder.make()
-            folder.serve(State(clients, (4711,)))
+            folder.serve(ControlDaemonState(clients, (4711,)))
         self.driver: set[str] = set()
-        self.sharing = Sharing(
+        self.sharing = MpsClients(
             self.account, MpsService(root, threads=threads), lambda uuid: uuid in self.driver, unit_mib=1024
         )
         self.sharing.look()
@@ -211,7 +211,7 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
 
 def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
     world = World(tmp_path, 4, 4)
-    supports = Supports(world.account, None)
+    supports = LimitCapability(world.account, None)
     supports.fallback, supports.covers = world.sharing.enforcement, world.sharing.covers
     gib = 1024
     held = [supports.holding("c0", *share) for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))]
@@ -245,7 +245,7 @@ def test_a_service_that_dies_is_missed_at_once_and_told(tmp_path: Path) -> None:
     assert world.sharing.enforcement("c1") is Enforcement.MPS
     world.sharing.look()
     assert len(told) == 1
-    world.folders["c0"].serve(State(48))
+    world.folders["c0"].serve(ControlDaemonState(48))
     world.sharing.look()
     assert world.sharing.enforcement("c0") is Enforcement.MPS
 
@@ -307,10 +307,10 @@ def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
     source = SimulatedGpus(load_profile("2xt4"))
     uuid = source.cards()[0].uuid
     source.set_used(uuid, 130, [GpuProcess(4711, 30), GpuProcess(7, 100)])
-    seen = WithoutHelpers(source, world.sharing.servers)
+    seen = HelperProcessFilter(source, world.sharing.servers)
     assert [sample.processes for sample in seen.sample()] == [(GpuProcess(7, 100),), ()]
     assert seen.sample()[0].used_mib == 130
-    nobody: Any = WithoutHelpers(source, frozenset)
+    nobody: Any = HelperProcessFilter(source, frozenset)
     assert len(nobody.sample()[0].processes) == 2
     assert (seen.vendor, seen.limits, list(seen.cards())) == (
         source.vendor,

@@ -5,7 +5,7 @@ from pathlib import Path
 from allocator import names
 from deviceplugin.containers.cdi import FOLDERS
 from deviceplugin.gpus.nvidia.mps.folder import SHM
-from deviceplugin.gpus.nvidia.mps.supervisor import Options as SupervisorOptions
+from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions
 from deviceplugin.settings import Settings as NodeSettings
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
@@ -86,7 +86,7 @@ def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
     objects_there = build(MANIFESTS / "base", MANIFESTS / "components" / "mps")
     built = {one["metadata"]["name"]: one for one in objects_there if one["kind"] == "DaemonSet"}
     node, mps = built["gpupack-node"], built["gpupack-mps"]
-    root = str(SupervisorOptions(root=Path("/run/gpupack/mps")).root)
+    root = str(MpsOptions(root=Path("/run/gpupack/mps")).root)
     assert "--sharing=mps" in container(node)["args"]
     assert container(mps)["args"] == ["mps", f"--root={root}"]
     assert NodeSettings(node_name="n1").mps_root == Path(root)

@@ -10,10 +10,10 @@ from allocator.ledger import CheckpointEntry, Ledger, charges
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS
 from allocator.packing import Layout, NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
-from deviceplugin.allocation.ledger_service import Account
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.allocations import allocations
 from kubeapi.errors import Unreachable
 from kubeapi.podstate import MIRROR_ANNOTATION
@@ -22,12 +22,12 @@ from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids
 
 
-def account() -> Account:
-    return Account(Ledger(cards(8, 8)), FakeBook().read, GIB)
+def account() -> LedgerService:
+    return LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB)
 
 
-def pods(of: Account) -> PodView:
-    return PodView(of, GIB)
+def pods(of: LedgerService) -> OwnPods:
+    return OwnPods(of, GIB)
 
 
 def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **annotations: str) -> PodObject:
@@ -181,7 +181,7 @@ def test_what_the_node_said_before_is_remembered_once():
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in (1, 0)])
     notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"],"units":[{"0":2,"1":5}]}', NODE_CARDS: inventory}
     of = account()
-    view = NodeView(of, "n1")
+    view = OwnNode(of, "n1")
     assert not view.first.is_set()
     view.replace([node(3, **notes)], "3")
     assert view.first.is_set()
@@ -203,7 +203,7 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
     inventory = dump_cards([CardRecord(f"c{i}", i, "M", 8192, None, healthy=True) for i in range(2)])
     of = account()
     notes = {NODE_HOLDS: f'{{"seen":"1","uids":["a"]{units}}}', NODE_CARDS: inventory}
-    NodeView(of, "n1").replace([node(3, **notes)], "3")
+    OwnNode(of, "n1").replace([node(3, **notes)], "3")
     of.ledger.apply_checkpoint([], 0.0)
     assert of.ledger.used() == (8, 8)
     of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
@@ -215,13 +215,13 @@ def test_holds_that_do_not_say_where_charge_every_card_until_the_pod_is_known(un
 def test_holds_that_cannot_be_read_are_not_remembered():
     of = account()
     with capture_logs() as logs:
-        NodeView(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
+        OwnNode(of, "n1").replace([node(3, **{NODE_HOLDS: "rubbish"})], "3")
     assert of.ledger.allocated_units() == {"c0": 0, "c1": 0}
     assert [(line["log_level"], NODE_HOLDS in line["error"]) for line in logs] == [("warning", True)]
 
 
 def test_a_node_that_is_not_there_comes_and_goes():
-    view = NodeView(account(), "n1")
+    view = OwnNode(account(), "n1")
     view.replace([], "1")
     assert view.node is None
     view.event("ADDED", node(4), "4")
@@ -234,7 +234,7 @@ def test_a_node_that_is_not_there_comes_and_goes():
 
 
 def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
-    view = NodeView(account(), "n1.example")
+    view = OwnNode(account(), "n1.example")
     assert not view.missing
     with capture_logs() as logs:
         for version in "12":
@@ -249,7 +249,7 @@ def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
 
 
 def test_an_older_state_of_the_node_is_ignored():
-    view = NodeView(account(), "n1")
+    view = OwnNode(account(), "n1")
     view.take(node(9))
     view.take(node(8))
     assert view.node is not None
@@ -258,7 +258,7 @@ def test_an_older_state_of_the_node_is_ignored():
 
 def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
     of = account()
-    view = NodeView(of, "n1")
+    view = OwnNode(of, "n1")
     view.take(node(1, **{NODE_CORDON: "c1"}))
     assert of.ledger.used() == (0, 8)
     for version in (2, 3):
@@ -271,7 +271,7 @@ def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
 def test_a_cordon_of_a_card_is_one_of_its_instances():
     """Whoever cordoned the card before it was partitioned had the instances in mind, too."""
     of, told = account(), []
-    view = NodeView(of, "n1", told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
+    view = OwnNode(of, "n1", told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
     view.take(node(1, **{NODE_CORDON: "GPU-a,c1"}))
     assert of.ledger.used() == (8, 8)
     view.take(node(2, **{NODE_CORDON: "GPU-a"}))
@@ -281,7 +281,7 @@ def test_a_cordon_of_a_card_is_one_of_its_instances():
 
 def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
     of, told = account(), []
-    view = NodeView(of, "n1", told.append)
+    view = OwnNode(of, "n1", told.append)
     with capture_logs() as logs:
         for version in (1, 2):
             view.take(node(version, **{NODE_CORDON: "c1,c7, c9"}))

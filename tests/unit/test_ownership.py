@@ -6,9 +6,16 @@ import pytest
 
 from allocator.ledger import Ledger
 from allocator.names import NODE_DAEMON
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.publishing.ownership import AGAIN_S, CLAIM_S, Ownership, Party, Record, this_daemon
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.publishing.ownership import (
+    AGAIN_S,
+    CLAIM_S,
+    DaemonIdentity,
+    NodeOwnership,
+    OwnershipRecord,
+    this_daemon,
+)
 from kubeapi.errors import Forbidden
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE as GIB
@@ -24,16 +31,16 @@ class Daemons:
         self.api = FakeApi()
         self.api.node["status"]["nodeInfo"] = {"bootID": boot_id}
         self.conflicts: list[tuple[str, str]] = []
-        self.views: dict[str, NodeView] = {}
+        self.views: dict[str, OwnNode] = {}
 
-    def daemon(self, host: str, boot: str = "", pod: str = "") -> Ownership:
-        account = Account(Ledger(cards(8)), FakeBook().read, GIB, clock=lambda: self.now_s)
-        view = self.views[host] = NodeView(account, "n1")
-        found = Ownership(
+    def daemon(self, host: str, boot: str = "", pod: str = "") -> NodeOwnership:
+        account = LedgerService(Ledger(cards(8)), FakeBook().read, GIB, clock=lambda: self.now_s)
+        view = self.views[host] = OwnNode(account, "n1")
+        found = NodeOwnership(
             self.api,
             account,
             view,
-            Party(host, boot, pod or f"pod-{host}"),
+            DaemonIdentity(host, boot, pod or f"pod-{host}"),
             node_name="n1",
             on_conflict=lambda said: self.conflicts.append((host, said)),
         )
@@ -44,7 +51,7 @@ class Daemons:
         for host in hosts:
             self.views[host].replace([self.api.decoded()], "1")
 
-    async def settle(self, *daemons: Ownership) -> None:
+    async def settle(self, *daemons: NodeOwnership) -> None:
         """Let all that are alive see the Node and act until nothing more happens."""
         before = None
         while before != self.api.version:
@@ -267,4 +274,4 @@ def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):
     assert one == same
     assert one.host != two.host
     assert one.boot == two.boot
-    assert Record(one).claim is None
+    assert OwnershipRecord(one).claim is None

@@ -8,7 +8,12 @@ import yaml
 
 from deviceplugin.errors import GpuError, ProfileError
 from deviceplugin.gpus.api.source import GpuProcess
-from deviceplugin.gpus.simulated.profile import Failure, load_profile, parse_profile, shipped_profiles
+from deviceplugin.gpus.simulated.profile import (
+    SimulatedFailure,
+    load_profile,
+    parse_profile,
+    shipped_profiles,
+)
 
 GOOD = """
 version: "1.0"
@@ -83,13 +88,13 @@ def test_devices_override_the_defaults_field_by_field() -> None:
     assert second.card.model == "Other"
     assert second.card.total_mib == 10240
     assert (second.used_mib, second.processes) == (2, (GpuProcess(7, 3),))
-    assert second.failure == Failure("ecc_uncorrectable", 4, 94)
+    assert second.failure == SimulatedFailure("ecc_uncorrectable", 4, 94)
 
 
 def test_a_bare_failure_trips_at_once() -> None:
     document = yaml.safe_load(GOOD)
     document["device_defaults"]["failure"] = {"mode": "lost"}
-    assert parse_profile("t", yaml.safe_dump(document)).cards[0].failure == Failure("lost", 0, None)
+    assert parse_profile("t", yaml.safe_dump(document)).cards[0].failure == SimulatedFailure("lost", 0, None)
 
 
 @pytest.mark.parametrize("version", ["'1.0'", "1.0", "1", "'1'"])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.api.memory_limits import Support
+from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.proof.prover import BUSY, LIMIT_MIB
@@ -109,7 +109,7 @@ def test_limits_that_cannot_be_set_are_unproven_and_say_why(root: Path, mood: st
 
 def test_a_driver_without_the_call(root: Path) -> None:
     source = simulated()
-    source.limits.say(Support(False, "driver 580.65 has no call for memory limits", "driver 615"))
+    source.limits.say(LimitSupport(False, "driver 580.65 has no call for memory limits", "driver 615"))
     trying = prover(source, root)
     trying.run()
     assert results(trying.proofs) == {**READ, "limits": "unproven"}

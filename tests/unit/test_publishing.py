@@ -11,7 +11,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.publishing.node_publication import (
     LAST_REVISION,
     SETTLE_S,
-    Wanted,
+    NodePublication,
     differences,
     due_s,
     farewell,
@@ -29,11 +29,11 @@ def inventory(*, healthy: bool = True) -> tuple[CardRecord, ...]:
 U1 = {"u1": {0: 3}}
 
 
-def wanted(used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None) -> Wanted:
-    return Wanted(1024, sizes, used, holds, cards or inventory(), seen)
+def wanted(used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None) -> NodePublication:
+    return NodePublication(1024, sizes, used, holds, cards or inventory(), seen)
 
 
-def node_saying(said: Wanted, revision: int = 5, **extra: int) -> NodeObject:
+def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeObject:
     """The Node after such a patch."""
     body = patch(said, NodeObject(metadata=metadata()), revision)
     for part in ("capacity", "allocatable"):

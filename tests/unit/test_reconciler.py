@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Collection
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.own_pods import PodView
-from deviceplugin.allocation.reconciler import Pace, Reconciler
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.allocation.reconciler import ReconcileIntervals, Reconciler
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.host.cgroups import CgroupProbe
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
-QUICK = Pace(soon_s=0.001, unsettled_s=0.002, slow_s=3600.0)
+QUICK = ReconcileIntervals(soon_s=0.001, unsettled_s=0.002, slow_s=3600.0)
 A_WHILE_S = 11.0
 """Longer than a container that the kubelet is about to start needs for its cgroup."""
 
@@ -63,9 +63,9 @@ class Bench:
         self.now_s = 100.0
         self.log: list[str] = []
         self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
-        self.account = Account(Ledger(cards(8, 8)), self.book.read, RESOURCE, clock=lambda: self.now_s)
+        self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.view = PodView(self.account, RESOURCE)
+        self.view = OwnPods(self.account, RESOURCE)
         self.lists: list[str] = []
         self.view.on_relist(lambda: self.lists.append("list"))
         self.cleaned = lambda: None

@@ -11,7 +11,7 @@ from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
-from deviceplugin.monitoring.sampling import DETACH_AFTER_S, Sampler
+from deviceplugin.monitoring.sampling import DETACH_AFTER_S, CardSampler
 
 CARD = GpuCard(0, "GPU-a", "Card", 10240, 0, None, "", 0)
 
@@ -80,7 +80,7 @@ class World:
             changed=lambda: None,
             follow=lambda _: None,
         )
-        self.sampler = Sampler(
+        self.sampler = CardSampler(
             account,
             self.source,
             SimpleNamespace(

@@ -7,7 +7,7 @@ import pytest
 from allocator.cards import Card
 from allocator.ids import device_id, percent_id
 from allocator.ledger import CheckpointEntry, Ledger
-from deviceplugin.enforcement.granted_memory import Shares
+from deviceplugin.enforcement.granted_memory import GrantedMemory
 from tests.ledger_world import pod
 
 SLOTS = {"a": range(3), "b": range(3, 6)}
@@ -21,7 +21,7 @@ def card(size: int) -> Card:
 def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_nothing(make) -> None:
     """A pod with a share of 0 MiB would be evicted for what it uses."""
     ledger = Ledger([card(0)])
-    shares = Shares(SimpleNamespace(ledger=ledger), 1024)
+    shares = GrantedMemory(SimpleNamespace(ledger=ledger), 1024)
     ids = frozenset(make("c0", slot) for slot in range(10))
     ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", ids)], 1.0)
     assert shares.follow() == ({"a"}, set())
@@ -35,7 +35,7 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
 def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends() -> None:
     """One pod more and one less: their number says nothing, and the book was not written."""
     ledger = Ledger([card(20)])
-    shares = Shares(SimpleNamespace(ledger=ledger), 1024)
+    shares = GrantedMemory(SimpleNamespace(ledger=ledger), 1024)
     wanted = {uid: frozenset(device_id("c0", slot) for slot in slots) for uid, slots in SLOTS.items()}
     ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", wanted["a"])], 1.0)
     ledger.apply_pod_list([pod("b", 3, "c0")], 2.0, 2.0)

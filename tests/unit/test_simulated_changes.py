@@ -13,7 +13,7 @@ from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.api.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.profile_file import ProfileFile
-from deviceplugin.gpus.simulated.script import Growth
+from deviceplugin.gpus.simulated.script import ProcessGrowth
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 
 PROFILE = """
@@ -201,7 +201,7 @@ def test_layouts_can_be_changed_and_wrong_ones_change_nothing() -> None:
 def test_a_process_grows_from_what_it_has_to_what_the_card_has() -> None:
     world = World()
     world.gpus.set_used("GPU-a", 10, [GpuProcess(3, 10)])
-    world.gpus.grow("GPU-a", Growth(pid=3, to_mib=99_000, over_s=2))
+    world.gpus.grow("GPU-a", ProcessGrowth(pid=3, to_mib=99_000, over_s=2))
     world.now_s = 4
     assert world.gpus.sample()[0].used_mib == world.gpus.cards()[0].schedulable_mib
 

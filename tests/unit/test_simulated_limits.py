@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.enforcement.limit_plan import Wanted
-from deviceplugin.enforcement.limit_setter import Job, hold_all
+from deviceplugin.enforcement.limit_plan import WantedLimit
+from deviceplugin.enforcement.limit_setter import LimitJob, hold_all
 from deviceplugin.errors import GpuError, LimitError, ProfileError
-from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, MemoryLimits, Support
+from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, LimitSupport, MemoryLimits
 from deviceplugin.gpus.api.source import GpuProcess
-from deviceplugin.gpus.simulated.memory_limits import LimitMood, SimulatedLimits
+from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour, SimulatedLimits
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 
@@ -77,7 +77,9 @@ def test_a_limit_below_what_is_accepted(limits: SimulatedLimits, cgroup: Path, h
 
 
 def test_cards_that_cannot(cgroup: Path) -> None:
-    old = SimulatedLimits({"GPU-a": 1000, "MIG-a": 1}, Support(False, "driver 580 has no call", "driver 615"))
+    old = SimulatedLimits(
+        {"GPU-a": 1000, "MIG-a": 1}, LimitSupport(False, "driver 580 has no call", "driver 615")
+    )
     assert not old.support("GPU-a").held
     for call in (lambda: old.set("GPU-a", cgroup, 5), lambda: old.read("GPU-a", cgroup)):
         with pytest.raises(LimitError, match="driver 580 has no call; it takes driver 615") as error:
@@ -107,7 +109,7 @@ device_defaults: {{name: T4, memory: {{total_bytes: 17179869184}}}}
 devices: [{{index: 0, uuid: GPU-a}}]
 limits: {{{}}}
 """
-LOOSE = Wanted(300, frozenset({300, 200}), known=False)
+LOOSE = WantedLimit(300, frozenset({300, 200}), known=False)
 
 
 @pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
@@ -115,7 +117,7 @@ LOOSE = Wanted(300, frozenset({300, 200}), known=False)
 def test_limits_are_set_in_every_mood_of_the_driver(cgroup: Path, unset: str, backend: str) -> None:
     mood = f"unset: {unset}, backend: {backend}"
     limits = SimulatedGpus(parse_profile("mood", PROFILE.format(mood))).limits
-    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
 
 
@@ -128,7 +130,7 @@ def test_cgroups_that_go_leave_nothing_in_those_above(cgroup: Path, old: bool) -
             envs["SIMULATED_GPU_MEMORY_REQUEST"] = "200"
         limits.apply_envs("GPU-a", cgroup, envs)
         assert limits.reserved_mib("GPU-a", cgroup.parent) == (200 if old else 0)
-        hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+        hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
         assert limits.read("GPU-a", cgroup) == LimitReading(200, 0)
         cgroup.rename(cgroup.with_name("kept, so that its inode is not used again"))
         assert limits.reserved_mib("GPU-a", cgroup.parent) == 0
@@ -147,7 +149,7 @@ def test_the_limit_of_a_cgroup_above_is_not_taken_for_one_of_its_own(cgroup: Pat
     pair = [cgroup, cgroup.with_name("other")]
     pair[1].mkdir()
     assert [limits.read("GPU-a", each).hard_mib for each in pair] == [300, 300]
-    outcomes = hold_all(limits, "GPU-a", [Job(each, LOOSE) for each in pair])
+    outcomes = hold_all(limits, "GPU-a", [LimitJob(each, LOOSE) for each in pair])
     assert [outcome.fault for outcome in outcomes] == [None, None]
     for pid, each in enumerate(pair):
         limits.use("GPU-a", pid, 300, each)
@@ -174,18 +176,18 @@ def test_without_the_kernels_files_no_limit_is_set_and_none_is_believed(cgroup: 
     limits = limits_of("backend: dmem, files: true")
     (cgroup.parent / "dmem.max").touch()
     limits.set("GPU-a", cgroup.parent, 300)
-    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("failed", LimitReading(300, 0))
     assert "+dmem is missing in cgroup.subtree_control" in outcome.problem
     (cgroup / "dmem.max").touch()
-    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
 
 
 def test_a_limit_that_the_driver_rounds_up_is_not_the_promise(cgroup: Path) -> None:
     """NVIDIA's example sets 8000 MiB and reads 8192."""
     limits = limits_of("step_mib: 64")
-    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("failed", LimitReading(320, 0))
     assert outcome.problem.endswith("was set, and it is 320 MiB")
 
@@ -195,16 +197,16 @@ def test_a_process_without_the_right_reads_limits_and_sets_none(cgroup: Path) ->
     support = limits.support("GPU-a")
     assert (support.held, support.forbidden) == (False, True)
     assert limits.read("GPU-a", cgroup) == LimitReading(None, 0)
-    (outcome,) = hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("forbidden", LimitReading(None, 0))
 
 
 def test_a_right_that_is_missing_after_all_is_known_once_a_limit_is_refused(cgroup: Path) -> None:
     limits = SimulatedGpus(parse_profile("mood", PROFILE.format(""))).limits
     assert limits.support("GPU-a") == HELD
-    limits.mood = LimitMood(set="no_permission")
+    limits.mood = LimitBehaviour(set="no_permission")
     assert limits.support("GPU-a") == HELD
-    hold_all(limits, "GPU-a", [Job(cgroup, LOOSE)])
+    hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert limits.support("GPU-a").forbidden
 
 

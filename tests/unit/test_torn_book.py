@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import BOOK_WAIT_S, Answers
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.errors import BookError, RefusedError, TornBookError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, BookReader
+from deviceplugin.allocation.allocation_service import BOOK_WAIT_S, AllocationService
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.errors import AllocationRefusedError, CheckpointError, TornCheckpointError
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, CheckpointReader
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -21,8 +21,8 @@ class Node:
         self.book, self.now_s, self.step_s = FakeBook(), 100.0, step_s
         self.book.problem, self.book.torn = "torn", True
         self.ledger = Ledger(cards(8))
-        self.account = Account(self.ledger, self.book.read, RESOURCE, clock=self.clock)
-        self.answers = Answers(self.account, 1024, view_wait_s=0.0)
+        self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.answers = AllocationService(self.account, 1024, view_wait_s=0.0)
         self.ledger.apply_pod(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
 
@@ -39,23 +39,23 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("data", [b"[]", b'{"Data": null, "Checksum": 7}'])
 def test_another_layout_is_no_torn_book(data: bytes, path: Path) -> None:
     path.write_bytes(data)
-    with pytest.raises(BookError) as caught:
-        BookReader(path.parent).read()
-    assert not isinstance(caught.value, TornBookError)
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointReader(path.parent).read()
+    assert not isinstance(caught.value, TornCheckpointError)
     path.write_bytes(b'{"Data"')
-    with pytest.raises(TornBookError, match=f"{path}: torn"):
-        BookReader(path.parent).read()
+    with pytest.raises(TornCheckpointError, match=f"{path}: torn"):
+        CheckpointReader(path.parent).read()
 
 
 def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
     path.symlink_to("/dev/zero")
-    with pytest.raises(BookError, match="cannot be read: it is no regular file"):
-        BookReader(path.parent).read()
+    with pytest.raises(CheckpointError, match="cannot be read: it is no regular file"):
+        CheckpointReader(path.parent).read()
     path.unlink()
     with path.open("wb") as file:
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(BookError, match=f"it has {MOST_BYTES + 1} bytes, allowed are {MOST_BYTES}"):
-        BookReader(path.parent).read()
+    with pytest.raises(CheckpointError, match=f"it has {MOST_BYTES + 1} bytes, allowed are {MOST_BYTES}"):
+        CheckpointReader(path.parent).read()
 
 
 async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
@@ -75,6 +75,6 @@ async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
 async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use() -> None:
     node = Node(step_s=BOOK_WAIT_S)
     for asked in (node.answers.preferred(node.free, (), 3), node.answers.allocate(("c0::3",))):
-        with pytest.raises(RefusedError, match="torn; delete this pod") as caught:
+        with pytest.raises(AllocationRefusedError, match="torn; delete this pod") as caught:
             await asked
         assert caught.value.kind == "not-ready"

@@ -8,10 +8,10 @@ import pytest
 
 from allocator.cards import Card
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import Answers
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.errors import RefusedError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, BookReader
+from deviceplugin.allocation.allocation_service import AllocationService
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.errors import AllocationRefusedError
+from deviceplugin.kubelet.checkpoint import BOOK_NAME, CheckpointReader
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
 from tests.state_world import bound, free, state_with
@@ -26,8 +26,10 @@ class World:
         self.path, self.now_s, self.known = folder / BOOK_NAME, 100.0, True
         self.held: dict[str, frozenset[str]] = {}
         self.ledger = Ledger([Card(0, CARD, "M", size_units=8, used_units=0)])
-        self.account = Account(self.ledger, BookReader(folder).read, RESOURCE, clock=lambda: self.now_s)
-        self.answers = Answers(self.account, 1024, view_wait_s=0.0, room_wait_s=0.0)
+        self.account = LedgerService(
+            self.ledger, CheckpointReader(folder).read, RESOURCE, clock=lambda: self.now_s
+        )
+        self.answers = AllocationService(self.account, 1024, view_wait_s=0.0, room_wait_s=0.0)
         self.state = state_with(8)
         self.versions: dict[str, int] = {}
         self.shown = {}
@@ -111,7 +113,7 @@ async def test_nothing_is_promised_twice_meanwhile(tmp_path: Path) -> None:
     await world.run("b", 3)
     world.delete_by_force("a")
     assert len(world.offered) == 5
-    with pytest.raises(RefusedError, match="3 free units"):
+    with pytest.raises(AllocationRefusedError, match="3 free units"):
         await world.run("c", 3)
     used, left = world.counted()
     assert (used >= 6, left <= 2) == (True, True)

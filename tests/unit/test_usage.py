@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import CardUse, card_use
+from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, card_use
 
 U = "GPU-a"
 POD = {"pod": 8192}
@@ -87,7 +87,7 @@ def test_pages_that_the_system_keeps_are_nobodys_use(
     ("foreign_mib", "beyond_mib", "units"), [(0, 0, 0), (1, 0, 1), (1024, 0, 1), (1024, 1, 2), (600, 424, 1)]
 )
 def test_units_round_up_once(foreign_mib: int, beyond_mib: int, units: int) -> None:
-    assert CardUse(U, 0, foreign_mib, beyond_mib, 0).extra_units(1024) == units
+    assert UnaccountedUse(U, 0, foreign_mib, beyond_mib, 0).extra_units(1024) == units
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_a_failed_sample_leaves_the_use_as_it_was() -> None:
     before = card_use(sample(5000, (9, 5000)), OWNERS, POD)
     failed = GpuSample(U, 0, None, error="lost")
     assert card_use(failed, {}, POD, before) == before
-    assert card_use(failed, {}, POD) == CardUse(U, 0, 0, 0, 0)
+    assert card_use(failed, {}, POD) == UnaccountedUse(U, 0, 0, 0, 0)

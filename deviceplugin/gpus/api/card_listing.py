@@ -13,7 +13,7 @@ from deviceplugin.gpus.api.source import GpuCard
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedCard:
     """One physical card as the driver shows it now.
 
     Attributes:
@@ -58,7 +58,7 @@ def shared(gpu_instances: Sequence[int | None]) -> list[str | None]:
     return result
 
 
-def renewed(known: Sequence[GpuCard], found: Iterable[Found]) -> list[GpuCard]:
+def renewed(known: Sequence[GpuCard], found: Iterable[DetectedCard]) -> list[GpuCard]:
     """Bring the list of cards up to date.
 
     Args:

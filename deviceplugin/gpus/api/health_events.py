@@ -6,7 +6,7 @@ from dataclasses import replace
 from deviceplugin.gpus.api.source import HealthEvent
 
 
-class EventQueue:
+class HealthEventQueue:
     """A queue whose reader is woken by news or by its closing.
 
     Invariant: of equal events there is one, with their count, where the newest of them came. So a storm of

@@ -13,7 +13,7 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEv
 from deviceplugin.gpus.api.vendor import Vendor
 
 
-class WithoutHelpers:
+class HelperProcessFilter:
     """A `GpuSource` made of another one.
 
     Args:

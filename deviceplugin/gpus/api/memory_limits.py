@@ -31,7 +31,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
+class LimitSupport:
     """Whether limits can be held on a card.
 
     Attributes:
@@ -53,7 +53,7 @@ class Support:
         return f"{self.reason}; it takes {self.since}" if self.since else self.reason
 
 
-HELD = Support(held=True)
+HELD = LimitSupport(held=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ NO_FILES = f"has no {DMEM_FILE}: +dmem is missing in cgroup.subtree_control of a
 class MemoryLimits(Protocol):
     """Holds containers to their shares of cards. All methods may block, and may be called from any thread."""
 
-    def support(self, uuid: str) -> Support:
+    def support(self, uuid: str) -> LimitSupport:
         """Tell whether limits can be held on a card; cheap after the first time.
 
         They can where one that was set has shown it, and not after a `set` that failed for want of the right.

@@ -28,7 +28,7 @@ from typing import Any, Final
 import pynvml
 
 from deviceplugin.errors import LimitError, LimitFault
-from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, Support
+from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, LimitSupport
 
 SINCE: Final = "driver 615 (CUDA 13.4) or later"
 BINDINGS_SINCE: Final = "nvidia-ml-py 13.615 or later"
@@ -75,9 +75,9 @@ class NvmlLimits:
         self._handle_of = handle_of
         self._root = cgroup_root
         self._probe_parent = probe_parent or (lambda: cgroup_root)
-        self._known: dict[str, Support] = {}
+        self._known: dict[str, LimitSupport] = {}
 
-    def support(self, uuid: str) -> Support:
+    def support(self, uuid: str) -> LimitSupport:
         """Tell whether the driver can hold limits on a card; what may pass is asked again each time."""
         known = self._known.get(uuid)
         if known is None:
@@ -133,40 +133,44 @@ class NvmlLimits:
                 raise LimitError("unset", f"{where}: there is none: {error}") from error
             kind = _KINDS.get(error.value, "failed")
             if kind == "unsupported":
-                self._known[uuid] = Support(False, f"the driver refuses limits: {error}", SINCE)
+                self._known[uuid] = LimitSupport(False, f"the driver refuses limits: {error}", SINCE)
             elif kind == "forbidden" and name == CALLS[0]:
                 self._known[uuid] = _forbidden(error)
             lacks = f"; it {NO_FILES}" if name == CALLS[0] and _lacks_files(error, cgroup) else ""
             raise LimitError(kind, f"{where}: {name}: {error}{lacks}") from error
 
-    def _find_out(self, uuid: str) -> tuple[Support, bool]:
+    def _find_out(self, uuid: str) -> tuple[LimitSupport, bool]:
         """Find out without a change to any cgroup of others; tells also whether the answer is for good."""
         if uuid.startswith("MIG-"):
-            return Support(False, "the driver holds no limits on MIG instances"), True
+            return LimitSupport(False, "the driver holds no limits on MIG instances"), True
         if not all(hasattr(pynvml, name) for name in (*CALLS, "c_nvmlSetMemoryLimits_v1_t")):
-            return Support(False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE), True
+            return LimitSupport(
+                False, "the Python bindings lack the call for memory limits", BINDINGS_SINCE
+            ), True
         handle = self._handle_of(uuid)
         if handle is None:
-            return Support(False, "the driver does not show the card now"), False
+            return LimitSupport(False, "the driver does not show the card now"), False
         if not (self._root / "cgroup.controllers").exists():
             return self._without_v2(handle), True
         return self._try(handle)
 
-    def _try(self, handle: Any) -> tuple[Support, bool]:
+    def _try(self, handle: Any) -> tuple[LimitSupport, bool]:
         """Judge by a limit that is tried."""
         try:
             stood_mib = self._set_probe(handle)
         except OSError as error:
-            return Support(False, f"whether the driver limits memory cannot be tried: {error}"), False
+            return LimitSupport(False, f"whether the driver limits memory cannot be tried: {error}"), False
         except pynvml.NVMLError as error:
             support, lasting = _judge(error)
             lacks = f"; it {NO_FILES}" if error.value == pynvml.NVML_ERROR_NOT_FOUND else ""
             return replace(support, reason=support.reason + lacks), lasting
         if stood_mib is None:
-            return Support(False, f"the driver took a limit of {PROBE_MIB} MiB, and there was none"), False
+            return LimitSupport(
+                False, f"the driver took a limit of {PROBE_MIB} MiB, and there was none"
+            ), False
         return HELD, True
 
-    def _without_v2(self, handle: Any) -> Support:
+    def _without_v2(self, handle: Any) -> LimitSupport:
         """Say what is missing on a node with cgroup v1: the driver comes first, it is the longer way."""
         try:
             pynvml.nvmlDeviceGetMemoryLimits_v1(handle, _reading(self._root))
@@ -174,7 +178,7 @@ class NvmlLimits:
             if error.value == _ABSENT:
                 return _judge(error)[0]
         reason = f"cgroup v1 at {self._root}: the driver holds limits on cgroup v2 only"
-        return Support(False, reason, CGROUP_V2)
+        return LimitSupport(False, reason, CGROUP_V2)
 
     def _set_probe(self, handle: Any) -> int | None:
         """Set a limit on an empty cgroup of our own, which takes it along when it goes.
@@ -213,20 +217,20 @@ def _reading(cgroup: Path) -> Any:
     return pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=str(cgroup).encode())
 
 
-def _judge(error: Any) -> tuple[Support, bool]:
+def _judge(error: Any) -> tuple[LimitSupport, bool]:
     """Tell what an error of the driver says of its limits, and whether that is for good."""
     if error.value == _ABSENT:
-        return Support(False, f"driver {_driver_version()} has no call for memory limits", SINCE), True
+        return LimitSupport(False, f"driver {_driver_version()} has no call for memory limits", SINCE), True
     if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
-        return Support(False, f"driver {_driver_version()} does not hold memory limits", SINCE), True
+        return LimitSupport(False, f"driver {_driver_version()} does not hold memory limits", SINCE), True
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
         return _forbidden(error), True
-    return Support(False, f"the driver does not say whether it limits memory: {error}"), False
+    return LimitSupport(False, f"the driver does not say whether it limits memory: {error}"), False
 
 
-def _forbidden(error: Any) -> Support:
+def _forbidden(error: Any) -> LimitSupport:
     """Say that this process lacks the right, which lasts: whoever is given it is another process."""
-    return Support(False, f"the driver refuses to limit memory: {error}", RIGHT, forbidden=True)
+    return LimitSupport(False, f"the driver refuses to limit memory: {error}", RIGHT, forbidden=True)
 
 
 def _driver_version() -> str:

@@ -74,7 +74,7 @@ class LayoutError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class InstanceRequest:
     """An instance to be created: its profile, and the memory slice that it begins at, None for any."""
 
     profile: str
@@ -93,7 +93,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class MigInstance:
     """An instance of a card.
 
     Attributes:
@@ -112,8 +112,12 @@ class Instance:
 
 
 def partition(
-    card: str, model: str, schedulable_mib: int, wanted: Sequence[Wanted], kept: Sequence[Instance] = ()
-) -> tuple[Instance, ...]:
+    card: str,
+    model: str,
+    schedulable_mib: int,
+    wanted: Sequence[InstanceRequest],
+    kept: Sequence[MigInstance] = (),
+) -> tuple[MigInstance, ...]:
     """Place the instances of a layout, those that are there already where they are if that is possible.
 
     Args:
@@ -138,8 +142,8 @@ def partition(
     largest_first = sorted(
         groups, key=lambda group: (group[0].start is None, -board.shapes[group[0].gpu_profile].memory)
     )
-    before = {(Wanted(one.profile).gpu_profile, one.start) for one in kept}
-    whole = [Wanted(group[0].gpu_profile, group[0].start) for group in largest_first]
+    before = {(InstanceRequest(one.profile).gpu_profile, one.start) for one in kept}
+    whole = [InstanceRequest(group[0].gpu_profile, group[0].start) for group in largest_first]
     places = _place(whole, board.shapes, before, frozenset())
     if places is None:
         names = " + ".join(one.profile for one in wanted)
@@ -164,7 +168,7 @@ def smallest_profile(model: str, schedulable_mib: int) -> str:
     return _board(model, schedulable_mib).names[0]
 
 
-def _check(one: Wanted, board: _Board, model: str) -> None:
+def _check(one: InstanceRequest, board: _Board, model: str) -> None:
     """Refuse an instance that the board does not know."""
     shape = board.shapes.get(one.gpu_profile)
     if shape is None or (one.part is not None and one.part >= int(one.gpu_profile[0])):
@@ -178,9 +182,9 @@ def _check(one: Wanted, board: _Board, model: str) -> None:
         )
 
 
-def _grouped(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+def _grouped(wanted: Sequence[InstanceRequest]) -> list[list[InstanceRequest]]:
     """Put what is wanted into GPU instances; all but parts of one are alone in theirs."""
-    groups: list[list[Wanted]] = []
+    groups: list[list[InstanceRequest]] = []
     for one in wanted:
         if groups and _fits(groups[-1], one):
             groups[-1].append(one)
@@ -189,7 +193,7 @@ def _grouped(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
     return groups
 
 
-def _fits(group: Sequence[Wanted], one: Wanted) -> bool:
+def _fits(group: Sequence[InstanceRequest], one: InstanceRequest) -> bool:
     """Tell whether an instance can be one more part of a GPU instance."""
     parts = [each.part for each in (*group, one)]
     return (
@@ -199,9 +203,9 @@ def _fits(group: Sequence[Wanted], one: Wanted) -> bool:
     )
 
 
-def _instance(card: str, profile: str, start: int, number: int, memory_mib: int) -> Instance:
+def _instance(card: str, profile: str, start: int, number: int, memory_mib: int) -> MigInstance:
     name = f"{card} {start} {profile}" if number == 0 else f"{card} {start} {profile} {number}"
-    return Instance(f"MIG-{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
+    return MigInstance(f"MIG-{uuid.uuid5(_NAMESPACE, name)}", profile, start, memory_mib, number)
 
 
 def _board(model: str, schedulable_mib: int) -> _Board:
@@ -221,7 +225,7 @@ def _memory_mib(board: _Board, profile: str, schedulable_mib: int) -> int:
 
 
 def _place(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[InstanceRequest],
     shapes: Mapping[str, _Shape],
     kept: set[tuple[str, int]],
     taken: frozenset[int],

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pynvml
 
 from deviceplugin.errors import DriverGoneError, GpuError
-from deviceplugin.gpus.api.card_listing import Found, renewed, shared, whole
+from deviceplugin.gpus.api.card_listing import DetectedCard, renewed, shared, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
-from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuSample, HealthEvent, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
@@ -147,7 +147,7 @@ class NvmlGpus:
         self._shape: tuple[object, ...] = ()
         self._watched: tuple[object, ...] = ()
         self._memory_errors: Mapping[str, Mapping[str, int]] = {}
-        self._events = EventQueue()
+        self._events = HealthEventQueue()
         self._driver_events = NvmlEvents(self._report, self._events.poke)
         self._open = self._lost = False
         self._again_s = AGAIN_S
@@ -360,7 +360,7 @@ class NvmlGpus:
                 for device in mine
             ]
             devices.update((device.card.uuid, device) for device in linked)
-            found.append(Found(one.uuid, tuple(device.card for device in linked), one.error is None))
+            found.append(DetectedCard(one.uuid, tuple(device.card for device in linked), one.error is None))
         cards = renewed([device.card for device in self._devices], found)
         self._devices = tuple(replace(devices.get(card.uuid, _Device(card)), card=card) for card in cards)
         self._shape = tuple(one.shape for one in shown)

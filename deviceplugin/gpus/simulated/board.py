@@ -7,20 +7,20 @@ from typing import Final
 from deviceplugin.gpus.api.card_listing import shared
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess
-from deviceplugin.gpus.nvidia.mig import Instance, Wanted, partition
-from deviceplugin.gpus.simulated.profile import Failure
-from deviceplugin.gpus.simulated.script import Growth
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, partition
+from deviceplugin.gpus.simulated.profile import SimulatedFailure
+from deviceplugin.gpus.simulated.script import ProcessGrowth
 
 REFUSED: Final = "the driver refuses the MIG instance: Insufficient Permissions"
 
 
 @dataclass(slots=True)
-class Use:
+class SimulatedUse:
     """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
 
     used_mib: int = 0
     processes: tuple[GpuProcess, ...] = ()
-    growing: dict[int, tuple[Growth, float, int]] = field(default_factory=dict)
+    growing: dict[int, tuple[ProcessGrowth, float, int]] = field(default_factory=dict)
 
     def now(self, now_s: float, most_mib: int) -> tuple[GpuProcess, ...]:
         """The processes with what they have grown to."""
@@ -33,7 +33,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Board:
+class SimulatedBoard:
     """A physical card now.
 
     Attributes:
@@ -49,8 +49,8 @@ class Board:
     """
 
     card: GpuCard
-    instances: tuple[Instance, ...] | None
-    failure: Failure | None
+    instances: tuple[MigInstance, ...] | None
+    failure: SimulatedFailure | None
     used_has_reserved: bool = False
     residue_mib: int = 0
     calls: int = 0
@@ -58,7 +58,7 @@ class Board:
     shown: bool = True
     accessible: frozenset[str] | None = None
 
-    def lay_out(self, layout: Sequence[Wanted] | None) -> None:
+    def lay_out(self, layout: Sequence[InstanceRequest] | None) -> None:
         """Partition it anew, None: no MIG mode; instances that are in both layouts stay.
 
         Raises:

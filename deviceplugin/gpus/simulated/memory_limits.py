@@ -2,7 +2,7 @@
 
 Like the driver's: a limit is of one cgroup on one card, counts every process in the cgroup and below it, ends
 with the cgroup, and one that is set below what is used already stops growth only. Where NVIDIA's documents
-allow several ways, a profile's `limits` chooses one (`LimitMood`).
+allow several ways, a profile's `limits` chooses one (`LimitBehaviour`).
 
 Source: NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html),
 "Hierarchy and Containers" and "dmem versus misc"; the unit of a limit is in its example of nvidia-smi.
@@ -18,13 +18,13 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from deviceplugin.errors import GpuError, LimitError
-from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, Support
+from deviceplugin.gpus.api.memory_limits import DMEM_FILE, HELD, NO_FILES, LimitReading, LimitSupport
 from deviceplugin.gpus.api.source import GpuProcess
 
 REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
 
-FORBIDDEN: Final = Support(
+FORBIDDEN: Final = LimitSupport(
     held=False,
     reason="the driver refuses to limit memory: Insufficient Permissions",
     since="the right to set limits",
@@ -36,7 +36,7 @@ _SWEEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Limit:
+class _SimulatedLimit:
     """MiB, and which directory it was set for: the same path made again is another cgroup."""
 
     hard_mib: int
@@ -45,7 +45,7 @@ class _Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitMood:
+class LimitBehaviour:
     """A behaviour of limits that the driver's documents allow.
 
     Attributes:
@@ -68,7 +68,7 @@ class LimitMood:
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _LimitedProcess:
     used_mib: int
     cgroup: Path | None
 
@@ -85,27 +85,27 @@ class SimulatedLimits:
         mood: which of the ways that the documents allow it goes.
     """
 
-    def __init__(self, sizes_mib: Mapping[str, int], support: Support = HELD) -> None:
+    def __init__(self, sizes_mib: Mapping[str, int], support: LimitSupport = HELD) -> None:
         self._sizes_mib = sizes_mib
         self._support = support
         self._lock = threading.Lock()
-        self._limits: dict[tuple[str, Path], _Limit] = {}
-        self._processes: dict[str, dict[int, _Process]] = defaultdict(dict)
+        self._limits: dict[tuple[str, Path], _SimulatedLimit] = {}
+        self._processes: dict[str, dict[int, _LimitedProcess]] = defaultdict(dict)
         self._sweep_at = _SWEEP
         self._reserved_mib: dict[tuple[str, Path], int] = defaultdict(int)
-        self._proven: dict[str, Support] = {}
+        self._proven: dict[str, LimitSupport] = {}
         self.least_mib = 1
-        self.mood = LimitMood()
+        self.mood = LimitBehaviour()
 
-    def say(self, support: Support) -> None:
+    def say(self, support: LimitSupport) -> None:
         """Be another driver from now on."""
         self._support = support
         self._proven.clear()
 
-    def support(self, uuid: str) -> Support:
+    def support(self, uuid: str) -> LimitSupport:
         """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
         if uuid.startswith("MIG-"):
-            return Support(False, "the driver holds no limits on MIG instances")
+            return LimitSupport(False, "the driver holds no limits on MIG instances")
         if not self._support.held:
             return self._support
         return self._proven.setdefault(uuid, HELD if self.mood.set == "allowed" else FORBIDDEN)
@@ -150,7 +150,7 @@ class SimulatedLimits:
         hard_mib = -(-hard_mib // self.mood.step_mib) * self.mood.step_mib
         with self._lock:
             before = self._limit(uuid, cgroup)
-            self._limits[uuid, cgroup] = _Limit(hard_mib, folder, soft_mib)
+            self._limits[uuid, cgroup] = _SimulatedLimit(hard_mib, folder, soft_mib)
             if self.mood.backend == "dmem":
                 self._reserve(uuid, cgroup, soft_mib - (before.soft_mib if before else 0))
             if len(self._limits) > self._sweep_at:
@@ -197,12 +197,12 @@ class SimulatedLimits:
         with self._lock:
             self._bury(uuid)
             processes = self._processes[uuid]
-            before = processes.get(pid, _Process(0, cgroup))
+            before = processes.get(pid, _LimitedProcess(0, cgroup))
             growth_mib = used_mib - before.used_mib
             if growth_mib > 0:
                 self._refuse(uuid, pid, growth_mib, cgroup)
             if used_mib > 0:
-                processes[pid] = _Process(used_mib, cgroup)
+                processes[pid] = _LimitedProcess(used_mib, cgroup)
             else:
                 processes.pop(pid, None)
 
@@ -257,7 +257,7 @@ class SimulatedLimits:
                 return place
         return cgroup
 
-    def _limit(self, uuid: str, cgroup: Path) -> _Limit | None:
+    def _limit(self, uuid: str, cgroup: Path) -> _SimulatedLimit | None:
         """Find a limit; that of a cgroup that is gone is dropped."""
         limit = self._limits.get((uuid, cgroup))
         if limit is not None and _folder(cgroup) != limit.folder:

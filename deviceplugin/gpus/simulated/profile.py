@@ -17,10 +17,10 @@ from msgspec import Meta, Struct
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
-from deviceplugin.gpus.nvidia.mig import Instance, LayoutError, Wanted, partition
-from deviceplugin.gpus.simulated.memory_limits import LimitMood
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, partition
+from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
 from deviceplugin.gpus.simulated.profile_links import NvLink, linked
-from deviceplugin.gpus.simulated.script import Script, read_script
+from deviceplugin.gpus.simulated.script import SimulationScript, read_script
 
 VERSIONS: Final = ("1", "1.0")
 
@@ -39,7 +39,7 @@ _Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SimulatedFailure:
     """A failure to simulate.
 
     Attributes:
@@ -65,15 +65,15 @@ class SimulatedCard:
     card: GpuCard
     used_mib: int
     processes: tuple[GpuProcess, ...]
-    failure: Failure | None
-    instances: tuple[Instance, ...] | None = None
-    layout: tuple[Wanted, ...] = ()
+    failure: SimulatedFailure | None
+    instances: tuple[MigInstance, ...] | None = None
+    layout: tuple[InstanceRequest, ...] = ()
     used_has_reserved: bool = False
     residue_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class DriverMood:
+class DriverBehaviour:
     """A behaviour of the driver that its documents allow, and of what the container has of it.
 
     Attributes:
@@ -95,9 +95,9 @@ class Profile:
     driver_version: str
     cards: tuple[SimulatedCard, ...]
     vendor: Vendor = NVIDIA
-    script: Script = field(default_factory=Script)
-    limits: LimitMood = field(default_factory=LimitMood)
-    driver: DriverMood = field(default_factory=DriverMood)
+    script: SimulationScript = field(default_factory=SimulationScript)
+    limits: LimitBehaviour = field(default_factory=LimitBehaviour)
+    driver: DriverBehaviour = field(default_factory=DriverBehaviour)
 
 
 def shipped_profiles() -> tuple[str, ...]:
@@ -160,12 +160,12 @@ class _Mig(Struct, frozen=True):
     instances: tuple[_Placed, ...] = ()
 
     @property
-    def wanted(self) -> tuple[Wanted, ...] | None:
+    def wanted(self) -> tuple[InstanceRequest, ...] | None:
         """The layout, None without MIG mode."""
         if self.mode_current in {None, "disabled", False}:
             return None
-        counted = (Wanted(one.profile) for one in self.gpu_instances for _ in range(one.count))
-        return (*counted, *(Wanted(one.profile, one.placement_start) for one in self.instances))
+        counted = (InstanceRequest(one.profile) for one in self.gpu_instances for _ in range(one.count))
+        return (*counted, *(InstanceRequest(one.profile, one.placement_start) for one in self.instances))
 
 
 class _Process(Struct, frozen=True):
@@ -228,8 +228,8 @@ class _Document(Struct, frozen=True):
     nvlink: Any = None
     vendor: _Vendor | None = None
     script: Any = None
-    limits: LimitMood = LimitMood()
-    driver: DriverMood = DriverMood()
+    limits: LimitBehaviour = LimitBehaviour()
+    driver: DriverBehaviour = DriverBehaviour()
 
 
 Form = TypeVar("Form")
@@ -353,7 +353,9 @@ def _simulated(
         card,
         -(-used // _MIB),
         tuple(GpuProcess(process.pid, process.used_memory_mib) for process in processes),
-        None if failure.mode == "healthy" else Failure(failure.mode, failure.after_calls, failure.xid.code),
+        None
+        if failure.mode == "healthy"
+        else SimulatedFailure(failure.mode, failure.after_calls, failure.xid.code),
         instances,
         wanted or (),
         bool(defaults.memory.used_has_reserved if has_reserved is None else has_reserved),
@@ -361,17 +363,17 @@ def _simulated(
     )
 
 
-def _layout(mig: _Mig | tuple[str, ...]) -> tuple[Wanted, ...] | None:
-    return mig.wanted if isinstance(mig, _Mig) else tuple(map(Wanted, mig))
+def _layout(mig: _Mig | tuple[str, ...]) -> tuple[InstanceRequest, ...] | None:
+    return mig.wanted if isinstance(mig, _Mig) else tuple(map(InstanceRequest, mig))
 
 
-def _check_partitions(script: Script, cards: Mapping[int, GpuCard], faults: list[str]) -> None:
+def _check_partitions(script: SimulationScript, cards: Mapping[int, GpuCard], faults: list[str]) -> None:
     """Find steps of the script that partition a card as none can be."""
     for step in script.steps:
         card = cards.get(-1 if step.card is None else step.card)
         if card is not None and isinstance(step.mig, tuple):
             try:
-                partition(card.uuid, card.model, card.schedulable_mib, list(map(Wanted, step.mig)))
+                partition(card.uuid, card.model, card.schedulable_mib, list(map(InstanceRequest, step.mig)))
             except LayoutError as error:
                 faults.append(f"script at {step.at_s:g} s: mig: {error}")
 

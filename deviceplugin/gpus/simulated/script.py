@@ -12,7 +12,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=1_000_000)]
 ACTIONS: Final = ("xid", "vanish", "return", "mig", "grow", "hang_s", "driver")
 
 
-class Growth(Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessGrowth(Struct, frozen=True, forbid_unknown_fields=True):
     """A process that grows.
 
     Attributes:
@@ -26,7 +26,7 @@ class Growth(Struct, frozen=True, forbid_unknown_fields=True):
     over_s: _Seconds = 0.0
 
 
-class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "return"}):
+class ScriptStep(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "return"}):
     """One thing that happens: exactly one of the actions.
 
     Attributes:
@@ -51,7 +51,7 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
     vanish: bool = False
     returns: bool = False
     mig: tuple[str, ...] | str | None = None
-    grow: Growth | None = None
+    grow: ProcessGrowth | None = None
     hang_s: _Seconds | None = None
     driver: Literal["unloaded", "loaded", "exchanged"] | None = None
 
@@ -76,12 +76,12 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class SimulationScript:
     """Steps in the order in which they happen."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ScriptStep, ...] = ()
 
-    def due(self, done: int, now_s: float) -> Sequence[Step]:
+    def due(self, done: int, now_s: float) -> Sequence[ScriptStep]:
         """Steps after the first `done` ones that are to be taken at `now_s` seconds."""
         return [step for step in self.steps[done:] if step.at_s <= now_s]
 
@@ -90,7 +90,7 @@ class Script:
         return self.steps[done].at_s if done < len(self.steps) else None
 
 
-def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Script:
+def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> SimulationScript:
     """Read the list of steps; what is wrong is added to `faults`, each with its path.
 
     Args:
@@ -101,11 +101,11 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Scr
     steps = []
     if not isinstance(raw, list):
         faults.append(f"script: {type(raw).__name__}; allowed is a list of steps")
-        return Script()
+        return SimulationScript()
     for at, one in enumerate(raw):
         path = f"script[{at}]"
         try:
-            step = msgspec.convert(one, Step)
+            step = msgspec.convert(one, ScriptStep)
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$")
             faults.append(f"{path}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}")
@@ -119,4 +119,4 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Scr
             faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed is a list of MIG profiles, or off")
         else:
             steps.append(step)
-    return Script(tuple(sorted(steps, key=lambda step: step.at_s)))
+    return SimulationScript(tuple(sorted(steps, key=lambda step: step.at_s)))

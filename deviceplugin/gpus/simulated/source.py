@@ -11,17 +11,23 @@ from dataclasses import replace
 from typing import Final
 
 from deviceplugin.errors import DriverGoneError, GpuError
-from deviceplugin.gpus.api.card_listing import Found, renewed, whole
+from deviceplugin.gpus.api.card_listing import DetectedCard, renewed, whole
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
-from deviceplugin.gpus.api.health_events import EventQueue
+from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.nvidia.mig import LayoutError, Wanted, smallest_profile
-from deviceplugin.gpus.simulated.board import Board, Use
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, smallest_profile
+from deviceplugin.gpus.simulated.board import SimulatedBoard, SimulatedUse
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
-from deviceplugin.gpus.simulated.profile import FAILURE_MODES, LOST_MODES, Failure, Profile, SimulatedCard
-from deviceplugin.gpus.simulated.script import Growth, Script, Step
+from deviceplugin.gpus.simulated.profile import (
+    FAILURE_MODES,
+    LOST_MODES,
+    Profile,
+    SimulatedCard,
+    SimulatedFailure,
+)
+from deviceplugin.gpus.simulated.script import ProcessGrowth, ScriptStep, SimulationScript
 
 POLL_S: Final = 0.5
 """How often to look whether the profile was changed."""
@@ -62,14 +68,14 @@ class SimulatedGpus:
         self._lock = threading.RLock()
         self._works = threading.Condition(self._lock)
         self._hangs_until_s = float("-inf")
-        self._events = EventQueue()
+        self._events = HealthEventQueue()
         self._closing = threading.Event()
-        self._boards: dict[str, Board] = {}
+        self._boards: dict[str, SimulatedBoard] = {}
         self._present: dict[int, str] = {}
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[str, SimulatedUse] = {}
         self._cards: tuple[GpuCard, ...] = ()
         self._sizes_mib: dict[str, int] = {}
-        self._script, self._began_s, self._done = Script(), 0.0, 0
+        self._script, self._began_s, self._done = SimulationScript(), 0.0, 0
         self._mood = profile.driver
         self._loaded, self._exchanged, self._unloaded_s = True, False, 0.0
         self._attached = self._waiting = False
@@ -185,9 +191,9 @@ class SimulatedGpus:
                 raise GpuError(
                     f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB"
                 )
-            self._uses[uuid] = Use(used_mib, tuple(processes))
+            self._uses[uuid] = SimulatedUse(used_mib, tuple(processes))
 
-    def grow(self, uuid: str, growth: Growth) -> None:
+    def grow(self, uuid: str, growth: ProcessGrowth) -> None:
         """Let a process on the card grow.
 
         Raises:
@@ -195,7 +201,7 @@ class SimulatedGpus:
         """
         with self._lock:
             card = self._card(uuid)
-            use, now_s = self._uses.setdefault(uuid, Use()), self._clock()
+            use, now_s = self._uses.setdefault(uuid, SimulatedUse()), self._clock()
             before = {process.pid: process for process in use.now(now_s, card.schedulable_mib)}
             from_mib = before[growth.pid].used_mib if growth.pid in before else 0
             use.growing[growth.pid] = (growth, now_s, from_mib or 0)
@@ -215,7 +221,7 @@ class SimulatedGpus:
             raise GpuError(f"failure mode {mode[:256]!r}: allowed are {', '.join(FAILURE_MODES)}")
         with self._lock:
             board = self._board(uuid)
-            board.failure = Failure(mode, after_calls=0, xid=xid)
+            board.failure = SimulatedFailure(mode, after_calls=0, xid=xid)
             self._trip(board, board.failure)
 
     def heal(self, uuid: str) -> None:
@@ -287,7 +293,7 @@ class SimulatedGpus:
         with self._lock:
             board = self._board(uuid)
             try:
-                board.lay_out(None if layout is None else list(map(Wanted, layout)))
+                board.lay_out(None if layout is None else list(map(InstanceRequest, layout)))
             except LayoutError as error:
                 raise GpuError(f"card {board.card.uuid}: {error}") from error
             self._list()
@@ -364,7 +370,7 @@ class SimulatedGpus:
     def _install(self, simulated: SimulatedCard) -> None:
         card = simulated.card
         before = self._boards.get(card.uuid)
-        board = self._boards[card.uuid] = Board(
+        board = self._boards[card.uuid] = SimulatedBoard(
             card,
             simulated.instances,
             simulated.failure,
@@ -378,7 +384,7 @@ class SimulatedGpus:
             for each in board.cards():
                 self._events.put(HealthEvent(each.uuid, healthy=True, reason="mended"))
         first = board.cards()[0]
-        self._uses[first.uuid] = Use(simulated.used_mib, simulated.processes)
+        self._uses[first.uuid] = SimulatedUse(simulated.used_mib, simulated.processes)
 
     def _begin_container(self) -> None:
         """Give access to the instances that there are, as a container that begins has it."""
@@ -391,7 +397,9 @@ class SimulatedGpus:
         """Make the list of cards of what is shown, and have a sample taken."""
         for board in self._boards.values():
             board.accessible = self._there_at_open if self._mood.new_instances == "refused" else None
-        found = [Found(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown]
+        found = [
+            DetectedCard(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown
+        ]
         self._cards = tuple(renewed(self._cards, found))
         self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
         self._events.poke()
@@ -422,14 +430,14 @@ class SimulatedGpus:
         if not self._loaded:
             raise GpuError(UNLOADED)
 
-    def _waits_for_driver(self, step: Step) -> bool:
+    def _waits_for_driver(self, step: ScriptStep) -> bool:
         """Whether a step must not happen while the source has the driver open."""
         if step.mig is None or not self._attached or self._mood.mode_change == "anytime":
             return False
         board = self._boards[self._present[-1 if step.card is None else step.card]]
         return (board.instances is None) != isinstance(step.mig, str)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: ScriptStep) -> None:
         if step.hang_s is not None:
             self.hang(step.hang_s)
             return
@@ -465,14 +473,14 @@ class SimulatedGpus:
         if profile is not None:
             self.become(profile)
 
-    def _count(self, board: Board) -> None:
+    def _count(self, board: SimulatedBoard) -> None:
         """Count a sample of the card; a failure that is due trips now."""
         board.calls += 1
         failure = board.failure
         if failure is not None and not board.tripped and board.calls > failure.after_calls:
             self._trip(board, failure)
 
-    def _trip(self, board: Board, failure: Failure) -> None:
+    def _trip(self, board: SimulatedBoard, failure: SimulatedFailure) -> None:
         board.tripped = True
         if failure.xid is not None:
             self.xid(board.card.uuid, failure.xid)
@@ -494,7 +502,7 @@ class SimulatedGpus:
         return GpuSample(card.uuid, measured, processes, keeps_pages=card.memory_node is not None)
 
     def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:
-        use = self._uses.setdefault(card.uuid, Use())
+        use = self._uses.setdefault(card.uuid, SimulatedUse())
         processes = use.now(self._clock(), card.schedulable_mib)
         measured = max(use.used_mib, sum(process.used_mib or 0 for process in processes))
         limited = self.limits.processes(card.uuid)
@@ -503,7 +511,7 @@ class SimulatedGpus:
         kept = min(card.schedulable_mib, measured + self._boards[whole(card)].residue_mib)
         return max(measured, kept), (*processes, *limited)
 
-    def _board(self, uuid: str) -> Board:
+    def _board(self, uuid: str) -> SimulatedBoard:
         """Find a card by its own UUID or by that of an instance."""
         found = self._boards.get(uuid) or next(
             (self._boards[whole(card)] for card in self._cards if card.uuid == uuid), None

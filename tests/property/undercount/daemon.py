@@ -8,14 +8,14 @@ from allocator.cards import Card
 from allocator.ledger import AllocationRequest, Ledger, PodAccount, charges
 from allocator.names import POD_ALLOCATION
 from allocator.records import CardRecord, dump_allocation
-from deviceplugin.allocation.ledger_service import Account
-from deviceplugin.allocation.objects import Metadata, NodeObject, NodeStatus, PodObject
-from deviceplugin.allocation.own_node import NodeView
-from deviceplugin.allocation.own_pods import PodView
-from deviceplugin.errors import TornBookError
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.objects import NodeObject, ObjectMetadata, OwnNodeStatus, PodObject
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.errors import TornCheckpointError
 from deviceplugin.publishing.allocations import allocations
 from deviceplugin.publishing.explain import explain
-from deviceplugin.publishing.node_publication import Wanted, next_revision, patch, urgency
+from deviceplugin.publishing.node_publication import NodePublication, next_revision, patch, urgency
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet
@@ -54,9 +54,9 @@ class ModelDaemon(Plugin):
     # The kubelet's book.
 
     def read(self) -> Book | None:
-        """What `Account` reads."""
+        """What `LedgerService` reads."""
         if self.kubelet.torn:
-            raise TornBookError("torn")
+            raise TornCheckpointError("torn")
         return self.kubelet.file
 
     @property
@@ -119,10 +119,10 @@ class ModelDaemon(Plugin):
         self.answered: frozenset[str] = frozenset()
         self.look: tuple[frozenset[str], frozenset[str], float] | None = None
         self.ledger = Ledger(self.cards)
-        self.account = Account(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
-        self.pods = PodView(self.account, RESOURCE)
+        self.account = LedgerService(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
+        self.pods = OwnPods(self.account, RESOURCE)
         self.pods.on_relist(self._ask_for_pods)
-        self.own = NodeView(self.account, self.node)
+        self.own = OwnNode(self.account, self.node)
         for index in self.sick:
             self.ledger.set_healthy(self.every[index].uuid, healthy=False)
         self.cursor = len(self.world.pod_events)
@@ -299,7 +299,7 @@ class ModelDaemon(Plugin):
         assert node is not None
         used, holds = self.ledger.used(), self.ledger.published_holds()
         sizes = tuple(card.size_units for card in self.ledger.installed)
-        wanted = Wanted(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
+        wanted = NodePublication(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
         if urgency(wanted, node, self.pods.owed) is None:
             return False
         self.revision = next_revision(self.revision, node, 0)
@@ -310,13 +310,13 @@ class ModelDaemon(Plugin):
     def _node(self) -> NodeObject:
         """The own Node as the API server has it."""
         node = self.world.nodes[self.node]
-        metadata = Metadata(
+        metadata = ObjectMetadata(
             name=self.node,
             resource_version=node.metadata.resource_version,
             annotations=node.metadata.annotations,
         )
         return NodeObject(
-            metadata=metadata, status=NodeStatus(node.status.allocatable, node.status.allocatable)
+            metadata=metadata, status=OwnNodeStatus(node.status.allocatable, node.status.allocatable)
         )
 
     def _send(self, body: dict[str, Any]) -> None:

@@ -8,10 +8,15 @@ import msgspec
 from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_ASSIGNED, resource_name
 from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
-from deviceplugin.allocation.objects import Condition, Container, PodObject, Resources
-from deviceplugin.allocation.objects import Metadata as ObjectMetadata
-from deviceplugin.allocation.objects import PodSpec as ObjectSpec
-from deviceplugin.allocation.objects import PodStatus as ObjectStatus
+from deviceplugin.allocation.objects import (
+    ContainerResources,
+    ObjectMetadata,
+    OwnPodCondition,
+    OwnPodSpec,
+    OwnPodStatus,
+    PodContainer,
+    PodObject,
+)
 from scheduler_plugin.cache.objects import (
     ContainerLite,
     Metadata,
@@ -105,11 +110,11 @@ class ModelPod:
     def object(self) -> PodObject:
         """What the node daemon decodes."""
 
-        def container(name: str, units: int, kind: str) -> Container:
-            return Container(
+        def container(name: str, units: int, kind: str) -> PodContainer:
+            return PodContainer(
                 name=name,
                 restart_policy="Always" if kind == "sidecar" else None,
-                resources=Resources(limits={self.resource: str(units)}),
+                resources=ContainerResources(limits={self.resource: str(units)}),
             )
 
         return PodObject(
@@ -120,15 +125,15 @@ class ModelPod:
                 resource_version=str(self.version),
                 annotations=dict(self.annotations),
             ),
-            spec=ObjectSpec(
+            spec=OwnPodSpec(
                 node_name=self.node,
                 containers=[container(*c) for c in self.containers if c[2] == "main"],
                 init_containers=[container(*c) for c in self.containers if c[2] != "main"],
             ),
-            status=ObjectStatus(
+            status=OwnPodStatus(
                 phase=self.phase,
                 start_time="then" if self.started else None,
-                conditions=[Condition("Ready")] if self.started else None,
+                conditions=[OwnPodCondition("Ready")] if self.started else None,
             ),
         )
 

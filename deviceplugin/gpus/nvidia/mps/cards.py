@@ -23,7 +23,7 @@ class MpsCard:
     problem: str = ""
 
 
-class Generations(Protocol):
+class CardGenerations(Protocol):
     """What the driver says of a card's generation. Blocking."""
 
     def architecture(self, uuid: str) -> int | None:
@@ -33,7 +33,7 @@ class Generations(Protocol):
         """The newest CUDA that the driver knows, 13010 for 13.1; likewise."""
 
 
-class Modern:
+class SimulatedGenerations:
     """The generation of simulated cards."""
 
     def architecture(self, _uuid: str) -> int | None:
@@ -45,7 +45,7 @@ class Modern:
         return 13_000
 
 
-def mps_cards(source: GpuSource, generations: Generations) -> Sequence[MpsCard]:
+def mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:
     """Look at the cards there are now.
 
     Raises:
@@ -57,7 +57,7 @@ def mps_cards(source: GpuSource, generations: Generations) -> Sequence[MpsCard]:
     return [_judge(card, generations, cuda) for card in source.cards()]
 
 
-def _judge(card: GpuCard, generations: Generations, cuda: int | None) -> MpsCard:
+def _judge(card: GpuCard, generations: CardGenerations, cuda: int | None) -> MpsCard:
     if card.error is not None:
         return MpsCard(card.uuid, 0, card.error)
     if card.parent is not None or card.uuid.startswith("MIG-"):

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from deviceplugin.errors import GpuError, UnaskedError
-from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from kubeapi.backoff import Backoff
 
 log = structlog.get_logger(__name__)
@@ -140,7 +140,7 @@ class ControlDaemon:
         while True:
             try:
                 servers = await self.ask("get_server_list")
-                told = self._folder.serve(State(self._clients, _pids(servers)))
+                told = self._folder.serve(ControlDaemonState(self._clients, _pids(servers)))
             except (UnaskedError, OSError) as error:
                 if not answered and asyncio.get_running_loop().time() > deadline_s:
                     raise

@@ -25,13 +25,13 @@ from deviceplugin.errors import GpuError, is_gone
 SHM: Final = "shm"
 
 
-class _State(msgspec.Struct, frozen=True):
+class _StateFile(msgspec.Struct, frozen=True):
     clients: int
     servers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ControlDaemonState:
     """What a control daemon that answers says.
 
     Attributes:
@@ -85,7 +85,7 @@ class CardFolder:
 
     # What the supervisor writes.
 
-    def serve(self, state: State) -> bool:
+    def serve(self, state: ControlDaemonState) -> bool:
         """Say that the control daemon answers; False while somebody else says so, or just looks.
 
         Raises:
@@ -107,7 +107,7 @@ class CardFolder:
 
     # What the node daemon reads.
 
-    def state(self) -> State | None:
+    def state(self) -> ControlDaemonState | None:
         """Read what the control daemon says; None where none answers.
 
         Raises:
@@ -118,14 +118,14 @@ class CardFolder:
             if free is not None:
                 os.close(free)
                 return None
-            found = msgspec.json.decode(self._state.read_bytes(), type=_State)
+            found = msgspec.json.decode(self._state.read_bytes(), type=_StateFile)
         except (msgspec.MsgspecError, UnicodeError):
             return None
         except OSError as error:
             if is_gone(error):
                 return None
             raise
-        return State(found.clients, found.servers)
+        return ControlDaemonState(found.clients, found.servers)
 
 
 def _locked(path: Path, kind: int, *, make: bool = True) -> int | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from deviceplugin.gpus.nvidia.mps.folder import CardFolder, State
+from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.grants import as_client
 
 
@@ -20,7 +20,7 @@ class MpsService:
         self._root = root
         self._threads = threads
 
-    def state(self, uuid: str) -> State | None:
+    def state(self, uuid: str) -> ControlDaemonState | None:
         """Tell what a card's control daemon says; None where none answers.
 
         Raises:

@@ -11,7 +11,7 @@ import structlog
 
 from deviceplugin.errors import GpuError, SettingsError
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.gpus.nvidia.mps.cards import Generations, MpsCard, mps_cards
+from deviceplugin.gpus.nvidia.mps.cards import CardGenerations, MpsCard, mps_cards
 from deviceplugin.gpus.nvidia.mps.control import PROGRAM, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, take_root
 
@@ -22,7 +22,7 @@ LOOK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class MpsOptions:
     """How it runs; see `gpupack mps --help`.
 
     Attributes:
@@ -62,7 +62,7 @@ class Options:
         return file
 
 
-class Supervisor:
+class MpsSupervisor:
     """Runs control daemons for the cards there are.
 
     Args:
@@ -75,9 +75,9 @@ class Supervisor:
 
     def __init__(
         self,
-        options: Options,
+        options: MpsOptions,
         source: GpuSource,
-        generations: Generations,
+        generations: CardGenerations,
         *,
         make: Callable[[CardFolder, int], ControlDaemon] | None = None,
         look_s: float = LOOK_S,
@@ -134,7 +134,9 @@ class Supervisor:
             self._told[card.uuid] = card.problem
 
 
-async def run(options: Options, source: GpuSource, generations: Generations, stop: asyncio.Event) -> None:
+async def run(
+    options: MpsOptions, source: GpuSource, generations: CardGenerations, stop: asyncio.Event
+) -> None:
     """Be `gpupack mps` until `stop` is set.
 
     Raises:
@@ -146,7 +148,7 @@ async def run(options: Options, source: GpuSource, generations: Generations, sto
     try:
         await asyncio.to_thread(source.open)
         try:
-            await _until(stop, Supervisor(options, source, generations).run())
+            await _until(stop, MpsSupervisor(options, source, generations).run())
         finally:
             await asyncio.to_thread(source.close)
     finally:
