@@ -14,7 +14,7 @@ import uvloop
 from allocator.names import QUEUE_GATE
 from kubeapi.client import KubeClient
 from kubeapi.paths import pod_path
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from scheduler_plugin.queue.controller.controller import UNDER_WAY
 from scheduler_plugin.queue.controller.writer import JSON_PATCH, only_node
 
@@ -47,7 +47,7 @@ class BareClient:
             runner.run(self._send_all())
 
     async def _send_all(self) -> None:
-        async with await KubeClient.connect(self._kubeconfig, posts=make_posts) as client:
+        async with await KubeClient.connect(self._kubeconfig, posts=make_post_client) as client:
             work = iter(self._work)
             await asyncio.gather(*(self._send(client, work) for _ in range(UNDER_WAY)))
 

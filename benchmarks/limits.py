@@ -34,7 +34,7 @@ from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.host.inotify import Inotify
-from deviceplugin.lifetime import settle_memory
+from deviceplugin.lifetime import freeze_garbage_collector
 
 RESOURCE: Final = "gpupack.io/gpu-memory-gib"
 MIB_PER_GIB: Final = 1024
@@ -195,7 +195,7 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
         written.book = written.book.with_pod(number, cards)
     account.refresh()
     await supports.begin()
-    settle_memory()
+    freeze_garbage_collector()
     running = asyncio.create_task(enforcer.run())
     await driver.has(others)
 

@@ -27,7 +27,7 @@ from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.profile_file import ProfileFile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
-from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, in_host_pid_namespace, pod_parents
+from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, find_pod_parents, in_host_pid_namespace
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.checkpoint import CheckpointReader
@@ -37,7 +37,7 @@ from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
-from deviceplugin.lifetime import cancelled, nothing, settle_memory, until
+from deviceplugin.lifetime import cancel_and_wait, do_nothing, freeze_garbage_collector, run_until
 from deviceplugin.metrics import Metrics
 from deviceplugin.monitoring.sampling import (
     CLOSE_S,
@@ -49,9 +49,9 @@ from deviceplugin.monitoring.sampling import (
 )
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.publishing.annotator import AllocationAnnotator
-from deviceplugin.publishing.ownership import NodeOwnership, this_daemon
+from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.publisher import NodePublisher
-from deviceplugin.publishing.shutdown import ShutdownTimeouts, say_farewell
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 from deviceplugin.publishing.startup_taint import StartupTaint
 from deviceplugin.settings import Settings
 from deviceplugin.status import DaemonStatus
@@ -85,7 +85,7 @@ def gpu_source(settings: Settings) -> GpuSource:
     return NvmlGpus(
         settings.ignored_xids,
         cgroup_root=root,
-        probe_parent=lambda: next(pod_parents(root), root),
+        probe_parent=lambda: next(find_pod_parents(root), root),
         sees_processes=in_host_pid_namespace(),
     )
 
@@ -145,7 +145,7 @@ class Daemon:
         structlog.contextvars.bind_contextvars(node=self._settings.node_name)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
-            await until(stop, nothing, self._open())
+            await run_until(stop, do_nothing, self._open())
             if stop.is_set():
                 return
             client = await stack.enter_async_context(
@@ -230,7 +230,7 @@ class Daemon:
             client,
             account,
             nodes,
-            this_daemon(settings.device_plugin_dir),
+            identify_daemon(settings.device_plugin_dir),
             node_name=settings.node_name,
             on_conflict=notices.other_daemon,
         )
@@ -296,16 +296,16 @@ class Daemon:
         # Not earlier: what the user got wrong is one line, without a log before it.
         log.info("gpupack node", **settings.shown())
         log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
-        settle_memory()
+        freeze_garbage_collector()
         stack.push_async_callback(self._end_events, recorder, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
-        await until(stop, nothing, self._wait_for_turn(status, notices))
+        await run_until(stop, do_nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
         await self._memory.supports.begin()
-        await until(
+        await run_until(
             stop,
             self._farewell,
             self._reconciler.run(),
@@ -336,7 +336,7 @@ class Daemon:
         """End what writes Events; people are to read why the daemon ends."""
         if self._sampler.gone is not None:
             await recorder.drain(LAST_EVENTS_S)
-        await cancelled(running)
+        await cancel_and_wait(running)
 
     def _card_list(
         self,
@@ -415,7 +415,7 @@ class Daemon:
                 account is not None and self._registrar.registered and bool(account.ledger.unpublished_pods())
             )
 
-        await say_farewell(self._publisher.leave, under_way, self._patience)
+        await drain_and_stop(self._publisher.leave, under_way, self._patience)
 
     def _on_registered(self) -> None:
         if self._registrar.registered:

@@ -22,7 +22,7 @@ from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
-from deviceplugin.host.cgroups import in_host_pid_namespace, pod_parents
+from deviceplugin.host.cgroups import find_pod_parents, in_host_pid_namespace
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import CheckpointReader
@@ -56,7 +56,9 @@ class CheckFinding(msgspec.Struct, frozen=True):
     uses: str = ""
 
 
-def check(settings: Settings, run: Callable[[list[str]], str | None] | None = None) -> list[CheckFinding]:
+def check_node(
+    settings: Settings, run: Callable[[list[str]], str | None] | None = None
+) -> list[CheckFinding]:
     """Look at everything.
 
     Args:
@@ -75,7 +77,7 @@ def check(settings: Settings, run: Callable[[list[str]], str | None] | None = No
     ]
 
 
-def served(findings: Sequence[CheckFinding]) -> bool:
+def can_serve(findings: Sequence[CheckFinding]) -> bool:
     """Whether a daemon could serve pods here."""
     return all(finding.verdict != "bad" for finding in findings)
 
@@ -174,7 +176,7 @@ def _cgroups(settings: Settings) -> Iterator[CheckFinding]:
         uses = "limits by the kernel" if dmem else "limits inside the driver; the kernel has it from 6.14 on"
         yield CheckFinding("dmem controller", "ok", "there" if dmem else "none", uses)
     try:
-        parents = list(pod_parents(root))
+        parents = list(find_pod_parents(root))
     except OSError as error:
         yield CheckFinding("pods' cgroups", "bad", str(error), "no charge of a pod would end")
         return

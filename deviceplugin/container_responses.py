@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.containers.cdi import CdiNames, follow
-from deviceplugin.containers.device_lists import DeviceListStrategies, uses_cdi
+from deviceplugin.containers.cdi import CdiNames, refresh_repeatedly
+from deviceplugin.containers.device_lists import DeviceListStrategies, needs_cdi_names
 from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, DeviceNodes
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.mps_clients import MpsClients
@@ -31,7 +31,9 @@ class ContainerResponses:
         strategies = settings.device_list_strategy
         # A machine may have cards beside the simulated ones: those are not to be given away.
         devices = DEVICES if settings.gpus == "nvml" else None
-        self._cdi = CdiNames(source.vendor, settings.cdi_dirs, devices) if uses_cdi(strategies) else None
+        self._cdi = (
+            CdiNames(source.vendor, settings.cdi_dirs, devices) if needs_cdi_names(strategies) else None
+        )
         self._sharing: MpsClients | None = None
         nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
         self._handover = DeviceListStrategies(
@@ -77,7 +79,7 @@ class ContainerResponses:
         """Follow what may change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._cdi is not None:
-                group.create_task(follow(self._cdi, self._source.cards))
+                group.create_task(refresh_repeatedly(self._cdi, self._source.cards))
             if self._sharing is not None:
                 group.create_task(self._sharing.run())
             await asyncio.Event().wait()

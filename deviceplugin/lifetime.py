@@ -10,27 +10,27 @@ COLLECT_AFTER: Final = (20_000, 20, 100)
 seconds, some 100 ms in which no Allocate is answered and no limit is set."""
 
 
-def settle_memory() -> None:
+def freeze_garbage_collector() -> None:
     """Spare the garbage collector from walking all that is loaded in the middle of an Allocate."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def cancelled(task: asyncio.Task[None]) -> None:
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
     """Cancel a task and wait for its end."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def nothing() -> None:
+async def do_nothing() -> None:
     """Take no leave."""
 
 
-async def until(
+async def run_until(
     stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
 ) -> None:
-    """Do everything at once until `stop` is set, and `farewell` is through, or one fails, which is raised."""
+    """Do everything at once until `stop` is set, and `farewell` has ended, or one fails, which is raised."""
     tasks = [asyncio.create_task(each) for each in work]
     stopped = asyncio.create_task(stop.wait())
     try:

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kubeapi.metrics import process_registry
+from kubeapi.metrics import make_process_registry
 
 MIB_BYTES = 1 << 20
 
@@ -88,7 +88,7 @@ class Metrics:
     """The daemon's metrics; what others know is read when somebody asks."""
 
     def __init__(self) -> None:
-        self._registry = process_registry("gpupack", "gpupack")
+        self._registry = make_process_registry("gpupack", "gpupack")
         self._requests = Counter(
             "gpupack_node_kubelet_requests",
             "Requests of the kubelet by method and gRPC status.",

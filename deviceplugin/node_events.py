@@ -165,6 +165,6 @@ def _ref_of(pod: Pod) -> ObjectRef:
     return pod_ref(pod.namespace, pod.name, pod.uid)
 
 
-def silent() -> NodeEvents:
+def make_silent_events() -> NodeEvents:
     """Notices that nobody reads."""
     return NodeEvents(lambda *_: None, "", {})

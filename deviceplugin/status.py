@@ -15,7 +15,7 @@ from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.metrics import CardState, Counts, NodeState
 from deviceplugin.monitoring.sampling import CardSampler
 from deviceplugin.publishing.annotator import AllocationAnnotator
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.explain import explain_node
 from deviceplugin.publishing.ownership import NodeOwnership
 from deviceplugin.publishing.publisher import NodePublisher
 from deviceplugin.settings import Settings
@@ -85,7 +85,7 @@ class DaemonStatus:
             },
             "driver": {"detached": self.sampler.detached, "gone": self.sampler.gone},
             "memory": self.memory.explain(),
-            "ledger": explain(self.account.ledger.accounts),
+            "ledger": explain_node(self.account.ledger.accounts),
         }
 
     def node_state(self) -> NodeState:

@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO, cast
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
 
-from kubeapi.errors import printable
+from kubeapi.errors import make_printable
 
 
 @contextmanager
@@ -86,7 +86,7 @@ _logfmt: Final = structlog.processors.LogfmtRenderer(
 
 def _render_logfmt(logger: Any, name: str, event: structlog.typing.EventDict) -> str:
     """Write a line of key=value; control sequences in what others wrote do not reach a terminal."""
-    return printable(_logfmt(logger, name, event))
+    return make_printable(_logfmt(logger, name, event))
 
 
 _reminded_s = float("-inf")

@@ -6,10 +6,10 @@ from typing import Final
 import msgspec
 from rich.style import Style
 
-from deviceplugin.check import CheckFinding, served
+from deviceplugin.check import CheckFinding, can_serve
 from deviceplugin.proof.report import ProofReport
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
-from kubeapi.errors import printable
+from kubeapi.errors import make_printable
 
 _GOOD: Final = PLAIN
 _DOUBTFUL: Final = Style(color="yellow")
@@ -40,7 +40,7 @@ def render(findings: Sequence[CheckFinding], output: str, *, colour: bool) -> st
     if output == "json":
         return msgspec.json.format(msgspec.json.encode(findings), indent=1).decode()
     verdict = (
-        "A daemon can serve pods here." if served(list(findings)) else "A daemon cannot serve pods here."
+        "A daemon can serve pods here." if can_serve(list(findings)) else "A daemon cannot serve pods here."
     )
     return "\n".join([*_found(findings, colour=colour), "", verdict])
 
@@ -91,7 +91,7 @@ def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
         for proof in report.proofs
         if proof.card == uuid
     ]
-    title = printable(f"{models.get(uuid, '')} {uuid}".strip())
+    title = make_printable(f"{models.get(uuid, '')} {uuid}".strip())
     return ["", title, *grid([_heading("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)] if rows else []
 
 
@@ -100,5 +100,5 @@ def _heading(*titles: str) -> Line:
 
 
 def _row(what: str, verdict: str, *more: str) -> Line:
-    texts = [printable(text) or "-" for text in (what, verdict, *more)]
+    texts = [make_printable(text) or "-" for text in (what, verdict, *more)]
     return Line([Cell(texts[0]), Cell(texts[1], _STYLES[verdict]), *map(Cell, texts[2:])])

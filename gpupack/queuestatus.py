@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
 from gpupack.terminal import short_age
-from kubeapi.errors import NotFound, ServerError, printable, unreachable_because
+from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import segment
 from scheduler_plugin.queue.controller.status import TenantStatus, Why
 
@@ -91,7 +91,7 @@ async def fetch_from(url: str) -> bytes:
             f"URL {url!r}: allowed is http://HOST:PORT or https://HOST:PORT of a queue"
         ) from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise InputError(f"no queue answers at {base}: {unreachable_because(error)}") from error
+        raise InputError(f"no queue answers at {base}: {describe_unreachable(error)}") from error
     if not response.ok:
         raise InputError(f"{base}{STATUS_PATH} answers {response.status}: is it a queue?")
     return body
@@ -119,12 +119,12 @@ def read(raw: bytes, queue: str | None = None) -> Status:
 
 def render(status: Status, *, pods: bool) -> str:
     """Write tables: of the queues, and of the pods that wait if they are wanted."""
-    parts = [f"nothing is released: {printable(status.trouble)}"] if status.trouble else []
+    parts = [f"nothing is released: {make_printable(status.trouble)}"] if status.trouble else []
     if status.fault:
-        faults = map(printable, status.fault.splitlines())
+        faults = map(make_printable, status.fault.splitlines())
         parts.append("\n".join(["the newest configuration is not in force:", *faults]))
     if status.warning:
-        parts.append(f"warning: {printable(status.warning)}")
+        parts.append(f"warning: {make_printable(status.warning)}")
     parts.append(_table(_QUEUE_HEADER, map(_queue, status.queues)))
     if pods:
         parts.append(_table(_POD_HEADER, map(_pod, status.pods)) if status.pods else "no pod waits")
@@ -181,7 +181,7 @@ def _position(pod: Why) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, *([printable(cell) for cell in row] for row in rows)]
+    lines = [header, *([make_printable(cell) for cell in row] for row in rows)]
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(_line(line, widths) for line in lines)
 

@@ -25,8 +25,8 @@ from kubeapi.errors import (
     Unauthorized,
     Unreachable,
     check_success,
-    from_answer,
-    unreachable_because,
+    describe_unreachable,
+    make_error,
 )
 from kubeapi.lists import decode_list
 from kubeapi.paths import pod_path, segment, with_query
@@ -75,7 +75,7 @@ class KubeClient:
         Args:
             kubeconfig: path; None means $KUBECONFIG, else ~/.kube/config, else in-cluster.
             user_agent: what the API server's audit log shows.
-            posts: `posting.make_posts` for who writes often; others save its memory.
+            posts: `posting.make_post_client` for who writes often; others save its memory.
 
         Raises:
             ConfigError: no usable configuration.
@@ -371,7 +371,7 @@ class KubeClient:
                 proxy=self._credentials.proxy,
             ) as response:
                 if not 200 <= response.status < 300:  # noqa: PLR2004
-                    raise from_answer(
+                    raise make_error(
                         response.status,
                         await response.read(),
                         what=what,
@@ -386,7 +386,7 @@ class KubeClient:
             raise TimedOut(f"{what}: no answer within {within_s:g} s") from error
         except (aiohttp.ClientConnectorError, ssl.SSLCertVerificationError, ValueError) as error:
             # ValueError: what the library finds in addresses and headers before it sends anything.
-            raise Unreachable(f"{what}: {self.server}: {unreachable_because(error)}") from error
+            raise Unreachable(f"{what}: {self.server}: {describe_unreachable(error)}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubeapi.errors import ConfigError
-from kubeapi.impersonation import Headers, impersonation_headers
+from kubeapi.impersonation import Headers, make_impersonation_headers
 from kubeapi.loading import without_models
 from kubeapi.urls import check_url, is_host, proxy_for
 
@@ -102,7 +102,7 @@ class Credentials:
         else:
             source = f"kubeconfig {named or HOME_CONFIG}"
             loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration, context)
-        credentials = cls(configuration, loader, clock, impersonation_headers(source, _user(loader)))
+        credentials = cls(configuration, loader, clock, make_impersonation_headers(source, _user(loader)))
         try:
             await credentials.authorization()
         except ConfigError as error:

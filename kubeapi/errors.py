@@ -45,7 +45,7 @@ class KubeApiError(Exception):
     maybe_done: ClassVar[bool] = False
 
     def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
-        self.message = cut(message)
+        self.message = shorten(message)
         self.status = status
         self.reason = reason or type(self).__name__
         super().__init__(self.message)
@@ -99,7 +99,7 @@ class Conflict(KubeApiError):
         self, message: str, *, status: int | None = 409, reason: str = "", cause: Cause | None = None
     ) -> None:
         super().__init__(message, status=status, reason=reason)
-        self.cause: Cause = cause or conflict_cause(reason, message)
+        self.cause: Cause = cause or find_conflict_cause(reason, message)
 
 
 class Gone(KubeApiError):
@@ -143,7 +143,7 @@ class Malformed(KubeApiError):
         self.maybe_done = maybe_done  # type: ignore[misc]
 
 
-def unreachable_because(error: BaseException) -> str:
+def describe_unreachable(error: BaseException) -> str:
     """Say why there was no connection: the system's words where it gave a reason, else the library's.
 
     aiohttp's own words name Python's calls, and TLS where there is none.
@@ -177,20 +177,20 @@ _BY_STATUS: dict[int, type[KubeApiError]] = {
 _decode_status = msgspec.json.Decoder(ApiStatus).decode
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Keep other people's control sequences off terminals, Events and logs."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
+def shorten(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Shorten a foreign text to `limit` characters that can be printed, on one line."""
-    flat = printable(" ".join(text.split()))
+    flat = make_printable(" ".join(text.split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def conflict_cause(reason: str, message: str) -> Cause:
+def find_conflict_cause(reason: str, message: str) -> Cause:
     """Tell the 409s apart; the API server only does so in words.
 
     Args:
@@ -215,7 +215,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], Cause], ...] = (
 )
 
 
-def from_answer(status: int, body: bytes, *, what: str = "", retry_after: str | None = None) -> KubeApiError:
+def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | None = None) -> KubeApiError:
     """Build the error for an HTTP answer that is not 2xx.
 
     Args:
@@ -235,7 +235,7 @@ def from_answer(status: int, body: bytes, *, what: str = "", retry_after: str | 
             _join(what, message), status=status, reason=reason, retry_after_s=_seconds(retry_after)
         )
     if status == 409:  # noqa: PLR2004
-        cause = conflict_cause(reason, message)
+        cause = find_conflict_cause(reason, message)
         return Conflict(_join(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
     return kind(_join(what, message), status=status, reason=reason)
@@ -256,7 +256,7 @@ def check_success(body: bytes, *, what: str) -> None:
     except UNREADABLE:
         answer = ApiStatus()
     if answer.kind != "Binding" and (answer.kind, answer.status) != ("Status", "Success"):
-        shown = cut(body[:MESSAGE_LIMIT].decode(errors="replace"))
+        shown = shorten(body[:MESSAGE_LIMIT].decode(errors="replace"))
         raise Malformed(f"{what}: no API server answers so: {shown or 'nothing'}", maybe_done=True)
 
 

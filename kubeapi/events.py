@@ -30,7 +30,7 @@ from kubeapi.errors import (
     TooManyRequests,
     Unauthorized,
     Unreachable,
-    cut,
+    shorten,
 )
 from kubeapi.paths import segment
 from kubeapi.ratelimit import TokenBucket
@@ -255,7 +255,7 @@ class EventRecorder:
 
 def _clean(text: str, limit: int) -> str:
     """Cut a text, and keep out what no terminal and no JSON should carry."""
-    return cut(text, limit)
+    return shorten(text, limit)
 
 
 def _stamp(when_s: float) -> str:

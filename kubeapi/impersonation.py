@@ -13,7 +13,7 @@ _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "!#$&
 """Characters of a header's name (RFC 9110, section 5.6.2), without the one that begins an escape."""
 
 
-def impersonation_headers(source: str, user: Mapping[str, object]) -> Headers:
+def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Headers:
     """Write the headers for a user of a kubeconfig; empty where the user acts as nobody else.
 
     Args:

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
 
 
-def process_registry(prefix: str, distribution: str) -> CollectorRegistry:
+def make_process_registry(prefix: str, distribution: str) -> CollectorRegistry:
     """Make a registry that has build_info and the process' metrics.
 
     Counters and histograms come without their `_created` series, in the whole process: those double what

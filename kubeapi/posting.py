@@ -14,7 +14,7 @@ import httptools
 from yarl import URL
 
 from kubeapi.credentials import Credentials, RequestCredentials
-from kubeapi.errors import TimedOut, Unreachable, from_answer, unreachable_because
+from kubeapi.errors import TimedOut, Unreachable, describe_unreachable, make_error
 from kubeapi.impersonation import Headers
 from kubeapi.streams import keep_alive
 
@@ -133,7 +133,7 @@ class PostClient:
         except OSError as error:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
         if not 200 <= reply.status < 300:  # noqa: PLR2004
-            raise from_answer(reply.status, reply.body, what=what, retry_after=reply.retry_after)
+            raise make_error(reply.status, reply.body, what=what, retry_after=reply.retry_after)
         return reply.body
 
     def close(self) -> None:
@@ -141,7 +141,9 @@ class PostClient:
         self._connections.close()
 
 
-def make_posts(credentials: Credentials, headers: Headers, most: int, connect_s: float) -> PostClient | None:
+def make_post_client(
+    credentials: Credentials, headers: Headers, most: int, connect_s: float
+) -> PostClient | None:
     """Make a `PostClient`, None where a proxy or a password in the URL is left to aiohttp.
 
     The arguments are those of `PostClient`.
@@ -233,7 +235,7 @@ class ConnectionPool:
         except TimeoutError as error:
             raise NotSentError("did not accept a connection in time") from error
         except (OSError, ValueError) as error:
-            raise NotSentError(f"cannot be reached: {unreachable_because(error)}") from error
+            raise NotSentError(f"cannot be reached: {describe_unreachable(error)}") from error
         keep_alive(cast("socket", transport.get_extra_info("socket")))
         return connection
 

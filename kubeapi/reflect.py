@@ -19,7 +19,7 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
-from kubeapi.errors import UNREADABLE, ApiStatus, Gone, KubeApiError, Malformed, cut, from_answer
+from kubeapi.errors import UNREADABLE, ApiStatus, Gone, KubeApiError, Malformed, make_error, shorten
 from kubeapi.lists import CompactList
 
 T = TypeVar("T")
@@ -244,7 +244,7 @@ class Reflector(Generic[T]):
                 items.append(self._decode_item(each))
             except UNREADABLE as error:
                 self.skipped += 1
-                shown = cut(bytes(each)[:200].decode(errors="replace"))
+                shown = shorten(bytes(each)[:200].decode(errors="replace"))
                 log.error("object skipped", path=self._path, error=str(error), object=shown)  # noqa: TRY400
         return raw.metadata.resource_version, items
 
@@ -311,14 +311,14 @@ class Reflector(Generic[T]):
             else:
                 raise Malformed(f"watch {self._path}: unknown event type {event.type!r}")
         except UNREADABLE as error:
-            shown = cut(line[:200].decode(errors="replace"))
+            shown = shorten(line[:200].decode(errors="replace"))
             raise Malformed(f"watch {self._path}: {error} in {shown}") from error
         if version:
             self.resource_version = version
 
     def _error_event(self, body: msgspec.Raw) -> None:
         code = msgspec.json.decode(body, type=ApiStatus).code or 500
-        raise from_answer(code, bytes(body), what=f"watch {self._path}")
+        raise make_error(code, bytes(body), what=f"watch {self._path}")
 
 
 def went_back(seen: str, version: str) -> bool:

@@ -11,7 +11,7 @@ from aiohttp import web
 from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from kubeapi.reflect import Reflector
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
@@ -65,7 +65,7 @@ async def run(
     clock = time.monotonic
     collect_as_before = collect_rarely()
     async with await KubeClient.connect(
-        settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_posts
+        settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_post_client
     ) as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)

@@ -6,7 +6,7 @@ import json
 import msgspec
 
 from allocator.ledger import CheckpointEntry, Ledger
-from deviceplugin.allocation.inventory import records
+from deviceplugin.allocation.inventory import card_records
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.allocation.own_node import OwnNode
@@ -83,7 +83,7 @@ class Bench:
             self.pods,
             node_name="n1",
             unit_mib=1024,
-            inventory=lambda: records(self.ledger.cards(), GPUS),
+            inventory=lambda: card_records(self.ledger.cards(), GPUS),
             gap_s=gap_s,
             now_ms=lambda: 50,
         )

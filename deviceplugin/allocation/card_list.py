@@ -9,7 +9,7 @@ from allocator.ids import SEPARATOR
 from allocator.ledger import Pod, PodAccount
 from allocator.ledger.accounts import NodeAccounts
 from allocator.records import DETACHED, CardRecord
-from deviceplugin.allocation.inventory import cards_in_units, check_units, records
+from deviceplugin.allocation.inventory import card_records, cards_in_units, check_units
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard
@@ -67,7 +67,7 @@ class CardList:
     def records(self) -> tuple[CardRecord, ...]:
         """Describe the cards for people and selectors."""
         driver = DETACHED if self._detached() else ""
-        return records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
+        return card_records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 
     def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
         """Take the source's list.
@@ -133,7 +133,7 @@ class CardList:
         self._looked_back = True
         lost: dict[str, list[Pod]] = {}
         for one in ledger.accounts.pods.values():
-            for uuid in lost_cards(ledger.accounts, one) if one.is_live else ():
+            for uuid in find_lost_cards(ledger.accounts, one) if one.is_live else ():
                 lost.setdefault(uuid, []).append(one.pod)
         listed = {gpu.uuid: gpu for gpu in self._gpus}
         for uuid, pods in sorted(lost.items()):
@@ -144,7 +144,7 @@ class CardList:
                 self._notices.gone(uuid, pods)
 
 
-def lost_cards(facts: NodeAccounts, one: PodAccount) -> set[str]:
+def find_lost_cards(facts: NodeAccounts, one: PodAccount) -> set[str]:
     """Find the UUIDs of cards of which a pod has devices that the node has no more."""
     ids = frozenset().union(*one.known_ids.values())
     unknown = {text.partition(SEPARATOR)[0] for text in ids.difference(facts.card_of)}

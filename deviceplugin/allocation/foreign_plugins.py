@@ -4,7 +4,7 @@ import structlog
 
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
-from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gpus
+from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus, describe_foreign
 from deviceplugin.node_events import NodeEvents
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ class ForeignPluginWatcher:
         if node is None or node is self._seen:
             return
         self._seen = node
-        found = foreign_gpus(node.status.capacity, node.status.allocatable)
+        found = count_foreign_gpus(node.status.capacity, node.status.allocatable)
         before, self.found = self.found, found
         if found == before:
             return

@@ -94,7 +94,7 @@ def list_bytes(cards: Sequence[Card]) -> int:
     return total
 
 
-def records(
+def card_records(
     cards: Sequence[Card],
     gpus: Sequence[GpuCard],
     enforcement: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED,

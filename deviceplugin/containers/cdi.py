@@ -71,16 +71,16 @@ class CdiNames:
             self._tell("folders", "no folder of CDI specifications here: the vendor's names are used")
             return
         found = {name: nodes for folder in there for name, nodes in self._devices_in(folder).items()}
-        names = chosen_names(cards, found, self._vendor)
+        names = match_device_names(cards, found, self._vendor)
         ours = there[-1] / FILE_NAME
         lacking = [card for card in cards if card.uuid not in names and card.error is None]
         if lacking or ours.exists():
-            spec = own_spec(cards, self._vendor, self._devices)
+            spec = make_spec(cards, self._vendor, self._devices)
             self._write(ours, spec)
             mine = {device["name"] for device in spec["devices"]}
             for card in lacking:
-                if device_name(card.uuid) in mine:
-                    names[card.uuid] = f"{KIND}={device_name(card.uuid)}"
+                if name_device(card.uuid) in mine:
+                    names[card.uuid] = f"{KIND}={name_device(card.uuid)}"
                 else:
                     self._tell(card.uuid, f"no CDI specification has card {card.uuid}")
         self._names = names
@@ -119,7 +119,7 @@ class CdiNames:
         if known is None or known[0] != signature:
             text = path.read_text("utf-8", "replace")
             known = self._read[path] = (signature, {})
-            known = self._read[path] = signature, devices_of(text, self._vendor.cdi_kind)
+            known = self._read[path] = signature, read_device_nodes(text, self._vendor.cdi_kind)
         return known[1]
 
     def _write(self, path: Path, spec: Mapping[str, Any]) -> None:
@@ -143,14 +143,16 @@ class CdiNames:
             self._told[about] = problem
 
 
-async def follow(names: CdiNames, cards: Callable[[], Sequence[GpuCard]], every_s: float = LOOK_S) -> None:
+async def refresh_repeatedly(
+    names: CdiNames, cards: Callable[[], Sequence[GpuCard]], every_s: float = LOOK_S
+) -> None:
     """Look again and again until cancelled: toolkits write their specification when it suits them."""
     while True:
         await asyncio.sleep(every_s)
         await asyncio.to_thread(lambda: names.refresh(cards()))
 
 
-def devices_of(text: str, kind: str) -> Devices:
+def read_device_nodes(text: str, kind: str) -> Devices:
     """Read a specification's devices; none where it is of another kind.
 
     Raises:
@@ -178,7 +180,7 @@ def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(node["path"]) for node in nodes if isinstance(node, dict) and "path" in node)
 
 
-def chosen_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> dict[str, str]:
+def match_device_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> dict[str, str]:
     """Name cards by the devices that the vendor's specifications have: UUIDs, else indexes.
 
     An index is the driver's as of when the specification was written, often at boot: where a card has gone
@@ -204,12 +206,12 @@ def chosen_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> di
     return chosen
 
 
-def device_name(uuid: str) -> str:
+def name_device(uuid: str) -> str:
     """Write a card's UUID as the name of a device of ours."""
     return _NOT_IN_NAMES.sub("_", uuid)
 
 
-def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
+def make_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> dict[str, Any]:
     """Write our specification: one device for each whole card, of its device nodes.
 
     Args:
@@ -226,5 +228,5 @@ def own_spec(cards: Sequence[GpuCard], vendor: Vendor, devices: Path | None) -> 
         nodes = node_paths(card, vendor, devices)
         if nodes:
             edits["deviceNodes"] = [{"path": node} for node in nodes]
-        found.append({"name": device_name(card.uuid), "containerEdits": edits})
+        found.append({"name": name_device(card.uuid), "containerEdits": edits})
     return {"cdiVersion": VERSION, "kind": KIND, "devices": found}

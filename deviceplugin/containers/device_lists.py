@@ -67,6 +67,6 @@ class DeviceListStrategies:
         )
 
 
-def uses_cdi(strategies: Sequence[str]) -> bool:
+def needs_cdi_names(strategies: Sequence[str]) -> bool:
     """Tell whether a strategy needs CDI names."""
     return not {CDI_ANNOTATIONS, CDI_CRI}.isdisjoint(strategies)

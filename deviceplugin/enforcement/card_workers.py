@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome, hold_all
+from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome, apply_limits
 from deviceplugin.gpus.api.memory_limits import MemoryLimits
 from deviceplugin.host.driver import DriverThread
 
@@ -65,7 +65,7 @@ class PerCardWorkers:
         try:
             while waiting := self._urgent[uuid] or self._routine[uuid]:
                 jobs = [waiting.pop(cgroup) for cgroup in list(waiting)[:BATCH]]
-                for outcome in await thread.call(partial(hold_all, self._limits, uuid, jobs)):
+                for outcome in await thread.call(partial(apply_limits, self._limits, uuid, jobs)):
                     self._on_outcome(uuid, outcome)
         finally:
             del self._busy[uuid]

@@ -17,15 +17,15 @@ from deviceplugin.enforcement.card_workers import PerCardWorkers
 from deviceplugin.enforcement.cgroup_watch import CgroupWatch
 from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.enforcement.limit_capability import LimitCapability
-from deviceplugin.enforcement.limit_plan import wanted
+from deviceplugin.enforcement.limit_plan import plan_limits
 from deviceplugin.enforcement.limit_setter import LimitJob, LimitOutcome
 from deviceplugin.enforcement.limit_state import ContainerLimit, LimitedPod
 from deviceplugin.host.containers import (
     PodFolders,
-    container_cgroups,
-    logged,
+    list_container_cgroups,
+    parse_log_name,
+    parse_pod_uid,
     read_container_cgroups,
-    uid_of,
 )
 
 log = structlog.get_logger(__name__)
@@ -145,7 +145,7 @@ class Enforcer:
         if folder == self._logs:
             self._on_log(name)
         elif folder in self._holders:
-            uid = uid_of(name)
+            uid = parse_pod_uid(name)
             if uid is None:
                 self._rescan_due.set()
             elif uid not in self._pods:
@@ -158,7 +158,7 @@ class Enforcer:
         self._wake.set()
 
     def _on_log(self, name: str) -> None:
-        found = logged(name)
+        found = parse_log_name(name)
         if found is None:
             return
         if (self._logs / name).is_symlink():
@@ -174,7 +174,7 @@ class Enforcer:
         if not self._watch.watch(self._logs):
             return
         links = (path for path in self._logs.iterdir() if path.is_symlink())
-        found = dict(entry for path in links if (entry := logged(path.name)) is not None)
+        found = dict(entry for path in links if (entry := parse_log_name(path.name)) is not None)
         before, self._logged = self._logged, found
         self._dirty |= {self._unnamed[each] for each in found.keys() - before.keys() & self._unnamed.keys()}
         self._wake.set()
@@ -280,7 +280,7 @@ class Enforcer:
             # The watch comes first, so that no cgroup is missed between the two.
             self._watch.watch(pod.folder)
             self._uids[pod.folder] = uid
-        found = container_cgroups(pod.folder) if pod.folder is not None else {}
+        found = list_container_cgroups(pod.folder) if pod.folder is not None else {}
         for cgroup in pod.cgroups.keys() - found.keys():
             self._forget(pod, cgroup)
         pod.cgroups = found
@@ -328,7 +328,7 @@ class Enforcer:
 
     def _plan(self, uid: str, pod: LimitedPod, cgroup: Path, container: str | None) -> None:
         """Compare what a cgroup should have with what is planned, and begin what differs."""
-        planned = wanted(pod.grants, container)
+        planned = plan_limits(pod.grants, container)
         for uuid, want in planned.items():
             limit = pod.limits.get((cgroup, uuid))
             if limit is not None and limit.wanted == want and limit.container == container:

@@ -10,7 +10,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport, MemoryLimits
 from deviceplugin.host.driver import DriverThread
-from deviceplugin.node_events import NodeEvents, silent
+from deviceplugin.node_events import NodeEvents, make_silent_events
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class LimitCapability:
         self._account = account
         self._on_offer = on_offer
         self._mode = mode
-        self._notices = notices or silent()
+        self._notices = notices or make_silent_events()
         self._cards = tuple(card.uuid for card in account.ledger.installed)
         self._found = dict.fromkeys(self._cards, NOT_ASKED)
         self._asking: asyncio.Task[None] | None = None

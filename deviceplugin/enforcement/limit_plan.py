@@ -28,7 +28,7 @@ class WantedLimit:
     known: bool
 
 
-def wanted(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
+def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
     """Plan the limits of one cgroup by card UUID; nothing for a container that was given no memory.
 
     Args:

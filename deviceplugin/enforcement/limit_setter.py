@@ -43,7 +43,7 @@ class LimitOutcome:
     at_s: float = 0.0
 
 
-def hold_all(limits: MemoryLimits, uuid: str, jobs: Sequence[LimitJob]) -> list[LimitOutcome]:
+def apply_limits(limits: MemoryLimits, uuid: str, jobs: Sequence[LimitJob]) -> list[LimitOutcome]:
     """Do all jobs of one card; trouble with one leaves the others alone."""
     return [_hold(limits, uuid, job) for job in jobs]
 

@@ -54,17 +54,17 @@ def in_host_pid_namespace() -> bool:
         return False
 
 
-def pod_uid(cgroup_text: str) -> str | None:
+def find_pod_uid(cgroup_text: str) -> str | None:
     """Find the pod's UID in the text of `/proc/PID/cgroup`; None for a process of no pod.
 
     The deepest pod counts, so that a cluster inside a pod sees its own pods. A static pod's UID is the
     kubelet's own for it.
     """
-    place = process_place(cgroup_text)
+    place = find_process_place(cgroup_text)
     return place.uid if place is not None else None
 
 
-def process_place(cgroup_text: str) -> ProcessPlace | None:
+def find_process_place(cgroup_text: str) -> ProcessPlace | None:
     """Find pod and container in the same text; None for a process of no pod."""
     for line in cgroup_text.splitlines():
         path = line.split(":", 2)[-1].removesuffix(" (deleted)")
@@ -100,7 +100,7 @@ class ProcessOwners:
                 if pid in self._last:
                     found[pid] = self._last[pid]
             else:
-                found[pid] = process_place(text)
+                found[pid] = find_process_place(text)
         self._last = found
         return {pid: place.uid if place is not None else None for pid, place in found.items()}
 
@@ -127,7 +127,7 @@ class PodCgroups:
             return CgroupProbe()
         try:
             self._root.stat()  # without it no pod has a cgroup, whatever runs
-            parents = list(pod_parents(self._root))
+            parents = list(find_pod_parents(self._root))
             if not parents and _is_not_the_hosts(self._root):
                 why = f"{self._root} has no kubepods folder and is not the host's: mount that there"
                 return CgroupProbe(unknown=frozenset(uids), problem=why)
@@ -136,7 +136,7 @@ class PodCgroups:
         alive, unknown, problem = set(), set(), None
         for uid in uids:
             try:
-                if any(_has_container(path) for path in places(parents, uid)):
+                if any(_has_container(path) for path in list_pod_directories(parents, uid)):
                     alive.add(uid)
             except OSError as error:
                 unknown.add(uid)
@@ -155,7 +155,7 @@ def _is_not_the_hosts(root: Path) -> bool:
     return not any(root.iterdir()) or _read(root / "cgroup.events") is not None
 
 
-def pod_parents(root: Path) -> Iterator[Path]:
+def find_pod_parents(root: Path) -> Iterator[Path]:
     """Find the directories that hold pods; with v1 in one hierarchy that has them, for all are alike.
 
     Args:
@@ -168,13 +168,13 @@ def pod_parents(root: Path) -> Iterator[Path]:
         yield from _find_kubepods(root, _MAX_DEPTH)
         return
     found = list(_find_kubepods(root, 1))
-    for hierarchy in folders(root):
+    for hierarchy in list_directories(root):
         if not found:
             found = list(_find_kubepods(hierarchy, _MAX_DEPTH))
     yield from found
 
 
-def folders(path: Path) -> list[Path]:
+def list_directories(path: Path) -> list[Path]:
     """List the directories in a directory, without links; empty where it is gone.
 
     Raises:
@@ -190,14 +190,14 @@ def folders(path: Path) -> list[Path]:
 
 
 def _find_kubepods(path: Path, depth: int) -> Iterator[Path]:
-    for folder in folders(path):
+    for folder in list_directories(path):
         if folder.name in {"kubepods", "kubepods.slice"} or folder.name.endswith("-kubepods.slice"):
             yield folder
         elif depth > 1 and not folder.name.endswith(_NEVER_PARENTS):
             yield from _find_kubepods(folder, depth - 1)
 
 
-def places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
+def list_pod_directories(parents: Iterable[Path], uid: str) -> Iterator[Path]:
     """Name the directories that a pod may have, for each quality of service."""
     for parent in parents:
         if parent.name.endswith(".slice"):
@@ -212,7 +212,7 @@ def places(parents: Iterable[Path], uid: str) -> Iterator[Path]:
 
 
 def _has_container(pod: Path) -> bool:
-    return any(_populated(container) for container in folders(pod))
+    return any(_populated(container) for container in list_directories(pod))
 
 
 def _populated(cgroup: Path) -> bool:
@@ -228,7 +228,7 @@ def _populated(cgroup: Path) -> bool:
     if procs is None:
         # Gone between the two looks, or not the kernel's: a directory without the file is in doubt.
         return cgroup.exists()
-    return bool(procs.strip()) or any(_populated(below) for below in folders(cgroup))
+    return bool(procs.strip()) or any(_populated(below) for below in list_directories(cgroup))
 
 
 def _read(file: Path) -> str | None:

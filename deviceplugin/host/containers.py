@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from deviceplugin.host.cgroups import folders, places, pod_parents
+from deviceplugin.host.cgroups import find_pod_parents, list_directories, list_pod_directories
 
 _CONTAINER: Final = re.compile(r"^(?:([a-z][a-z0-9-]*)-)?([0-9a-f]{64})(?:\.scope)?$")
 _LOG: Final = re.compile(r"^[^_]+_[^_]+_([^_]+)-([0-9a-f]{64})\.log$")
@@ -18,13 +18,13 @@ _POD: Final = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
 _MONITOR: Final = "conmon"
 
 
-def container_id(name: str) -> str | None:
+def parse_container_id(name: str) -> str | None:
     """Read the container's ID out of the name of its cgroup; None where it is none, or a monitor's."""
     found = _CONTAINER.match(name)
     return found[2] if found and not (found[1] or "").endswith(_MONITOR) else None
 
 
-def logged(name: str) -> tuple[str, str] | None:
+def parse_log_name(name: str) -> tuple[str, str] | None:
     """Read ID and name of a container out of the name of the link that the kubelet makes to its log.
 
     It makes `<pod>_<namespace>_<container>-<id>.log` right after it started the container, a second or more
@@ -34,7 +34,7 @@ def logged(name: str) -> tuple[str, str] | None:
     return (found[2], found[1]) if found else None
 
 
-def uid_of(name: str) -> str | None:
+def parse_pod_uid(name: str) -> str | None:
     """Read the UID out of the name of a pod's cgroup; None where it is none."""
     found = _POD.search(name)
     return found[1].replace("_", "-") if found else None
@@ -59,25 +59,25 @@ class PodFolders:
         Raises:
             OSError: a folder cannot be read, though it is there.
         """
-        self._parents = list(pod_parents(self._root))
+        self._parents = list(find_pod_parents(self._root))
         return [
             folder
             for parent in self._parents
-            for folder in (parent, *(below for below in folders(parent) if _is_quality(below.name)))
+            for folder in (parent, *(below for below in list_directories(parent) if _is_quality(below.name)))
         ]
 
     def find(self, uid: str) -> Path | None:
         """Find a pod's cgroup; None where it has none (yet)."""
-        return next((path for path in places(self._parents, uid) if path.is_dir()), None)
+        return next((path for path in list_pod_directories(self._parents, uid) if path.is_dir()), None)
 
 
-def container_cgroups(pod: Path) -> dict[Path, str]:
+def list_container_cgroups(pod: Path) -> dict[Path, str]:
     """Find the cgroups of containers in a pod's, the sandbox's too, with their IDs; none where that is gone.
 
     Raises:
         OSError: it cannot be read, though it is there.
     """
-    found = ((path, container_id(path.name)) for path in folders(pod))
+    found = ((path, parse_container_id(path.name)) for path in list_directories(pod))
     return {path: identifier for path, identifier in found if identifier is not None}
 
 
@@ -88,13 +88,13 @@ def read_container_cgroups(pods: Mapping[str, Path]) -> tuple[dict[str, dict[Pat
         pods: Folders of the pods by UID.
 
     Returns:
-        As of `container_cgroups` for each pod that can be read, and why one cannot.
+        As of `list_container_cgroups` for each pod that can be read, and why one cannot.
     """
     found: dict[str, dict[Path, str]] = {}
     unread: OSError | None = None
     for uid, folder in pods.items():
         try:
-            found[uid] = container_cgroups(folder)
+            found[uid] = list_container_cgroups(folder)
         except OSError as error:
             unread = error
     return found, unread

@@ -158,7 +158,7 @@ class CheckpointReader:
             return None
 
 
-def decode(data: bytes, stamp: FileVersion) -> Checkpoint:
+def decode_checkpoint(data: bytes, stamp: FileVersion) -> Checkpoint:
     """Read one version of the file.
 
     Unknown fields are passed over; the plugin's own answer (AllocResp) is not looked at.

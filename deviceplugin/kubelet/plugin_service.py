@@ -139,7 +139,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         try:
             while not stream.stopping:
                 stream.wake.clear()
-                await context.write(device_list(self._devices.devices()))
+                await context.write(encode_device_list(self._devices.devices()))
                 await stream.wake.wait()
         finally:
             del self._streams[stream.number]
@@ -239,7 +239,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         raise AssertionError("abort raises")  # pragma: no cover
 
 
-def device_list(devices: Mapping[str, bool]) -> pb.ListAndWatchResponse:
+def encode_device_list(devices: Mapping[str, bool]) -> pb.ListAndWatchResponse:
     """Encode the list of devices; never with a topology, or the kubelet would choose without asking us."""
     return pb.ListAndWatchResponse(
         devices=[

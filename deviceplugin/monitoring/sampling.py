@@ -15,8 +15,8 @@ from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.host.driver import DriverThread
-from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, card_use
-from deviceplugin.node_events import NodeEvents, silent
+from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, measure_unaccounted_use
+from deviceplugin.node_events import NodeEvents, make_silent_events
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +118,7 @@ class CardSampler:
         self._unit_mib = unit_mib
         self._on_health = on_health
         self._on_cards = on_cards
-        self._notices = notices or silent()
+        self._notices = notices or make_silent_events()
         self._every_s = every_s
         self.samples: Sequence[GpuSample] = ()
         self.sampled_s = float("-inf")
@@ -341,7 +341,9 @@ class CardSampler:
     ) -> None:
         pressure, before, self.uses = {}, self.uses, {}
         for sample in samples:
-            use = card_use(sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid))
+            use = measure_unaccounted_use(
+                sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid)
+            )
             self.uses[sample.uuid] = use
             pressure[sample.uuid] = use.extra_units(self._unit_mib)
         if self._account.ledger.set_unaccounted_use(pressure):

@@ -51,7 +51,7 @@ class UnaccountedUse:
         return -(-(self.foreign_mib + self.beyond_mib) // unit_mib)
 
 
-def card_use(
+def measure_unaccounted_use(
     sample: GpuSample,
     owners: Mapping[int, str | None],
     promised_mib: Mapping[str, int],

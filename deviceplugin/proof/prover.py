@@ -15,12 +15,12 @@ import msgspec
 
 from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, node_paths
 from deviceplugin.errors import DevicePluginError, GpuError, LimitError
-from deviceplugin.gpus.api.card_listing import whole
+from deviceplugin.gpus.api.card_listing import physical_uuid
 from deviceplugin.gpus.api.memory_info import MIB
 from deviceplugin.gpus.api.memory_limits import DMEM_FILE, NO_FILES, LimitReading, MemoryLimits
 from deviceplugin.gpus.api.provable import FAULTS, MemoryUser, Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource
-from deviceplugin.proof.scratch import ScratchCgroup, UndoStack, signals_wait
+from deviceplugin.proof.scratch import ScratchCgroup, UndoStack, defer_signals
 
 Result = Literal["proven", "refuted", "measured", "unproven"]
 """As documented or promised; not so; a fact that the documents leave open; not found out."""
@@ -119,7 +119,7 @@ class Prover:
                 self._try_limits(card)
             else:
                 self._say_instance(card)
-        for uuid in dict.fromkeys(whole(card) for card in cards):
+        for uuid in dict.fromkeys(physical_uuid(card) for card in cards):
             self._card = uuid
             self._try_mig(uuid)
 
@@ -154,7 +154,7 @@ class Prover:
         with self._step("used and reserved memory"):
             self._read_memory(card)
         with self._step("news of the card"):
-            kinds = self._provable.event_kinds(whole(card))
+            kinds = self._provable.event_kinds(physical_uuid(card))
             lacks = [f"{kind}: {why}" for kind, why in kinds.items() if why]
             found = "; ".join([" and ".join(kind for kind, why in kinds.items() if not why), *lacks])
             # Cards without MIG have no news of it.
@@ -276,7 +276,7 @@ class Prover:
         if free_mib < 2 * LIMIT_MIB:
             self._say(what, "unproven", f"{free_mib} MiB are free", f"{2 * LIMIT_MIB} are needed")
             return None, 0
-        with signals_wait():
+        with defer_signals():
             user = self._provable.memory_user(card.uuid, self._scratch.path)
             undo.add(f"process {user.pid}", user.end)
         told_mib = user.start()
@@ -346,7 +346,7 @@ class Prover:
         undo = UndoStack()
         try:
             with undo:
-                with signals_wait():
+                with defer_signals():
                     undo.add("MIG instance", self._provable.create_instance(uuid))
                 self._source.sample()
                 new = [card for card in self._source.cards() if card.uuid not in before]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from deviceplugin.app import gpu_source
-from deviceplugin.check import CheckFinding, check
+from deviceplugin.check import CheckFinding, check_node
 from deviceplugin.containers.device_nodes import DEVICES
 from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
@@ -17,9 +17,9 @@ from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.proving import SimulatedProvable
 from deviceplugin.gpus.simulated.source import SimulatedGpus
-from deviceplugin.host.cgroups import pod_parents
+from deviceplugin.host.cgroups import find_pod_parents
 from deviceplugin.proof.prover import CardProof, ProofOptions, Prover
-from deviceplugin.proof.scratch import ScratchCgroup, signals_interrupt
+from deviceplugin.proof.scratch import ScratchCgroup, interrupt_on_signals
 from deviceplugin.settings import Settings
 
 
@@ -81,14 +81,14 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
     source = gpu_source(settings)
     interrupted = False
     findings: list[CheckFinding] = []
-    with signals_interrupt():
+    with interrupt_on_signals():
         source.open()
         try:
             cards = [_described(card) for card in source.cards()]
             provable = _provable(source, settings)
             prover = make_prover(settings, source, provable, busy=busy, instances=instances)
             try:
-                findings += check(settings)
+                findings += check_node(settings)
                 prover.run()
             except KeyboardInterrupt:
                 interrupted = True
@@ -126,7 +126,7 @@ def make_prover(
     )
     parent = root
     with suppress(OSError):
-        parent = next(pod_parents(root), root)
+        parent = next(find_pod_parents(root), root)
     service = MpsService(settings.mps_root)
 
     def mps(uuid: str) -> str:

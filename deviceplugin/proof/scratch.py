@@ -20,7 +20,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let signals that would end this wait until what is begun is done, in this thread."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -30,7 +30,7 @@ def signals_wait() -> Iterator[None]:
 
 
 @contextmanager
-def signals_interrupt() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP do what Ctrl-C does, so that what was done is undone."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -70,7 +70,7 @@ class UndoStack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with signals_wait():
+        with defer_signals():
             for what, step in reversed(self._steps):
                 try:
                     step()

@@ -5,7 +5,7 @@ from allocator.ledger.accounts import NodeAccounts
 from allocator.records import Assignment
 
 
-def allocations(facts: NodeAccounts) -> dict[str, Assignment]:
+def list_allocations(facts: NodeAccounts) -> dict[str, Assignment]:
     """Units by card and container of living pods that have all they asked for, by UID of the API.
 
     Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.

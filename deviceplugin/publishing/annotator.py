@@ -13,7 +13,7 @@ from allocator.records import Assignment, MemoryRecord, dump_allocation, load_al
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
-from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.allocations import list_allocations
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import WRITE_TIMEOUT_S
 from kubeapi.backoff import Backoff
@@ -101,7 +101,7 @@ class AllocationAnnotator:
         Returns:
             Seconds until one that was refused is due again, None where there is none.
         """
-        found = allocations(self._account.ledger.accounts)
+        found = list_allocations(self._account.ledger.accounts)
         self._done = {uid: text for uid, text in self._done.items() if uid in found}
         self._troubles = {uid: trouble for uid, trouble in self._troubles.items() if uid in found}
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):

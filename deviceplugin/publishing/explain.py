@@ -6,7 +6,7 @@ from allocator.ledger import charges
 from allocator.ledger.accounts import NodeAccounts
 
 
-def explain(facts: NodeAccounts) -> dict[str, Any]:
+def explain_node(facts: NodeAccounts) -> dict[str, Any]:
     """Everything of interest to a person, as JSON values."""
     promised = charges.charge_cards(facts)
     return {

@@ -51,7 +51,7 @@ class NodePublication:
         return Layout(width(max(self.sizes, default=0)), len(self.sizes), self.unit_mib)
 
 
-def urgency(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
+def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
     """Tell why the Node must be patched.
 
     Args:
@@ -76,7 +76,7 @@ def urgency(wanted: NodePublication, node: NodeObject, owed: int) -> str | None:
     return None
 
 
-def news(wanted: NodePublication, written: NodePublication, owed: int) -> str | None:
+def changes_since(wanted: NodePublication, written: NodePublication, owed: int) -> str | None:
     """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None.
 
     Other cards than before are as urgent as units that are free again.
@@ -102,7 +102,7 @@ def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
 
 
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
-    """Name the resources and annotations for which `urgency` wants the Node patched."""
+    """Name the resources and annotations for which `publish_reason` wants the Node patched."""
     words, holds = node.words(), node.holds()
     found = []
     if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
@@ -120,7 +120,7 @@ def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: f
     """Tell when to patch, in the same seconds as the arguments.
 
     Args:
-        reason: from `urgency`.
+        reason: from `publish_reason`.
         since_s: when the reason was first seen.
         last_s: the last patch.
         settled: the kubelet's book shows everything that was handed out.
@@ -131,7 +131,7 @@ def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: f
     return max(last_s + gap_s, since_s if settled else since_s + SETTLE_S)
 
 
-def patch(wanted: NodePublication, node: NodeObject, revision: int) -> dict[str, Any]:
+def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) -> dict[str, Any]:
     """Write the merge patch of nodes/status: words, revision, inventory and holds, all at once.
 
     Capacity and allocatable are equal, or the kubelet would make them so.
@@ -154,7 +154,7 @@ def patch(wanted: NodePublication, node: NodeObject, revision: int) -> dict[str,
     }
 
 
-def farewell(node: NodeObject, revision: int) -> dict[str, Any] | None:
+def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
     """Write the last patch of a daemon that stops: every card full and out of use, so that nobody comes.
 
     `holds` stays as it is: it alone says who has something. That no card is healthy keeps preemption from

@@ -69,7 +69,7 @@ class OwnershipRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     claim: DaemonIdentity | None = None
 
 
-def this_daemon(folder: Path) -> DaemonIdentity:
+def identify_daemon(folder: Path) -> DaemonIdentity:
     """Describe the daemon that serves the kubelet of a device plugin folder on this machine."""
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -281,6 +281,6 @@ __all__ = [
     "DaemonIdentity",
     "NodeOwnership",
     "OwnershipRecord",
+    "identify_daemon",
     "read_record",
-    "this_daemon",
 ]

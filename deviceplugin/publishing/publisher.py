@@ -17,13 +17,13 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.node_publication import (
     GAP_S,
     NodePublication,
+    changes_since,
     differences,
     due_s,
-    farewell,
-    news,
+    make_last_patch,
+    make_status_patch,
     next_revision,
-    patch,
-    urgency,
+    publish_reason,
 )
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
@@ -48,7 +48,7 @@ CALM_S: Final = 60.0
 _decode_node = msgspec.json.Decoder(NodeObject).decode
 
 
-def wall_ms() -> int:
+def read_wall_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
@@ -86,7 +86,7 @@ class NodePublisher:
         unit_mib: int,
         inventory: Callable[[], Sequence[CardRecord]],
         gap_s: float = GAP_S,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -161,7 +161,7 @@ class NodePublisher:
         if node is None or not self._owns():
             return True
         revision = next_revision(self.revision, node, self._now_ms())
-        body = farewell(node, revision)
+        body = make_last_patch(node, revision)
         if body is None:
             return True
         try:
@@ -188,14 +188,14 @@ class NodePublisher:
             self._since_s = self._written = None
             return None
         wanted, owed = self._wanted(), self._pod_view.owed
-        reason = urgency(wanted, node, owed)
+        reason = publish_reason(wanted, node, owed)
         if reason is None:
             self._since_s = None
             return await self._prove()
         now_s = self._account.now_s()
         self._since_s = now_s if self._since_s is None else self._since_s
         due = due_s(reason, self._since_s, self._last_s, settled=self._settled(), gap_s=self._gap_s)
-        if self._written is not None and news(wanted, self._written, owed) != "released":
+        if self._written is not None and changes_since(wanted, self._written, owed) != "released":
             due = max(due, self._patient_s)
         left_s = due - now_s
         if left_s > 0:
@@ -206,7 +206,7 @@ class NodePublisher:
         revision = next_revision(self.revision, node, self._now_ms())
         try:
             answer = await self._client.patch_node_status(
-                self._node_name, patch(wanted, node, revision), timeout_s=WRITE_TIMEOUT_S
+                self._node_name, make_status_patch(wanted, node, revision), timeout_s=WRITE_TIMEOUT_S
             )
             patched = _decode_node(answer)
         except (KubeApiError, msgspec.MsgspecError) as error:
@@ -220,7 +220,7 @@ class NodePublisher:
             "published", reason=reason, used=list(wanted.used), holds=len(wanted.holds), revision=revision
         )
         differs = differences(wanted, patched, owed)
-        if not differs and self._written is not None and news(wanted, self._written, owed) is None:
+        if not differs and self._written is not None and changes_since(wanted, self._written, owed) is None:
             differs = differences(wanted, node, owed)
         self._written = wanted
         if differs:

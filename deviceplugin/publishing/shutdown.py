@@ -38,7 +38,7 @@ class ShutdownTimeouts:
     admit_s: float = 2.0
 
 
-async def say_farewell(
+async def drain_and_stop(
     publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], patience: ShutdownTimeouts
 ) -> None:
     """Offer nothing more, and wait for pods that are on their way; all else must go on meanwhile.

@@ -88,7 +88,9 @@ class StartupTaint:
             return LOOK_AGAIN_S
         try:
             await self._client.patch(
-                f"/api/v1/nodes/{segment(self._node_name)}", removal(node), timeout_s=WRITE_TIMEOUT_S
+                f"/api/v1/nodes/{segment(self._node_name)}",
+                make_removal_patch(node),
+                timeout_s=WRITE_TIMEOUT_S,
             )
         except (Conflict, NotFound):
             # The Node has changed: the watch brings what it is now.
@@ -115,7 +117,7 @@ def is_offered(node: NodeObject, resource: str) -> bool:
     return str(amounts.get(resource, "0")) != "0" and PACKED_LAYOUT in amounts
 
 
-def removal(node: NodeObject) -> dict[str, Any]:
+def make_removal_patch(node: NodeObject) -> dict[str, Any]:
     """Write the merge patch that removes the taint from this version of a Node, and no other one."""
     left = [taint for taint in node.taints if taint.get("key") != STARTUP_TAINT]
     return {

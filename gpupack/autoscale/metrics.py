@@ -8,7 +8,7 @@ from prometheus_client import Gauge, Histogram, generate_latest
 from gpupack.autoscale.guarding import Kept, KeptNode
 from gpupack.autoscale.planning import Plan
 from gpupack.autoscale.waiting import Outcome
-from kubeapi.metrics import process_registry
+from kubeapi.metrics import make_process_registry
 
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
@@ -21,7 +21,7 @@ class AutoscaleMetrics:
     """
 
     def __init__(self) -> None:
-        registry = self.registry = process_registry("gpupack", "gpupack")
+        registry = self.registry = make_process_registry("gpupack", "gpupack")
         self._placeholders = Gauge(
             "gpupack_autoscale_placeholders", "Placeholder pods that ask for a node.", registry=registry
         )

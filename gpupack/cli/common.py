@@ -25,9 +25,9 @@ def say(text: str, *, err: bool = False) -> None:
         text: One line or more.
         err: On standard error.
     """
-    from kubeapi.errors import printable
+    from kubeapi.errors import make_printable
 
-    click.echo("\n".join(printable(line) for line in text.split("\n")), err=err)
+    click.echo("\n".join(make_printable(line) for line in text.split("\n")), err=err)
 
 
 def fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:

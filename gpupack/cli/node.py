@@ -248,7 +248,7 @@ def node(**options: Any) -> None:
 
 def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoReturn:
     """Say what the node offers, and with `proof` what its cards do, and exit."""
-    from deviceplugin.check import check, served
+    from deviceplugin.check import can_serve, check_node
     from deviceplugin.errors import ProfileError
     from deviceplugin.settings import Settings
     from gpupack.errors import InputError
@@ -268,11 +268,11 @@ def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoRe
     if proof[""]:
         _prove(settings, output, busy=proof["_busy"], instances=proof["_mig"])
     try:
-        findings = check(settings)
+        findings = check_node(settings)
     except ProfileError as error:  # an option that is wrong, as for the daemon
         fail(error)
     click.echo(render(findings, output, colour=wants_colour()))
-    sys.exit(0 if served(findings) else FAILED)
+    sys.exit(0 if can_serve(findings) else FAILED)
 
 
 def _prove(settings: Any, output: str, *, busy: bool, instances: bool) -> NoReturn:

@@ -10,7 +10,7 @@ import msgspec
 from gpupack import queuestatus
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
-from kubeapi.errors import Forbidden, KubeApiError, NotFound, unreachable_because
+from kubeapi.errors import Forbidden, KubeApiError, NotFound, describe_unreachable
 from kubeapi.paths import segment
 from scheduler_plugin.queue.controller.status import Why
 
@@ -70,7 +70,7 @@ async def _once(ask: Ask) -> tuple[dict[str, Any], Sequence[Why] | None]:
     except Forbidden as error:
         return none(f"The queue cannot be asked: {error}"), None
     except aiohttp.ClientConnectorError as error:
-        why = unreachable_because(error)
+        why = describe_unreachable(error)
         return none(f"No queue answers ({why}); docs/queue.md says what one is for."), None
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
         return none(f"The queue does not answer: {error or type(error).__name__}"), None

@@ -16,7 +16,7 @@ from allocator.podcards import (
 )
 from allocator.records import Holds, load_allocation
 from gpupack.inventory.records import CardRow, PodRow, Share
-from kubeapi.errors import printable
+from kubeapi.errors import make_printable
 from scheduler_plugin.cache.charges import NodeRecord, Rules
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
@@ -74,7 +74,13 @@ def join_pods(
     for pod in pods:
         meta = pod.metadata
         record = read_pod(pod, resource)
-        row = PodRow(printable(meta.namespace), printable(meta.name), meta.uid, 0, "unknown")
+        row = PodRow(
+            make_printable(meta.namespace),
+            make_printable(meta.name),
+            meta.uid,
+            0,
+            "unknown",
+        )
         published = held.pop(meta.uid, None)
         if record.ended or record.charged is None:
             share: Share = "ending" if record.ended else "allocated"
@@ -93,7 +99,7 @@ def join_pods(
             on_card.setdefault(position, []).append(replace(row, units=count, share=share))
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
-            on_card.setdefault(position, []).append(PodRow("", "", printable(uid), count, "ending"))
+            on_card.setdefault(position, []).append(PodRow("", "", make_printable(uid), count, "ending"))
     assumed = _RULES.assumed(node, _RULES.claims(node))
     with_pods = tuple(
         replace(
@@ -120,7 +126,7 @@ def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
             before_mib, _ = found.get(uuid, (0, ""))
             known = before_mib is not None and record.used is not None
             used_mib = (before_mib or 0) + (record.used or 0) if known else None
-            found[uuid] = used_mib, printable(record.held)
+            found[uuid] = used_mib, make_printable(record.held)
     return found
 
 

@@ -27,11 +27,11 @@ from allocator.records import (
     load_cordon_reasons,
     load_holds,
 )
-from deviceplugin.gpus.api.foreign_resources import foreign_gpus
+from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus
 from gpupack.inventory.objects import Cluster, Node, load_nodes, no_node
 from gpupack.inventory.pod_cards import Seats, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
-from kubeapi.errors import printable
+from kubeapi.errors import make_printable
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 
@@ -65,13 +65,13 @@ def rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
 def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
     """Decode one node, None when it has nothing to show."""
     bare = NodeRow(
-        printable(node.metadata.name),
+        make_printable(node.metadata.name),
         (),
         None,
         None,
         _ready(node),
         node.spec.unschedulable,
-        foreign_gpus=foreign_gpus(node.status.capacity, node.status.allocatable),
+        foreign_gpus=count_foreign_gpus(node.status.capacity, node.status.allocatable),
     )
     allocatable, capacity = node.status.allocatable or {}, node.status.capacity or {}
     try:
@@ -127,14 +127,14 @@ def _cards(
                 CardRow(
                     index=card.index,
                     uuid=card.uuid,
-                    model=printable(card.model) or None,
+                    model=make_printable(card.model) or None,
                     size_units=card.size_units,
                     used_units=card.used_units,
                     healthy=card.healthy,
                     cordoned=card.cordoned,
-                    cordon_reason=printable(reasons.get(card.uuid, "")) if card.cordoned else "",
-                    held=printable(record.held),
-                    memory_mode=printable(record.memory_mode),
+                    cordon_reason=make_printable(reasons.get(card.uuid, "")) if card.cordoned else "",
+                    held=make_printable(record.held),
+                    memory_mode=make_printable(record.memory_mode),
                     detached=record.driver == DETACHED,
                 )
                 for card, record in zip(joined, inventory, strict=True)

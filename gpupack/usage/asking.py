@@ -12,7 +12,7 @@ from gpupack.errors import InputError
 from gpupack.usage.prometheus import Prometheus, step_of
 from gpupack.usage.report import By, Report, report
 from gpupack.usage.store import read
-from kubeapi.errors import ConfigError, cut, printable, unreachable_because
+from kubeapi.errors import ConfigError, describe_unreachable, make_printable, shorten
 from kubeapi.urls import proxy_for
 
 
@@ -61,7 +61,7 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
             body = await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise InputError(
-            f"no dashboard answers at {url} ({unreachable_because(error)}): start `gpupack dashboard`, "
+            f"no dashboard answers at {url} ({describe_unreachable(error)}): start `gpupack dashboard`, "
             "or name --prometheus URL or --history FILE"
         ) from error
     try:
@@ -69,8 +69,8 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         refused = _refusal(body)
         if refused:
-            raise InputError(f"{url}: {printable(cut(refused))}") from error
-        said = cut(body[:200].decode(errors="replace"))
+            raise InputError(f"{url}: {make_printable(shorten(refused))}") from error
+        said = shorten(body[:200].decode(errors="replace"))
         raise InputError(f"{url} answers {answer.status} {said!r}: allowed is a gpupack dashboard") from error
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gpupack.errors import InputError
 from gpupack.usage.records import Period, PodUse
-from kubeapi.errors import cut, unreachable_because
+from kubeapi.errors import describe_unreachable, shorten
 
 PROMISED: Final = "gpupack_container_promised_bytes"
 USED: Final = "gpupack_container_used_bytes"
@@ -148,16 +148,16 @@ class Prometheus:
             async with self._session.post(url, data=form, headers=self._headers, timeout=timeout) as answer:
                 body = await answer.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise PrometheusError(f"{self._url} does not answer: {unreachable_because(error)}") from error
+            raise PrometheusError(f"{self._url} does not answer: {describe_unreachable(error)}") from error
         try:
             found = msgspec.json.decode(_as_series(body), type=_Answer)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, AttributeError) as error:
-            said = cut(body[:200].decode(errors="replace"))
+            said = shorten(body[:200].decode(errors="replace"))
             raise PrometheusError(
                 f"{url} answers {answer.status} {said!r}: allowed is the API of Prometheus"
             ) from error
         if found.status != "success" or found.data is None:
-            raise PrometheusError(f"{url} refuses the question: {cut(found.error or found.status)}")
+            raise PrometheusError(f"{url} refuses the question: {shorten(found.error or found.status)}")
         return found.data
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from gpupack.whatif.answers import Advice, Best, CardUse, Fit, FitAnswer, Why
-from kubeapi.errors import printable
+from kubeapi.errors import make_printable
 from scheduler_plugin.scheduling.reasons import memory
 
 _NODES_SHOWN = 10
@@ -11,7 +11,7 @@ _NODES_SHOWN = 10
 
 def why_text(answer: Why) -> str:
     """Write why a pod is as it is."""
-    return "\n".join(printable(line) if line.strip() else "" for line in _why(answer))
+    return "\n".join(make_printable(line) if line.strip() else "" for line in _why(answer))
 
 
 def _why(answer: Why) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
 
 def fit_text(answer: FitAnswer) -> str:
     """Write how many pods fit."""
-    return "\n".join(printable(line) if line.strip() else "" for line in _fit(answer))
+    return "\n".join(make_printable(line) if line.strip() else "" for line in _fit(answer))
 
 
 def _fit(answer: FitAnswer) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
 
 def advice_text(answer: Advice) -> str:
     """Write a list of moves."""
-    return "\n".join(printable(line) if line.strip() else "" for line in _advice(answer))
+    return "\n".join(make_printable(line) if line.strip() else "" for line in _advice(answer))
 
 
 def _advice(answer: Advice) -> Iterator[str]:

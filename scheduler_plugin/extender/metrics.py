@@ -8,7 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kubeapi.metrics import process_registry
+from kubeapi.metrics import make_process_registry
 from scheduler_plugin.cache.nodes import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
@@ -49,7 +49,7 @@ class Metrics:
     """
 
     def __init__(self, cluster: "ClusterMetrics | None" = None) -> None:
-        self.registry = process_registry("gpupack", "gpupack")
+        self.registry = make_process_registry("gpupack", "gpupack")
         self.handled = Histogram(
             "gpupack_extender_request_duration_seconds",
             "Time to handle a call, reading and writing HTTP not included.",

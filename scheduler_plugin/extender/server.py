@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from allocator.errors import shown
-from kubeapi.errors import cut
+from kubeapi.errors import shorten
 from scheduler_plugin.binding.binder import Binder, Leadership
 from scheduler_plugin.cache.watching import Watcher
 from scheduler_plugin.errors import ProtocolError
@@ -248,7 +248,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except (web.RequestPayloadError, ConnectionError) as error:
-        raise ProtocolError(f"body cannot be read: {cut(str(error))}{_WHOLE}", 400) from error
+        raise ProtocolError(f"body cannot be read: {shorten(str(error))}{_WHOLE}", 400) from error
 
 
 @web.middleware

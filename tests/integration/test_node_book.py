@@ -6,7 +6,7 @@ import aiohttp
 
 from allocator.names import POD_GPU_UUID
 from deviceplugin.kubelet.checkpoint import BOOK_NAME
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.explain import explain_node
 from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
@@ -55,7 +55,7 @@ async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
         facts = world.daemon.account.ledger.accounts
         given: list[tuple[str, str]] = []
         world.daemon.account.follow(
-            lambda: given.extend((one["pod"], one["container"]) for one in explain(facts)["given"])
+            lambda: given.extend((one["pod"], one["container"]) for one in explain_node(facts)["given"])
         )
         first = await world.run("first", 8, on=1)
         last = await world.run("last", 8, on=0, init=8)

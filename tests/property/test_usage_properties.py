@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import DEAD_BAND_MIB, UnaccountedUse, card_use
+from deviceplugin.monitoring.unaccounted_use import DEAD_BAND_MIB, UnaccountedUse, measure_unaccounted_use
 
 PODS = ("a", "b", "c")
 
@@ -30,7 +30,7 @@ def measure(truth: dict[str, int], view: str) -> tuple[GpuSample, dict[int, str 
 @given(truths, promises)
 def test_use_that_is_told_is_counted_exactly(truth: dict[str, int], promised: dict[str, int]) -> None:
     sample, owners = measure(truth, "told")
-    use = card_use(sample, owners, promised)
+    use = measure_unaccounted_use(sample, owners, promised)
     extra = sum(max(0, used - promised.get(name, 0)) for name, used in truth.items())
     foreign_there = any(used and name not in promised for name, used in truth.items())
     assert use.foreign_mib + use.beyond_mib == (extra if foreign_there or extra > DEAD_BAND_MIB else 0)
@@ -43,7 +43,7 @@ def test_promises_and_extra_cover_what_is_measured(
     previous: UnaccountedUse | None = None
     for truth, promised, view in steps:
         sample, owners = measure(truth, view)
-        previous = card_use(sample, owners, promised, previous)
+        previous = measure_unaccounted_use(sample, owners, promised, previous)
         extra_mib = previous.foreign_mib + previous.beyond_mib
         assert sum(promised.values()) + extra_mib >= sample.used_mib - DEAD_BAND_MIB
         assert 0 <= extra_mib <= sample.used_mib
@@ -59,7 +59,7 @@ def test_hidden_foreign_use_once_seen_is_not_forgotten_while_it_lasts(
     for truth, view in steps:
         sample, owners = measure(truth, view)
         seen_mib = min(max(seen_mib, sample.used_mib - sum(promised.values())), sample.used_mib)
-        previous = card_use(sample, owners, promised, previous)
+        previous = measure_unaccounted_use(sample, owners, promised, previous)
         untold = (
             view != "silent" or len({n if n in promised else "" for n, used in truth.items() if used}) > 1
         )
@@ -73,9 +73,9 @@ def test_a_card_left_by_its_pods_shows_what_is_measured(
     before: dict[str, int], after: dict[str, int], promised: dict[str, int], view: str
 ) -> None:
     sample, owners = measure(before, view)
-    previous = card_use(sample, owners, promised)
+    previous = measure_unaccounted_use(sample, owners, promised)
     sample, owners = measure(after, view)
-    use = card_use(sample, owners, {}, previous)
+    use = measure_unaccounted_use(sample, owners, {}, previous)
     foreign_there = view in {"told", "silent"} and any(after.values())
     expected = sample.used_mib if foreign_there or sample.used_mib > DEAD_BAND_MIB else 0
     assert use.foreign_mib == expected

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.errors import CheckpointError, TornCheckpointError
-from deviceplugin.kubelet.checkpoint import BOOK_NAME, CheckpointEntry, CheckpointReader, FileVersion, decode
+from deviceplugin.kubelet.checkpoint import (
+    BOOK_NAME,
+    CheckpointEntry,
+    CheckpointReader,
+    FileVersion,
+    decode_checkpoint,
+)
 from tests.kubelet_world import until
 
 SAMPLES = Path(__file__).with_name("books")
@@ -63,7 +69,7 @@ def remove(path: Path) -> None:
 
 
 def test_a_kubelet_that_gave_nothing() -> None:
-    book = decode((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
+    book = decode_checkpoint((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
     assert book.entries == ()
     assert book.stamp == STAMP
 
@@ -71,7 +77,7 @@ def test_a_kubelet_that_gave_nothing() -> None:
 def test_every_container_of_a_pod() -> None:
     """Init container, sidecar and two mains: all four are there, under their names."""
     data = (SAMPLES / "kubelet-1.36.3-init-sidecar-mains.json").read_bytes()
-    book = decode(data, STAMP)
+    book = decode_checkpoint(data, STAMP)
     assert len({entry.uid for entry in book.entries}) == 1
     assert {entry.container: len(entry.ids) for entry in book.entries} == {
         "prepare": 3,
@@ -89,13 +95,15 @@ def test_every_container_of_a_pod() -> None:
 
 def test_the_devices_of_every_numa_node_are_one_set() -> None:
     ids = {"-1": ["a"], "0": ["b", "c"], "1": ["c"]}
-    (entry,) = decode(changed("Data.PodDeviceEntries.0.DeviceIDs", ids), STAMP).entries
+    (entry,) = decode_checkpoint(changed("Data.PodDeviceEntries.0.DeviceIDs", ids), STAMP).entries
     assert entry == CheckpointEntry("u1", "main", RESOURCE, frozenset("abc"))
 
 
 @pytest.mark.parametrize("path", ["Extra", "Data.Extra", "Data.PodDeviceEntries.0.Extra"])
 def test_more_fields_are_passed_over(path: str) -> None:
-    assert decode(changed(path, {"a": [1]}), STAMP) == decode(json.dumps(LAYOUT).encode(), STAMP)
+    assert decode_checkpoint(changed(path, {"a": [1]}), STAMP) == decode_checkpoint(
+        json.dumps(LAYOUT).encode(), STAMP
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,9 +150,9 @@ def test_the_message_says_what_is_allowed() -> None:
     with pytest.raises(
         CheckpointError, match=r"unknown layout: .*; allowed: the checkpoint of Kubernetes 1\.22"
     ):
-        decode(b"{}", STAMP)
+        decode_checkpoint(b"{}", STAMP)
     with pytest.raises(CheckpointError) as caught:
-        decode(changed("Data.PodDeviceEntries", [ENTRY | {"PodUID": "u" * 1000}] * 2), STAMP)
+        decode_checkpoint(changed("Data.PodDeviceEntries", [ENTRY | {"PodUID": "u" * 1000}] * 2), STAMP)
     assert len(str(caught.value)) == 256
 
 
@@ -194,14 +202,14 @@ PATHS = (
 @given(st.binary())
 def test_rubbish_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError):
-        decode(data, STAMP)
+        decode_checkpoint(data, STAMP)
 
 
 @given(st.sampled_from(PATHS), JSON)
 def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
     """Whatever stands in one field: there is a book of the right types, or the one error."""
     try:
-        book = decode(changed(path, value), STAMP)
+        book = decode_checkpoint(changed(path, value), STAMP)
     except CheckpointError:
         return
     for entry in book.entries:
@@ -212,7 +220,7 @@ def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
 def test_a_torn_book_is_refused(at: int, sample: Path) -> None:
     whole = sample.read_bytes().rstrip()
     with pytest.raises(TornCheckpointError):
-        decode(whole[: at % len(whole)], STAMP)
+        decode_checkpoint(whole[: at % len(whole)], STAMP)
 
 
 KEYS = st.tuples(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
@@ -231,7 +239,7 @@ def test_what_the_kubelet_writes_is_read(held: dict[Any, dict[int, set[str]]]) -
         for (uid, container, resource), nodes in held.items()
     ]
     data = {"Data": {"PodDeviceEntries": entries or None, "RegisteredDevices": {}}, "Checksum": 1}
-    book = decode(json.dumps(data).encode(), STAMP)
+    book = decode_checkpoint(json.dumps(data).encode(), STAMP)
     assert {(one.uid, one.container, one.resource): one.ids for one in book.entries} == {
         key: frozenset().union(*nodes.values()) for key, nodes in held.items()
     }

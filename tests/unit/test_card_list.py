@@ -6,7 +6,7 @@ import pytest
 
 from allocator.ids import percent_id
 from allocator.ledger import Ledger, PodAccount
-from deviceplugin.allocation.card_list import CardList, lost_cards
+from deviceplugin.allocation.card_list import CardList, find_lost_cards
 from deviceplugin.allocation.inventory import cards_in_units
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.source import GpuCard
@@ -106,7 +106,7 @@ def test_shares_in_percent_of_a_card_without_units_are_told_too() -> None:
     node = Node(gpu(1), gpu(2, error="lost"))
     node.events.clear()
     percent = {percent_id("c2", slot) for slot in range(30)}
-    assert lost_cards(
+    assert find_lost_cards(
         node.account.ledger.accounts, PodAccount(pod("x", 1), known_ids={"main": frozenset(percent)})
     ) == {"c2"}
 

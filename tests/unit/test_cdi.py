@@ -13,7 +13,7 @@ from pytest_mock import MockerFixture
 
 from deviceplugin import container_responses
 from deviceplugin.containers import cdi, device_lists
-from deviceplugin.containers.cdi import FILE_NAME, CdiNames, chosen_names, devices_of
+from deviceplugin.containers.cdi import FILE_NAME, CdiNames, match_device_names, read_device_nodes
 from deviceplugin.containers.device_lists import (
     ANNOTATION,
     CDI_ANNOTATIONS,
@@ -128,14 +128,14 @@ def test_an_index_counts_where_the_device_names_no_card(folders: tuple[Path, Pat
 )
 def test_device_nodes_that_cannot_be_read_are_none(edits: Any) -> None:
     text = json.dumps({"kind": KIND, "devices": [{"name": "0", "containerEdits": edits}]})
-    assert devices_of(text, KIND) == {"0": frozenset()}
+    assert read_device_nodes(text, KIND) == {"0": frozenset()}
 
 
 def test_indexes_are_not_trusted_beside_instances() -> None:
     instances = [CARDS[0], replace(CARDS[1], uuid="MIG-1", parent="GPU-9")]
     two: dict[str, frozenset[str]] = {"0": frozenset(), "1": frozenset()}
-    assert chosen_names(instances, two, NVIDIA) == {}
-    assert chosen_names(instances, {**two, "MIG-1": frozenset()}, NVIDIA) == {"MIG-1": f"{KIND}=MIG-1"}
+    assert match_device_names(instances, two, NVIDIA) == {}
+    assert match_device_names(instances, {**two, "MIG-1": frozenset()}, NVIDIA) == {"MIG-1": f"{KIND}=MIG-1"}
 
 
 def test_without_a_toolkit_ours_is_written_of_a_kind_of_our_own(
@@ -247,8 +247,8 @@ def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> 
 
 
 def test_specifications_of_other_kinds_are_not_the_cards() -> None:
-    assert devices_of("kind: nvidia.com/gds\ndevices: [{name: all}]", KIND) == {}
-    assert devices_of("kind: nvidia.com/gpu", KIND) == {}
+    assert read_device_nodes("kind: nvidia.com/gds\ndevices: [{name: all}]", KIND) == {}
+    assert read_device_nodes("kind: nvidia.com/gpu", KIND) == {}
 
 
 def test_cards_that_no_specification_of_ours_can_have_keep_the_vendors_names(
@@ -277,7 +277,7 @@ def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
     ],
 )
 def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, in_cri: bool) -> None:
-    wanted = device_lists.uses_cdi(strategies)
+    wanted = device_lists.needs_cdi_names(strategies)
     assert wanted == (annotated or in_cri)
     grant = DeviceListStrategies(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
     assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
@@ -331,7 +331,7 @@ def test_a_specification_is_parsed_once_as_long_as_it_stays(
     """NVIDIA's has thousands of lines, and the folders are looked at every ten seconds."""
     toolkit(folders[0], *UUIDS)
     (folders[0] / "rubbish.yaml").write_text("[")
-    parsing = mocker.spy(cdi, "devices_of")
+    parsing = mocker.spy(cdi, "read_device_nodes")
     found = names(folders)
     found.refresh(CARDS)
     assert parsing.call_count == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, pod_uid
+from deviceplugin.host.cgroups import CgroupProbe, PodCgroups, ProcessOwners, find_pod_uid
 
 UID = "0f3c6a52-1b2d-4c3e-9f00-aabbccddeeff"
 SLICE = UID.replace("-", "_")
@@ -54,7 +54,7 @@ STATIC = "0123456789abcdef0123456789abcdef"
     ],
 )
 def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
-    assert pod_uid(text) == uid
+    assert find_pod_uid(text) == uid
 
 
 def process(proc: Path, pid: int, text: str) -> None:

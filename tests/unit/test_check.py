@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deviceplugin.check import CheckFinding, check, served
+from deviceplugin.check import CheckFinding, can_serve, check_node
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
@@ -56,7 +56,7 @@ def serve(settings: Settings) -> None:
 
 
 def found(settings: Settings, run: Run = nothing) -> dict[str, CheckFinding]:
-    return {each.what: each for each in check(settings, run)}
+    return {each.what: each for each in check_node(settings, run)}
 
 
 def changed(settings: Settings, **values: object) -> Settings:
@@ -214,7 +214,7 @@ def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Setting
     findings = found(settings)
     assert findings["kubelet"].found.startswith("does not serve")
     assert findings["kubelet's book"].verdict == "bad"
-    assert not served(list(findings.values()))
+    assert not can_serve(list(findings.values()))
 
 
 def test_require_cannot_be_served_where_nothing_holds(settings: Settings, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from gpupack.errors import InputError
 from gpupack.logs import configure
 from gpupack.queuestatus import read, render
 from kubeapi.correlation import pod_ref
-from kubeapi.errors import Forbidden, cut, printable
+from kubeapi.errors import Forbidden, make_printable, shorten
 from kubeapi.events import EventRecorder
 from scheduler_plugin.queue.controller.status import waiting
 from tests.queue_world import QueueWorld
@@ -76,8 +76,8 @@ def test_the_tables_of_the_queue() -> None:
 def test_words_of_the_api_server() -> None:
     """In errors, so in Events, logs and answers that quote them."""
     assert Forbidden(EVIL).message == "a?[2J?]0;b??31m?c d"
-    assert cut("x" * 1000 + EVIL, 10) == "xxxxxxxxx…"
-    assert printable("schön") == "schön"
+    assert shorten("x" * 1000 + EVIL, 10) == "xxxxxxxxx…"
+    assert make_printable("schön") == "schön"
 
 
 def test_events() -> None:

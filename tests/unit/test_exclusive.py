@@ -10,7 +10,7 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.packing import NodeWords
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import card_use
+from deviceplugin.monitoring.unaccounted_use import measure_unaccounted_use
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.placing import place_with
@@ -25,7 +25,7 @@ def measured(*processes, used_mib=0):
     """Units that a card costs beyond what was promised, where these processes are and nobody of ours."""
     sample = GpuSample("GPU-0", used_mib, tuple(processes))
     owners = {process.pid: None for process in processes}
-    return card_use(sample, owners, {}).extra_units(1024)
+    return measure_unaccounted_use(sample, owners, {}).extra_units(1024)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from deviceplugin.http import SHUTDOWN_S
 from deviceplugin.kubelet.registration import RegistrationTimeouts
-from deviceplugin.publishing.shutdown import ShutdownTimeouts, say_farewell
+from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 
 FOR_EVER_S = 1e6
 
@@ -32,14 +32,16 @@ class Bench:
 
 async def test_pods_on_their_way_are_waited_for():
     bench = Bench(5)
-    await say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=FOR_EVER_S))
+    await drain_and_stop(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=FOR_EVER_S))
     assert (bench.said, bench.looks) == (1, 6)
 
 
 async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
     bench = Bench()
     ending = asyncio.create_task(
-        say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=FOR_EVER_S, admit_s=FOR_EVER_S))
+        drain_and_stop(
+            bench.publish, bench.under_way, ShutdownTimeouts(late_s=FOR_EVER_S, admit_s=FOR_EVER_S)
+        )
     )
     await asyncio.sleep(0.1)
     assert not ending.done()
@@ -50,14 +52,14 @@ async def test_without_pods_the_late_ones_are_waited_for_all_the_same():
 async def test_a_pod_that_never_gets_devices_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await say_farewell(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=0.1))
+        await drain_and_stop(bench.publish, bench.under_way, ShutdownTimeouts(late_s=0.0, admit_s=0.1))
     assert [entry["event"] for entry in logs] == ["pods are on their way without devices"]
 
 
 async def test_an_api_server_that_is_away_is_not_waited_for_longer_than_the_limit():
     bench = Bench(float("inf"))
     with capture_logs() as logs:
-        await say_farewell(asyncio.Event().wait, bench.under_way, ShutdownTimeouts(publish_s=0.05))
+        await drain_and_stop(asyncio.Event().wait, bench.under_way, ShutdownTimeouts(publish_s=0.05))
     assert [entry["event"] for entry in logs] == ["the words go on offering cards"]
     assert bench.looks == 0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gpus
+from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus, describe_foreign
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from deviceplugin.gpus.api.foreign_resources import describe_foreign, foreign_gp
     ],
 )
 def test_what_is_found(capacity, allocatable, found):
-    assert foreign_gpus(capacity, allocatable) == found
+    assert count_foreign_gpus(capacity, allocatable) == found
 
 
 def test_what_is_said():

@@ -3,10 +3,16 @@
 import pytest
 
 from allocator.ids import device_id
-from deviceplugin.allocation.inventory import cards_in_units, check_units, list_bytes, records, smallest_unit
+from deviceplugin.allocation.inventory import (
+    card_records,
+    cards_in_units,
+    check_units,
+    list_bytes,
+    smallest_unit,
+)
 from deviceplugin.errors import DeviceListError
 from deviceplugin.gpus.api.source import GpuCard
-from deviceplugin.kubelet.plugin_service import device_list
+from deviceplugin.kubelet.plugin_service import encode_device_list
 
 
 def gpu(index: int, total_mib: int, reserved_mib: int = 0, error: str | None = None) -> GpuCard:
@@ -35,7 +41,7 @@ def test_a_card_that_cannot_be_read_keeps_its_place_without_units():
 
 def test_records_describe_cards_as_they_are_now():
     gpus = [gpu(0, 8192, 192), gpu(1, 4096, error="lost")]
-    told = records(cards_in_units(gpus, 1024), gpus)
+    told = card_records(cards_in_units(gpus, 1024), gpus)
     assert [(record.index, record.mib, record.healthy) for record in told] == [
         (0, 8000, True),
         (1, 4096, False),
@@ -45,7 +51,7 @@ def test_records_describe_cards_as_they_are_now():
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 99, 100, 101, 1234])
 def test_the_list_weighs_what_its_message_weighs_when_all_is_unhealthy(size):
     (card,) = cards_in_units([gpu(0, size)], 1)
-    message = device_list({device_id(card.uuid, slot): False for slot in range(size)})
+    message = encode_device_list({device_id(card.uuid, slot): False for slot in range(size)})
     assert list_bytes([card]) == message.ByteSize()
 
 
@@ -61,8 +67,8 @@ def test_mib_units_of_large_cards_are_refused_with_the_unit_that_fits():
     check_units(gpus, unit_mib)
     cards = cards_in_units(gpus, unit_mib)
     listed = {device_id(card.uuid, slot): False for card in cards for slot in range(card.size_units)}
-    assert device_list(listed).ByteSize() <= 4 * 1024 * 1024
-    assert device_list(dict.fromkeys(listed, True)).ByteSize() < device_list(listed).ByteSize()
+    assert encode_device_list(listed).ByteSize() <= 4 * 1024 * 1024
+    assert encode_device_list(dict.fromkeys(listed, True)).ByteSize() < encode_device_list(listed).ByteSize()
     with pytest.raises(DeviceListError):
         check_units(gpus, unit_mib - 1)
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kubeapi import errors
 from kubeapi.client import KubeClient
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
 
 JSON_PATCH = "application/json-patch+json"
@@ -52,7 +52,7 @@ async def server():
     await runner.cleanup()
 
 
-@pytest.fixture(params=[None, make_posts], ids=["aiohttp", "posting"])
+@pytest.fixture(params=[None, make_post_client], ids=["aiohttp", "posting"])
 async def client(request, server, tmp_path):
     config = kubeconfig(tmp_path / "kc", server.url, token="t0")
     async with await KubeClient.connect(config, posts=request.param) as client:
@@ -386,7 +386,7 @@ def test_the_models_of_the_kubernetes_package_stay_on_disk() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("posts", [None, make_posts])
+@pytest.mark.parametrize("posts", [None, make_post_client])
 async def test_requests_go_through_the_proxy_of_the_environment(server, tmp_path, monkeypatch, posts) -> None:
     monkeypatch.setenv("HTTP_PROXY", server.url.replace("://", "://user:secret@"))
     config = kubeconfig(tmp_path / "kc", "http://api.invalid:1")
@@ -396,7 +396,7 @@ async def test_requests_go_through_the_proxy_of_the_environment(server, tmp_path
     assert server.last.headers["Proxy-Authorization"] == "Basic dXNlcjpzZWNyZXQ="
 
 
-@pytest.mark.parametrize("posts", [None, make_posts])
+@pytest.mark.parametrize("posts", [None, make_post_client])
 async def test_a_server_in_a_network_of_no_proxy_is_asked_directly(
     server, tmp_path, monkeypatch, posts
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kubeapi import errors
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from tests.credentials_world import Clock, outside_a_cluster, plugin, service_account, write
 
 
@@ -351,7 +351,7 @@ async def test_the_proxy_on_the_way_to_the_server(tmp_path, monkeypatch, server,
     monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
     credentials = await Credentials.load(write(tmp_path / "kc", {"server": server, **cluster}, {}))
     assert credentials.proxy == proxy
-    assert (make_posts(credentials, (), 1, 1.0) is None) is (proxy is not None)
+    assert (make_post_client(credentials, (), 1, 1.0) is None) is (proxy is not None)
 
 
 async def test_a_proxy_that_cannot_be_used(tmp_path, monkeypatch) -> None:

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from kubeapi import errors
-from kubeapi.errors import from_answer
+from kubeapi.errors import make_error
 
 
 def status(reason: str, message: str) -> bytes:
@@ -27,7 +27,7 @@ def status(reason: str, message: str) -> bytes:
     ],
 )
 def test_each_status_has_its_class(code, kind, maybe_done) -> None:
-    error = from_answer(code, status("R", "m"), what="GET /x")
+    error = make_error(code, status("R", "m"), what="GET /x")
     assert type(error) is kind
     assert (error.status, error.reason, error.message, error.maybe_done) == (
         code,
@@ -64,7 +64,7 @@ STORAGE = (
     ],
 )
 def test_conflicts_are_told_apart(reason, message, cause) -> None:
-    error = from_answer(409, status(reason, message))
+    error = make_error(409, status(reason, message))
     assert isinstance(error, errors.Conflict)
     assert error.cause == cause
 
@@ -73,25 +73,25 @@ def test_conflicts_are_told_apart(reason, message, cause) -> None:
 def test_a_pods_name_does_not_decide_the_cause(name) -> None:
     stale = "ResourceVersion: 0, ResourceVersion in precondition: 1"
     message = f'on pods "{name}": Key: /registry/pods/d/{name}, {stale}'
-    assert from_answer(409, status("Conflict", message)).cause == "stale"
+    assert make_error(409, status("Conflict", message)).cause == "stale"
     message = f'on pods/binding "{name}": pod {name} is already assigned to node "{name}"'
-    assert from_answer(409, status("Conflict", message)).cause == "bound"
+    assert make_error(409, status("Conflict", message)).cause == "bound"
     message = f'on pods/binding "{name}": pod {name} has non-empty .spec.schedulingGates'
-    assert from_answer(409, status("Conflict", message)).cause == "gated"
+    assert make_error(409, status("Conflict", message)).cause == "gated"
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"<html>gateway</html>", b"\xff\xfe", b"[]", b"null", b'{"message": 5}', b'{"code": "x"}']
 )
 def test_rubbish_bodies_are_quoted_not_raised(body) -> None:
-    error = from_answer(502, body)
+    error = make_error(502, body)
     assert isinstance(error, errors.ServerError)
     assert error.reason == "ServerError"
     assert error.message
 
 
 def test_foreign_messages_are_cut_and_on_one_line() -> None:
-    error = from_answer(400, status("BadRequest", "a\nb " * 500))
+    error = make_error(400, status("BadRequest", "a\nb " * 500))
     assert len(error.message) == errors.MESSAGE_LIMIT
     assert "\n" not in error.message
     assert error.message.endswith("…")
@@ -102,7 +102,7 @@ def test_foreign_messages_are_cut_and_on_one_line() -> None:
     [(None, None), ("", None), ("3", 3.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)],
 )
 def test_retry_after(header, seconds) -> None:
-    error = from_answer(429, b"{}", retry_after=header)
+    error = make_error(429, b"{}", retry_after=header)
     assert isinstance(error, errors.TooManyRequests)
     assert error.retry_after_s == seconds
 

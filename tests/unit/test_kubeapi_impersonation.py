@@ -8,7 +8,7 @@ from aiohttp.test_utils import TestServer
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import ConfigError
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
 
 SOMEBODY = {
@@ -46,7 +46,7 @@ async def server():
         yield server
 
 
-@pytest.mark.parametrize("posts", [None, make_posts], ids=["aiohttp", "posting"])
+@pytest.mark.parametrize("posts", [None, make_post_client], ids=["aiohttp", "posting"])
 @pytest.mark.parametrize(
     ("user", "headers"),
     [

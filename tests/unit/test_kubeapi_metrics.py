@@ -6,7 +6,7 @@ from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpupack import __version__
-from kubeapi.metrics import process_registry
+from kubeapi.metrics import make_process_registry
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def restored():
 
 
 def test_a_process_says_what_runs_and_what_it_uses_but_not_when_series_were_created() -> None:
-    registry = process_registry("gpupack", "gpupack")
+    registry = make_process_registry("gpupack", "gpupack")
     Counter("calls_total", "Calls.", registry=registry).inc()
     Histogram("call_duration_seconds", "Calls.", registry=registry).observe(1)
     text = generate_latest(registry).decode()
@@ -31,6 +31,6 @@ def test_a_process_says_what_runs_and_what_it_uses_but_not_when_series_were_crea
 
 
 def test_a_tree_that_is_not_installed_has_no_version() -> None:
-    text = generate_latest(process_registry("x", "no-such-distribution")).decode()
+    text = generate_latest(make_process_registry("x", "no-such-distribution")).decode()
     assert 'x_build_info{python_version="' in text
     assert 'version="0.0.0+unknown"' in text

@@ -9,7 +9,7 @@ import pytest
 
 from kubeapi import errors, posting
 from kubeapi.client import KubeClient
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from tests.credentials_world import kubeconfig
 
 OK = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
@@ -54,7 +54,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture
 async def client(server: Server, tmp_path: Path) -> AsyncIterator[KubeClient]:
     config = kubeconfig(tmp_path / "kc", f"{server.url}/base", token="t0")  # type: ignore[attr-defined]
-    async with await KubeClient.connect(config, posts=make_posts) as client:
+    async with await KubeClient.connect(config, posts=make_post_client) as client:
         yield client
 
 
@@ -155,4 +155,4 @@ async def test_a_proxy_is_left_to_aiohttp(
     server: Server, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client._credentials, "proxy", "http://127.0.0.1:1")
-    assert make_posts(client._credentials, (), 1, 1.0) is None
+    assert make_post_client(client._credentials, (), 1, 1.0) is None

@@ -12,7 +12,7 @@ from aiohttp import web
 from kubeapi import errors
 from kubeapi.client import KubeClient
 from kubeapi.credentials import FORCED_GAP_S, REFRESH_S, Credentials
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from tests.credentials_world import Clock, certificate, outside_a_cluster, plugin, service_account, write
 
 MANY = 16
@@ -72,7 +72,7 @@ async def server(request, tmp_path):
 
 
 only_http = pytest.mark.parametrize("server", ["http"], indirect=True)
-both = pytest.mark.parametrize("posts", [None, make_posts], ids=["aiohttp", "posting"])
+both = pytest.mark.parametrize("posts", [None, make_post_client], ids=["aiohttp", "posting"])
 
 
 def calls(client, last="pod-15"):

@@ -10,7 +10,7 @@ from allocator.ids import percent_id
 from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from allocator.request import ContainerRequest, PodRequest
-from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.allocations import list_allocations
 from tests.ledger_world import RESOURCE, World, ids, pod
 
 
@@ -172,10 +172,10 @@ def test_a_share_that_is_less_than_a_unit_now_is_not_told() -> None:
         CheckpointEntry("p", "main", PERCENT_RESOURCE, shares),
     ]
     world.ledger.apply_checkpoint(entries, world.now)
-    assert allocations(world.ledger.accounts) == {"p": {"i": (("c0", 1),), "main": (("c0", 4),)}}
+    assert list_allocations(world.ledger.accounts) == {"p": {"i": (("c0", 1),), "main": (("c0", 4),)}}
     install(world, c0=7)
     assert world.ledger.published_holds() == {"p": {0: 3}}
-    assert allocations(world.ledger.accounts) == {}
+    assert list_allocations(world.ledger.accounts) == {}
 
 
 def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:

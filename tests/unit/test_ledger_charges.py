@@ -3,8 +3,8 @@
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.publishing.allocations import allocations
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 INIT_AND_MAIN = [("setup", 6, "init"), ("main", 2, "main")]
@@ -44,7 +44,7 @@ def test_main_containers_use_the_ids_of_init_containers_again():
     world = World.of(8)
     assert world.run(pod("a", INIT_AND_MAIN, "c0")) == [{"c0": 6}, {"c0": 2}]
     assert world.promised == [6]
-    assert allocations(world.ledger.accounts) == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
+    assert list_allocations(world.ledger.accounts) == {"a": {"setup": (("c0", 6),), "main": (("c0", 2),)}}
 
 
 def test_sidecars_count_beside_init_containers():
@@ -80,7 +80,7 @@ def test_promised_never_passes_the_size_and_explain_says_what_is_charged():
     world.show("b", ids("c0", 0, 1, 2))
     assert world.promised == [4]
     assert world.ledger.cards()[0].used_units == 4
-    assert explain(world.ledger.accounts)["cards"][0]["charged"] == 6
+    assert explain_node(world.ledger.accounts)["cards"][0]["charged"] == 6
 
 
 def test_promises_tell_whose_units_are_on_a_card():
@@ -115,7 +115,7 @@ def test_h1_a_pod_that_runs_without_an_entry_is_lost_not_waiting(more, promised)
     assert world.promised == promised
     assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
     assert world.ledger.unpublished_pods() == frozenset()
-    assert allocations(world.ledger.accounts) == {}
+    assert list_allocations(world.ledger.accounts) == {}
 
 
 def test_h1_a_lost_pod_may_be_on_every_card_of_the_node():
@@ -241,7 +241,7 @@ def test_a_pod_enters_holds_with_the_allocate_of_its_last_container():
     assert world.ledger.has_pods_in_flight()
     world.allocate(world.choose(3, "a"), "a")
     assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 5}}
-    assert allocations(world.ledger.accounts) == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
+    assert list_allocations(world.ledger.accounts) == {"a": {"one": (("c0", 2),), "two": (("c0", 3),)}}
     assert world.ledger.unpublished_pods() == frozenset()
     assert not world.ledger.has_pods_in_flight()
 
@@ -252,7 +252,7 @@ def test_a_pod_stays_in_holds_as_long_as_it_is_charged():
     world.run(pod("a", 3, "c0"))
     world.delete("a")
     world.drop("a")
-    assert allocations(world.ledger.accounts) == {}
+    assert list_allocations(world.ledger.accounts) == {}
     assert charges.charge_published_pods(world.ledger.accounts) == {"a": {"c0": 3}}
     world.look()
     assert charges.charge_published_pods(world.ledger.accounts) == {}
@@ -310,20 +310,20 @@ def test_a_pod_on_cards_that_cannot_be_is_held_and_not_described(given):
     for container, mine in given:
         world.show("a", mine, container)
     assert charges.charge_published_pods(world.ledger.accounts).keys() == {"a"}
-    assert allocations(world.ledger.accounts) == {}
+    assert list_allocations(world.ledger.accounts) == {}
 
 
 def test_a_pod_that_lacks_a_container_is_not_described():
     world = World.of(8)
     world.bind(pod("a", INIT_AND_MAIN, "c0"))
     world.hand(6, "a", "setup")
-    assert allocations(world.ledger.accounts) == {}
+    assert list_allocations(world.ledger.accounts) == {}
 
 
 def test_an_allocation_names_the_units_of_each_card_in_word_order():
     world = World.of(8, 8)
     world.run(pod("a", 6, "c1", "c0", count=2))
-    assert allocations(world.ledger.accounts) == {"a": {"main": (("c0", 3), ("c1", 3))}}
+    assert list_allocations(world.ledger.accounts) == {"a": {"main": (("c0", 3), ("c1", 3))}}
 
 
 def test_used_is_what_is_charged_and_used_beyond_it_up_to_the_size():

@@ -5,7 +5,7 @@ import pytest
 from allocator.errors import LedgerError
 from allocator.ledger import Ledger, Pod
 from allocator.selector import Selector
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import World, cards, ids, pod, request
 
 INIT_AND_MAIN = [("setup", 2, "init"), ("main", 5, "main")]
@@ -167,7 +167,7 @@ def test_explain_shows_everything_as_json():
     world.bind(pod("b", [("main", 2, "main"), ("side", 1, "sidecar")], "c1"))
     world.allocate(ids("c1", 6, 7), "b")
     world.ledger.set_unaccounted_use({"c1": 1})
-    told = explain(world.ledger.accounts)
+    told = explain_node(world.ledger.accounts)
     every = {"size": 8, "healthy": True, "cordoned": False}
     assert told["cards"] == [
         {"uuid": "c0", "used": 3, "charged": 3, "pressure": 0, **every},

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.ledger import Ledger, charges
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.explain import explain_node
 from tests.ledger_world import SETTLED_S, World, cards, ids, pod
 
 TWO = [("one", 2, "main"), ("two", 3, "main")]
@@ -27,7 +27,7 @@ def admitted() -> World:
 
 
 def known(world: World) -> list[str]:
-    return [one["uid"] for one in explain(world.ledger.accounts)["pods"]]
+    return [one["uid"] for one in explain_node(world.ledger.accounts)["pods"]]
 
 
 def test_the_whole_end_of_a_pod(running):

@@ -11,9 +11,9 @@ from pytest_mock import MockerFixture
 
 from allocator.packing import NodeWords
 from allocator.records import CardRecord, dump_cards, join_cards, load_cards, read_links, write_links
-from deviceplugin.allocation.inventory import cards_in_units, records
+from deviceplugin.allocation.inventory import card_records, cards_in_units
 from deviceplugin.errors import ProfileError
-from deviceplugin.gpus.api.links import links_of
+from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.nvidia.links import read_links as read_from_driver
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
 from scheduler_plugin.cache.cards import cards_of
@@ -51,7 +51,7 @@ nvlink:
     ids=["none", "direct", "switched", "both", "elsewhere"],
 )
 def test_links_of_pairs(direct: Any, switched: Any, found: Any) -> None:
-    assert links_of("abc", direct, switched) == found
+    assert count_links("abc", direct, switched) == found
 
 
 def test_profiles_say_links_as_nvml_mock_does() -> None:
@@ -126,7 +126,7 @@ def test_the_driver_tells_of_each_end(mocker: MockerFixture) -> None:
 
 def test_links_travel_in_few_bytes_and_come_back() -> None:
     gpus = [each.card for each in load_profile("8xh100-80").cards]
-    inventory = records(cards_in_units(gpus, 1024), gpus)
+    inventory = card_records(cards_in_units(gpus, 1024), gpus)
     text, without = dump_cards(inventory), dump_cards([replace(each, links="") for each in inventory])
     assert len(text) - len(without) == 8 * len(',"links":"iiiiiii0"')
     cards = join_cards(NodeWords.of(1024, [79] * 8, [0] * 8, 1), load_cards(text))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deviceplugin.gpus.api.card_listing import DetectedCard, renewed
+from deviceplugin.gpus.api.card_listing import DetectedCard, merge_cards
 from deviceplugin.gpus.api.source import GpuCard
 
 
@@ -41,20 +41,20 @@ A, B, C = shown("A"), shown("B"), shown("C", "c1", "c2")
     ],
 )
 def test_the_next_list(then: list[DetectedCard], uuids: list[str]) -> None:
-    known = renewed([], [A, B, C])
-    found = renewed(known, then)
+    known = merge_cards([], [A, B, C])
+    found = merge_cards(known, then)
     assert [each.uuid for each in found] == uuids
     assert [each.index for each in found] == list(range(len(uuids)))
 
 
 def test_what_is_lost_stays_as_it_was_and_what_is_back_is_as_it_is() -> None:
-    known = renewed([], [A, B])
-    lost = renewed(known, [unsure("A"), B])
+    known = merge_cards([], [A, B])
+    lost = merge_cards(known, [unsure("A"), B])
     assert lost == known
     grown = replace(A, cards=(replace(A.cards[0], total_mib=200),))
-    assert renewed(lost, [grown, B])[0].total_mib == 200
+    assert merge_cards(lost, [grown, B])[0].total_mib == 200
 
 
 def test_a_card_that_never_could_be_read_gives_way_to_itself() -> None:
-    known = renewed([], [unsure(None), B])
-    assert [each.uuid for each in renewed(known, [A, B])] == ["A", "B"]
+    known = merge_cards([], [unsure(None), B])
+    assert [each.uuid for each in merge_cards(known, [A, B])] == ["A", "B"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, partition
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, place_instances
 
 H100 = ("NVIDIA H100 80GB HBM3", 81079)
 
@@ -10,7 +10,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 81079)
 def layout(*profiles: str, model: str = H100[0], mib: int = H100[1]) -> list[tuple[str, int]]:
     return [
         (one.profile, one.start)
-        for one in partition("GPU-a", model, mib, list(map(InstanceRequest, profiles)))
+        for one in place_instances("GPU-a", model, mib, list(map(InstanceRequest, profiles)))
     ]
 
 
@@ -51,12 +51,12 @@ def test_parts_that_follow_one_another_are_of_one_gpu_instance(
 ) -> None:
     if places is None:
         with pytest.raises(LayoutError, match="have no room"):
-            partition("GPU-a", *H100, list(map(InstanceRequest, profiles)))
+            place_instances("GPU-a", *H100, list(map(InstanceRequest, profiles)))
         return
-    found = partition("GPU-a", *H100, list(map(InstanceRequest, profiles)))
+    found = place_instances("GPU-a", *H100, list(map(InstanceRequest, profiles)))
     assert [(one.start, one.part) for one in found] == places
     assert len({one.uuid for one in found}) == len(profiles)
-    assert partition("GPU-a", *H100, list(map(InstanceRequest, profiles)), found) == found
+    assert place_instances("GPU-a", *H100, list(map(InstanceRequest, profiles)), found) == found
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_layouts_that_no_card_can_have(profiles: list[str], says: str) -> None:
     ],
 )
 def test_instances_have_the_units_that_drivers_give(model: str, mib: int, smallest: str, units: int) -> None:
-    found = partition("GPU-a", model, mib, [InstanceRequest(smallest)] * 7)
+    found = place_instances("GPU-a", model, mib, [InstanceRequest(smallest)] * 7)
     assert {one.memory_mib // 1024 for one in found} == {units}
     assert len({one.uuid for one in found}) == 7
 
@@ -107,16 +107,18 @@ def test_cards_that_cannot_be_partitioned(model: str, mib: int) -> None:
 
 
 def test_a_place_can_be_chosen_and_is_checked() -> None:
-    placed = partition("GPU-a", *H100, [InstanceRequest("1g.10gb", 6), InstanceRequest("3g.40gb")])
+    placed = place_instances("GPU-a", *H100, [InstanceRequest("1g.10gb", 6), InstanceRequest("3g.40gb")])
     assert [(one.profile, one.start) for one in placed] == [("3g.40gb", 0), ("1g.10gb", 6)]
     with pytest.raises(LayoutError, match=r"3g\.40gb at memory slice 2; allowed are 0, 4"):
-        partition("GPU-a", *H100, [InstanceRequest("3g.40gb", 2)])
+        place_instances("GPU-a", *H100, [InstanceRequest("3g.40gb", 2)])
 
 
 def test_instances_in_both_layouts_stay_where_they_are() -> None:
-    before = partition("GPU-a", *H100, [InstanceRequest("2g.20gb", 0), InstanceRequest("3g.40gb", 4)])
-    after = partition("GPU-a", *H100, list(map(InstanceRequest, ["1g.10gb", "1g.10gb", "3g.40gb"])), before)
+    before = place_instances("GPU-a", *H100, [InstanceRequest("2g.20gb", 0), InstanceRequest("3g.40gb", 4)])
+    after = place_instances(
+        "GPU-a", *H100, list(map(InstanceRequest, ["1g.10gb", "1g.10gb", "3g.40gb"])), before
+    )
     assert before[1] in after
     assert {one.uuid for one in after} - {one.uuid for one in before} == {one.uuid for one in after[:2]}
-    other = partition("GPU-b", *H100, [InstanceRequest("3g.40gb", 4)])
+    other = place_instances("GPU-b", *H100, [InstanceRequest("3g.40gb", 4)])
     assert other[0].uuid != before[1].uuid

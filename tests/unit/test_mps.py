@@ -21,9 +21,9 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuProcess
 from deviceplugin.gpus.nvidia.framework_env import framework_envs
 from deviceplugin.gpus.nvidia.generations import NvmlGenerations
-from deviceplugin.gpus.nvidia.mps.cards import MpsCard, mps_cards
+from deviceplugin.gpus.nvidia.mps.cards import MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
-from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, why_not
+from deviceplugin.gpus.nvidia.mps.grants import VOLTA, client_limit, find_obstacle
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
@@ -49,8 +49,8 @@ def test_clients_by_the_drivers_cuda(cuda: int, clients: int) -> None:
     ],
 )
 def test_cards_and_drivers_that_cannot(architecture: int | None, cuda: int | None, reason: str) -> None:
-    assert reason in why_not(architecture, cuda)
-    assert bool(why_not(architecture, cuda)) == bool(reason)
+    assert reason in find_obstacle(architecture, cuda)
+    assert bool(find_obstacle(architecture, cuda)) == bool(reason)
 
 
 def test_instances_and_cards_in_trouble_have_no_mps() -> None:
@@ -64,7 +64,7 @@ def test_instances_and_cards_in_trouble_have_no_mps() -> None:
         def cuda(self) -> int | None:
             return 12_040
 
-    assert mps_cards(source, Old()) == [
+    assert list_mps_cards(source, Old()) == [
         MpsCard(first, 0, "the card is older than Volta: processes share one address space under MPS"),
         MpsCard(second, 48),
     ]

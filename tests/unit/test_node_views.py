@@ -14,7 +14,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
-from deviceplugin.publishing.allocations import allocations
+from deviceplugin.publishing.allocations import list_allocations
 from kubeapi.errors import Unreachable
 from kubeapi.podstate import MIRROR_ANNOTATION
 from tests.book_world import FakeBook
@@ -163,7 +163,7 @@ def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
     assert of.ledger.pods_to_probe() == {"hash", "b"}
     of.ledger.apply_checkpoint([CheckpointEntry("hash", "main", GIB, ids("c0", 0, 1, 2))], 0.0)
     assert charges.charge_published_pods(of.ledger.accounts) == {"a": {"c0": 3}}
-    assert set(allocations(of.ledger.accounts)) == {"a"}
+    assert set(list_allocations(of.ledger.accounts)) == {"a"}
 
 
 def test_a_pod_that_cannot_be_read_harms_nobody():

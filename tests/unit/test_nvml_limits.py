@@ -7,7 +7,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from deviceplugin.enforcement.limit_plan import WantedLimit
-from deviceplugin.enforcement.limit_setter import LimitJob, hold_all
+from deviceplugin.enforcement.limit_setter import LimitJob, apply_limits
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitReading, MemoryLimits
 from deviceplugin.gpus.nvidia.memory_limits import PROBE, NvmlLimits
@@ -107,7 +107,7 @@ def test_a_right_to_read_limits_is_none_to_set_them(driver: Driver, limits: Nvml
 def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlLimits, root: Path) -> None:
     assert limits.support("GPU-a") == HELD
     driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "forbidden"
     assert limits.support("GPU-a").forbidden
     assert limits.support("GPU-b").forbidden
@@ -214,7 +214,7 @@ def test_a_limit_that_was_never_set_is_set(
 ) -> None:
     driver.unset = unset
     assert limits.support("GPU-a") == HELD
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(8192, 0))
     assert driver.hard["handle a", str(root / "pod")] == 8192 * MIB
     assert limits.support("GPU-a") == HELD
@@ -227,7 +227,7 @@ def test_a_limit_that_is_not_there_after_it_was_set_does_not_hold(
 ) -> None:
     driver.unset = unset
     mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "failed"
     assert f"for cgroup {root}/pod was set, and there is none" in outcome.problem
 
@@ -255,11 +255,11 @@ def test_a_soft_limit_of_the_toolkit_is_ended_before_its_cgroup_is(
         )
         pynvml.nvmlDeviceSetMemoryLimits_v1("handle a", asked)
         assert driver.reserved[str(root)] == soft_mib * MIB
-        (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+        (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
         assert (outcome.fault, outcome.reading) == (None, LimitReading(8192, 0))
         assert driver.reserved[str(root)] == 0
     sets = driver.sets
-    hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert driver.sets == sets
 
 
@@ -270,7 +270,7 @@ def test_the_limit_of_a_cgroup_above_is_not_taken_for_its_own(
     driver.unset, driver.inherits = unset, True
     limits.set("GPU-a", root, 8192)
     assert limits.read("GPU-a", root / "pod") == LimitReading(8192, 0)
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert (outcome.fault, ("handle a", str(root / "pod")) in driver.hard) == (None, True)
 
 
@@ -281,7 +281,7 @@ def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
     driver.files = driver.inherits = True
     (root / "dmem.max").touch()
     limits.set("GPU-a", root, 8192)
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     lacks = "Not Found; it has no dmem.max: +dmem is missing in cgroup.subtree_control of a cgroup above"
     assert (outcome.fault, outcome.problem.endswith(lacks)) == ("failed", True)
     support = limits.support("GPU-a")

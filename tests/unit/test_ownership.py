@@ -14,7 +14,7 @@ from deviceplugin.publishing.ownership import (
     DaemonIdentity,
     NodeOwnership,
     OwnershipRecord,
-    this_daemon,
+    identify_daemon,
 )
 from kubeapi.errors import Forbidden
 from tests.book_world import FakeBook
@@ -270,7 +270,7 @@ def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     (tmp_path / "same").symlink_to(tmp_path / "one")
-    one, two, same = (this_daemon(tmp_path / name) for name in ("one", "two", "same"))
+    one, two, same = (identify_daemon(tmp_path / name) for name in ("one", "two", "same"))
     assert one == same
     assert one.host != two.host
     assert one.boot == two.boot

@@ -10,8 +10,8 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.records import charge
 from allocator.request import ContainerRequest, Demand, Kind, PodRequest, parse_pod
-from deviceplugin.publishing.allocations import allocations
-from deviceplugin.publishing.explain import explain
+from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.explain import explain_node
 
 GIB = "gpupack.io/gpu-memory-gib"
 CARDS = "gpupack.io/cards"
@@ -151,7 +151,7 @@ def test_percent_and_units_are_charged_to_the_same_card():
     world.give("a", "main", percents("c0", 0, 50))
     world.give("b", "main", units("c0", 20))
     assert world.ledger.used() == (42, 0)
-    assert explain(world.ledger.accounts)["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
+    assert explain_node(world.ledger.accounts)["charged"] == {"a": {"c0": 22}, "b": {"c0": 20}}
 
 
 def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
@@ -162,7 +162,7 @@ def test_each_container_has_its_share_rounded_down_as_the_scheduler_counts_it():
     world.give("p", "b", percents("c0", 33, 33))
     assert world.ledger.used() == (28,)
     assert charges.charge_published_pods(world.ledger.accounts) == {"p": {"c0": 28}}
-    assert allocations(world.ledger.accounts) == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
+    assert list_allocations(world.ledger.accounts) == {"p": {"a": (("c0", 14),), "b": (("c0", 14),)}}
 
 
 def test_init_and_main_have_one_share():
@@ -173,7 +173,7 @@ def test_init_and_main_have_one_share():
     world.give("p", "i", percents("c0", 0, 33))
     world.give("p", "m", percents("c0", 0, 50))
     assert world.ledger.used() == (22,)
-    assert allocations(world.ledger.accounts) == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
+    assert list_allocations(world.ledger.accounts) == {"p": {"i": (("c0", 14),), "m": (("c0", 22),)}}
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from deviceplugin.publishing.node_publication import (
     LAST_REVISION,
     SETTLE_S,
     NodePublication,
+    changes_since,
     differences,
     due_s,
-    farewell,
-    news,
+    make_last_patch,
+    make_status_patch,
     next_revision,
-    patch,
-    urgency,
+    publish_reason,
 )
 
 
@@ -35,7 +35,7 @@ def wanted(used=(3, 0), holds=U1, sizes=(8, 8), seen=7, cards=None) -> NodePubli
 
 def node_saying(said: NodePublication, revision: int = 5, **extra: int) -> NodeObject:
     """The Node after such a patch."""
-    body = patch(said, NodeObject(metadata=metadata()), revision)
+    body = make_status_patch(said, NodeObject(metadata=metadata()), revision)
     for part in ("capacity", "allocatable"):
         body["status"][part] |= extra
     body["metadata"]["name"] = "n1"
@@ -47,8 +47,8 @@ def metadata():
 
 
 def test_a_node_that_says_it_all_needs_nothing():
-    assert urgency(wanted(), node_saying(wanted()), 0) is None
-    assert urgency(wanted(seen=99), node_saying(wanted()), 7) is None
+    assert publish_reason(wanted(), node_saying(wanted()), 0) is None
+    assert publish_reason(wanted(seen=99), node_saying(wanted()), 7) is None
 
 
 @pytest.mark.parametrize(
@@ -67,34 +67,34 @@ def test_a_node_that_says_it_all_needs_nothing():
     ],
 )
 def test_why_a_node_must_be_patched(now, owed, reason):
-    assert urgency(now, node_saying(wanted()), owed) == reason
+    assert publish_reason(now, node_saying(wanted()), owed) == reason
 
 
 def test_words_or_holds_that_are_missing_are_lost():
-    assert urgency(wanted(), NodeObject(metadata=metadata()), 0) == "lost"
+    assert publish_reason(wanted(), NodeObject(metadata=metadata()), 0) == "lost"
     said = node_saying(wanted())
     said.metadata.annotations = {}
-    assert urgency(wanted(), said, 0) == "lost"
+    assert publish_reason(wanted(), said, 0) == "lost"
 
 
 def test_words_whose_revision_has_no_next_one_are_lost():
-    assert urgency(wanted(), node_saying(wanted(), LAST_REVISION), 0) is None
-    assert urgency(wanted(), node_saying(wanted(), LAST_REVISION + 1), 0) == "lost"
+    assert publish_reason(wanted(), node_saying(wanted(), LAST_REVISION), 0) is None
+    assert publish_reason(wanted(), node_saying(wanted(), LAST_REVISION + 1), 0) == "lost"
 
 
 def test_a_seen_of_versions_still_to_come_is_taken_back():
     """After an etcd restore: a pod that vanishes later must not count as seen already."""
     said = node_saying(wanted(seen=501))
-    assert urgency(wanted(seen=50), said, 0) == "lost"
+    assert publish_reason(wanted(seen=50), said, 0) == "lost"
     assert differences(wanted(seen=50), said, 0) == [NODE_HOLDS]
-    assert urgency(wanted(seen=501), said, 0) is None
+    assert publish_reason(wanted(seen=501), said, 0) is None
 
 
 def test_holds_of_the_release_before_lack_the_units_and_are_written_anew():
     said = node_saying(wanted())
     assert said.metadata.annotations is not None
     said.metadata.annotations[NODE_HOLDS] = '{"seen":"7","uids":["u1"]}'
-    assert urgency(wanted(), said, 0) == "gained"
+    assert publish_reason(wanted(), said, 0) == "gained"
     assert differences(wanted(), said, 0) == [NODE_HOLDS]
 
 
@@ -111,7 +111,7 @@ def test_holds_of_the_release_before_lack_the_units_and_are_written_anew():
     ],
 )
 def test_what_is_new_since_the_last_patch(now, owed, said):
-    assert news(now, wanted(), owed) == said
+    assert changes_since(now, wanted(), owed) == said
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_releases_are_due_at_once_and_gains_wait():
 
 
 def test_the_patch_says_everything_at_once():
-    body = patch(wanted(), NodeObject(metadata=metadata()), 6)
+    body = make_status_patch(wanted(), NodeObject(metadata=metadata()), 6)
     assert body["status"]["capacity"] == body["status"]["allocatable"]
     assert body["status"]["capacity"] == {
         "gpupack.io/packed-layout": 1 | 4 << 4 | 2 << 10 | 1024 << 20,
@@ -162,14 +162,14 @@ def test_the_patch_says_everything_at_once():
 
 def test_words_of_more_cards_are_removed():
     said = node_saying(wanted(), **{"gpupack.io/packed-used-1": 1})
-    body = patch(wanted(), said, 6)
+    body = make_status_patch(wanted(), said, 6)
     assert body["status"]["capacity"]["gpupack.io/packed-used-1"] is None
     assert body["status"]["capacity"]["gpupack.io/packed-used-0"] == 3
 
 
 def test_no_cards_make_no_words():
     none = wanted(sizes=(), used=(), holds={}, cards=())
-    assert urgency(none, node_saying(none), 0) is None
+    assert publish_reason(none, node_saying(none), 0) is None
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_node_without_words_starts_from_the_clock():
 
 def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     node = node_saying(wanted(used=(3, 0), holds=U1))
-    body = farewell(node, 9)
+    body = make_last_patch(node, 9)
     assert body is not None
     assert NODE_HOLDS not in body["metadata"]["annotations"]
     assert body["status"]["capacity"] == body["status"]["allocatable"]
@@ -210,12 +210,12 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     assert after.holds() == node.holds()
     assert [card.healthy for card in after.cards() or ()] == [False, False]
     # The next start has something to restore, at once.
-    assert urgency(wanted(used=(3, 0), holds=U1), after, 0) == "released"
-    assert urgency(wanted(used=(8, 8), holds=U1), after, 0) == "gained"
+    assert publish_reason(wanted(used=(3, 0), holds=U1), after, 0) == "released"
+    assert publish_reason(wanted(used=(8, 8), holds=U1), after, 0) == "gained"
 
 
 def test_a_node_without_words_needs_no_farewell():
-    assert farewell(NodeObject(metadata=metadata()), 9) is None
+    assert make_last_patch(NodeObject(metadata=metadata()), 9) is None
     corrupt = node_saying(wanted())
     corrupt.status.capacity = {"gpupack.io/packed-layout": "7"}
-    assert farewell(corrupt, 9) is None
+    assert make_last_patch(corrupt, 9) is None

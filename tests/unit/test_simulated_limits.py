@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.enforcement.limit_plan import WantedLimit
-from deviceplugin.enforcement.limit_setter import LimitJob, hold_all
+from deviceplugin.enforcement.limit_setter import LimitJob, apply_limits
 from deviceplugin.errors import GpuError, LimitError, ProfileError
 from deviceplugin.gpus.api.memory_limits import HELD, LimitReading, LimitSupport, MemoryLimits
 from deviceplugin.gpus.api.source import GpuProcess
@@ -117,7 +117,7 @@ LOOSE = WantedLimit(300, frozenset({300, 200}), known=False)
 def test_limits_are_set_in_every_mood_of_the_driver(cgroup: Path, unset: str, backend: str) -> None:
     mood = f"unset: {unset}, backend: {backend}"
     limits = SimulatedGpus(parse_profile("mood", PROFILE.format(mood))).limits
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
 
 
@@ -130,7 +130,7 @@ def test_cgroups_that_go_leave_nothing_in_those_above(cgroup: Path, old: bool) -
             envs["SIMULATED_GPU_MEMORY_REQUEST"] = "200"
         limits.apply_envs("GPU-a", cgroup, envs)
         assert limits.reserved_mib("GPU-a", cgroup.parent) == (200 if old else 0)
-        hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+        apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
         assert limits.read("GPU-a", cgroup) == LimitReading(200, 0)
         cgroup.rename(cgroup.with_name("kept, so that its inode is not used again"))
         assert limits.reserved_mib("GPU-a", cgroup.parent) == 0
@@ -149,7 +149,7 @@ def test_the_limit_of_a_cgroup_above_is_not_taken_for_one_of_its_own(cgroup: Pat
     pair = [cgroup, cgroup.with_name("other")]
     pair[1].mkdir()
     assert [limits.read("GPU-a", each).hard_mib for each in pair] == [300, 300]
-    outcomes = hold_all(limits, "GPU-a", [LimitJob(each, LOOSE) for each in pair])
+    outcomes = apply_limits(limits, "GPU-a", [LimitJob(each, LOOSE) for each in pair])
     assert [outcome.fault for outcome in outcomes] == [None, None]
     for pid, each in enumerate(pair):
         limits.use("GPU-a", pid, 300, each)
@@ -176,18 +176,18 @@ def test_without_the_kernels_files_no_limit_is_set_and_none_is_believed(cgroup: 
     limits = limits_of("backend: dmem, files: true")
     (cgroup.parent / "dmem.max").touch()
     limits.set("GPU-a", cgroup.parent, 300)
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("failed", LimitReading(300, 0))
     assert "+dmem is missing in cgroup.subtree_control" in outcome.problem
     (cgroup / "dmem.max").touch()
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.was_mib, outcome.reading) == (None, None, LimitReading(300, 0))
 
 
 def test_a_limit_that_the_driver_rounds_up_is_not_the_promise(cgroup: Path) -> None:
     """NVIDIA's example sets 8000 MiB and reads 8192."""
     limits = limits_of("step_mib: 64")
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("failed", LimitReading(320, 0))
     assert outcome.problem.endswith("was set, and it is 320 MiB")
 
@@ -197,7 +197,7 @@ def test_a_process_without_the_right_reads_limits_and_sets_none(cgroup: Path) ->
     support = limits.support("GPU-a")
     assert (support.held, support.forbidden) == (False, True)
     assert limits.read("GPU-a", cgroup) == LimitReading(None, 0)
-    (outcome,) = hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("forbidden", LimitReading(None, 0))
 
 
@@ -206,7 +206,7 @@ def test_a_right_that_is_missing_after_all_is_known_once_a_limit_is_refused(cgro
     assert limits.support("GPU-a") == HELD
     limits.mood = LimitBehaviour(set="no_permission")
     assert limits.support("GPU-a") == HELD
-    hold_all(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
+    apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert limits.support("GPU-a").forbidden
 
 

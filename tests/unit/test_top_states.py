@@ -8,7 +8,7 @@ import pytest
 
 from allocator.records import Holds, dump_holds
 from deviceplugin.allocation.objects import NodeObject
-from deviceplugin.publishing.node_publication import farewell
+from deviceplugin.publishing.node_publication import make_last_patch
 from gpupack.errors import InputError
 from gpupack.inventory import render, rows
 from gpupack.inventory.rendering import Look, lines
@@ -83,7 +83,7 @@ def test_a_node_whose_daemon_said_farewell():
     """Its words call every card full and unhealthy; who holds what still stands there."""
     made = node("n", [44, 44], [4, 10], {CARDS: INVENTORY, "gpupack.io/holds": HOLDS})
     text = json.dumps({**made, "metadata": {**made["metadata"], "resourceVersion": "1"}})
-    patch = farewell(msgspec.json.decode(text, type=NodeObject), 7)
+    patch = make_last_patch(msgspec.json.decode(text, type=NodeObject), 7)
     made["metadata"]["annotations"] |= patch["metadata"]["annotations"]
     for kind in ("capacity", "allocatable"):
         made["status"][kind] |= {key: str(value) for key, value in patch["status"][kind].items()}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
-from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, card_use
+from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, measure_unaccounted_use
 
 U = "GPU-a"
 POD = {"pod": 8192}
@@ -52,7 +52,7 @@ def blind(used_mib: int) -> GpuSample:
 def test_processes_that_can_be_told_apart(
     measured: GpuSample, promised: dict[str, int], foreign_mib: int, beyond_mib: int
 ) -> None:
-    use = card_use(measured, OWNERS, promised)
+    use = measure_unaccounted_use(measured, OWNERS, promised)
     assert (use.uuid, use.measured_mib) == (U, measured.used_mib)
     assert (use.foreign_mib, use.beyond_mib) == (foreign_mib, beyond_mib)
 
@@ -78,9 +78,9 @@ def test_pages_that_the_system_keeps_are_nobodys_use(
     residue_mib: int,
 ) -> None:
     """GH200 in NUMA mode. Where somebody may use them they count as on every other card."""
-    use = card_use(replace(measured, keeps_pages=True), OWNERS, promised)
+    use = measure_unaccounted_use(replace(measured, keeps_pages=True), OWNERS, promised)
     assert (use.foreign_mib, use.beyond_mib, use.residue_mib) == (foreign_mib, beyond_mib, residue_mib)
-    assert card_use(measured, OWNERS, promised).residue_mib == 0
+    assert measure_unaccounted_use(measured, OWNERS, promised).residue_mib == 0
 
 
 @pytest.mark.parametrize(
@@ -99,61 +99,64 @@ def test_units_round_up_once(foreign_mib: int, beyond_mib: int, units: int) -> N
     ],
 )
 def test_otherwise_it_is_what_exceeds_all_promises(measured: GpuSample) -> None:
-    use = card_use(measured, OWNERS, POD | ({"other": 0} if measured.processes else {}))
+    use = measure_unaccounted_use(measured, OWNERS, POD | ({"other": 0} if measured.processes else {}))
     assert (use.foreign_mib + use.beyond_mib, use.mark_mib) == (1000, 1000)
 
 
 def test_the_mark_stays_while_pods_hide_what_others_use() -> None:
-    use = card_use(blind(10000), {}, POD)
+    use = measure_unaccounted_use(blind(10000), {}, POD)
     assert use.foreign_mib == 1808
-    use = card_use(blind(5000), {}, POD, use)
+    use = measure_unaccounted_use(blind(5000), {}, POD, use)
     assert use.foreign_mib == 1808
-    use = card_use(blind(11000), {}, POD, use)
+    use = measure_unaccounted_use(blind(11000), {}, POD, use)
     assert use.foreign_mib == 2808
 
 
 def test_the_mark_comes_down_to_what_is_measured() -> None:
-    use = card_use(blind(10000), {}, POD)
-    use = card_use(blind(700), {}, POD, use)
+    use = measure_unaccounted_use(blind(10000), {}, POD)
+    use = measure_unaccounted_use(blind(700), {}, POD, use)
     assert use.foreign_mib == 700
-    use = card_use(blind(200), {}, POD, use)
+    use = measure_unaccounted_use(blind(200), {}, POD, use)
     assert (use.foreign_mib, use.mark_mib) == (0, 200)
 
 
 def test_a_card_whose_pods_ended_shows_what_is_measured() -> None:
-    use = card_use(blind(9000), {}, POD)
-    use = card_use(blind(3000), {}, {}, use)
+    use = measure_unaccounted_use(blind(9000), {}, POD)
+    use = measure_unaccounted_use(blind(3000), {}, {}, use)
     assert use.foreign_mib == 3000
-    use = card_use(blind(0), {}, {}, use)
+    use = measure_unaccounted_use(blind(0), {}, {}, use)
     assert use.extra_units(1024) == 0
 
 
 def test_what_is_known_of_some_processes_is_the_least() -> None:
-    use = card_use(sample(6000, (9, 3000), (1, None), (2, None)), OWNERS, TWO)
+    use = measure_unaccounted_use(sample(6000, (9, 3000), (1, None), (2, None)), OWNERS, TWO)
     assert use.foreign_mib == 3000
-    use = card_use(sample(12000, (2, 5000), (7, None)), OWNERS, TWO)
+    use = measure_unaccounted_use(sample(12000, (2, 5000), (7, None)), OWNERS, TWO)
     assert (use.foreign_mib, use.beyond_mib) == (0, 904)
 
 
 def test_a_foreign_process_ends_the_dead_band_without_lists_too() -> None:
-    assert card_use(sample(8292, (9, None), (1, None)), OWNERS, POD).foreign_mib == 100
-    assert card_use(sample(8292, (2, None), (1, None)), OWNERS, POD | {"other": 0}).foreign_mib == 0
+    assert measure_unaccounted_use(sample(8292, (9, None), (1, None)), OWNERS, POD).foreign_mib == 100
+    assert (
+        measure_unaccounted_use(sample(8292, (2, None), (1, None)), OWNERS, POD | {"other": 0}).foreign_mib
+        == 0
+    )
 
 
 def test_what_was_told_apart_is_kept_when_it_no_longer_is() -> None:
-    use = card_use(sample(7000, (1, 4000), (9, 3000)), OWNERS, POD)
-    assert card_use(blind(7000), {}, POD, use).foreign_mib == 3000
+    use = measure_unaccounted_use(sample(7000, (1, 4000), (9, 3000)), OWNERS, POD)
+    assert measure_unaccounted_use(blind(7000), {}, POD, use).foreign_mib == 3000
 
 
 def test_the_mark_is_dropped_once_processes_can_be_told_apart() -> None:
-    use = card_use(blind(10000), {}, POD)
-    use = card_use(sample(10000, (1, 8000), (9, 2000)), OWNERS, POD, use)
+    use = measure_unaccounted_use(blind(10000), {}, POD)
+    use = measure_unaccounted_use(sample(10000, (1, 8000), (9, 2000)), OWNERS, POD, use)
     assert (use.foreign_mib, use.mark_mib) == (2000, 2000)
-    assert card_use(sample(8000, (1, 8000)), OWNERS, POD, use).extra_units(1024) == 0
+    assert measure_unaccounted_use(sample(8000, (1, 8000)), OWNERS, POD, use).extra_units(1024) == 0
 
 
 def test_a_failed_sample_leaves_the_use_as_it_was() -> None:
-    before = card_use(sample(5000, (9, 5000)), OWNERS, POD)
+    before = measure_unaccounted_use(sample(5000, (9, 5000)), OWNERS, POD)
     failed = GpuSample(U, 0, None, error="lost")
-    assert card_use(failed, {}, POD, before) == before
-    assert card_use(failed, {}, POD) == UnaccountedUse(U, 0, 0, 0, 0)
+    assert measure_unaccounted_use(failed, {}, POD, before) == before
+    assert measure_unaccounted_use(failed, {}, POD) == UnaccountedUse(U, 0, 0, 0, 0)

@@ -27,12 +27,12 @@ class DetectedCard:
     certain: bool
 
 
-def whole(card: GpuCard) -> str:
+def physical_uuid(card: GpuCard) -> str:
     """UUID of the card itself, of which this may be an instance."""
     return card.parent or card.uuid
 
 
-def shared(gpu_instances: Sequence[int | None]) -> list[str | None]:
+def describe_shared_memory(gpu_instances: Sequence[int | None]) -> list[str | None]:
     """Say which of a card's MIG devices cannot be given, since their memory is also that of others.
 
     Compute instances of one GPU instance share its memory ("MIG User Guide", Concepts: Compute Instance), so
@@ -58,7 +58,7 @@ def shared(gpu_instances: Sequence[int | None]) -> list[str | None]:
     return result
 
 
-def renewed(known: Sequence[GpuCard], found: Iterable[DetectedCard]) -> list[GpuCard]:
+def merge_cards(known: Sequence[GpuCard], found: Iterable[DetectedCard]) -> list[GpuCard]:
     """Bring the list of cards up to date.
 
     Args:
@@ -72,7 +72,7 @@ def renewed(known: Sequence[GpuCard], found: Iterable[DetectedCard]) -> list[Gpu
     before: dict[str, list[GpuCard]] = {}
     for card in known:
         if card.error is None:
-            before.setdefault(whole(card), []).append(card)
+            before.setdefault(physical_uuid(card), []).append(card)
     missing = [uuid for uuid in before if uuid not in {one.uuid for one in found}]
     result: list[GpuCard] = []
     for one in found:

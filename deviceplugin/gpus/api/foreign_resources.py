@@ -11,7 +11,7 @@ _GPUS: Final = re.compile(r"nvidia\.com/(?:gpu|mig-[a-z0-9.+-]+)(?:\.shared)?")
 """What NVIDIA's device plugin names: whole cards, MIG instances (mixed strategy), and shares of both."""
 
 
-def foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
+def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
     """Count the GPUs that NVIDIA's device plugin offers, by resource; what it offers none of is left out.
 
     Args:

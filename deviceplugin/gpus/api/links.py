@@ -7,7 +7,7 @@ Links = tuple[tuple[str, int], ...]
 """UUIDs of other cards of the node, and how many links lead there; sorted."""
 
 
-def links_of(
+def count_links(
     cards: Iterable[str], direct: Mapping[str, Sequence[str]], switched: Mapping[str, int]
 ) -> dict[str, Links]:
     """Count the links between every two cards.

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pynvml
 
 from deviceplugin.gpus.api.provable import FAULTS, MIG_CHANGES
-from deviceplugin.gpus.nvidia.nvml_calls import quietly
+from deviceplugin.gpus.nvidia.nvml_calls import call_optional
 
 EVENT_WAIT_MS: Final = 500
 
@@ -34,7 +34,7 @@ class NvmlEvents:
     def start(self, handles: Iterable[Any]) -> None:
         """Watch these cards; without events health rests on the samples alone."""
         self._stop.clear()
-        self._set = quietly(pynvml.nvmlEventSetCreate)
+        self._set = call_optional(pynvml.nvmlEventSetCreate)
         watched = 0 if self._set is None else sum(self._register(handle) for handle in handles)
         if watched:
             self._thread = threading.Thread(target=self._wait, name="nvml-events", daemon=True)
@@ -47,7 +47,7 @@ class NvmlEvents:
             self._thread.join()
             self._thread = None
         if self._set is not None:
-            quietly(lambda: pynvml.nvmlEventSetFree(self._set))
+            call_optional(lambda: pynvml.nvmlEventSetFree(self._set))
             self._set = None
 
     def _register(self, handle: Any) -> bool:

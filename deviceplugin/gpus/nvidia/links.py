@@ -5,7 +5,7 @@ from typing import Any
 
 import pynvml
 
-from deviceplugin.gpus.api.links import Links, links_of
+from deviceplugin.gpus.api.links import Links, count_links
 from deviceplugin.gpus.api.source import sysfs_bus_id
 
 
@@ -32,7 +32,7 @@ def read_links(handles: Mapping[str, Any], bus_ids: Mapping[str, str]) -> dict[s
             except pynvml.NVMLError:
                 # The card has no more links than this, or none at all.
                 break
-    return links_of(handles, direct, switched)
+    return count_links(handles, direct, switched)
 
 
 def _ends_at_a_switch(handle: Any, link: int) -> bool:

@@ -111,7 +111,7 @@ class MigInstance:
     part: int = 0
 
 
-def partition(
+def place_instances(
     card: str,
     model: str,
     schedulable_mib: int,

@@ -56,7 +56,7 @@ _ROWS: Final = (
 )
 
 
-def is_there(name: str) -> bool:
+def has_call(name: str) -> bool:
     """Tell whether the driver's library has a call, without making it."""
     try:
         pynvml._nvmlGetFunctionPointer(name)  # noqa: SLF001 - a call might change something
@@ -65,7 +65,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def quietly(call: Callable[[], Any]) -> Any:
+def call_optional(call: Callable[[], Any]) -> Any:
     """Ask for something the product can do without: None where the driver fails."""
     try:
         return call()
@@ -73,7 +73,7 @@ def quietly(call: Callable[[], Any]) -> Any:
         return None
 
 
-def address(handle: Any) -> int | None:
+def handle_address(handle: Any) -> int | None:
     """Tell handles apart by where they point to; None where that is nowhere."""
     try:
         return ctypes.cast(handle, ctypes.c_void_p).value
@@ -81,7 +81,7 @@ def address(handle: Any) -> int | None:
         return None
 
 
-def memory(handle: Any) -> MemoryInfo:
+def read_memory(handle: Any) -> MemoryInfo:
     """Read what a card says of its memory.
 
     Raises:
@@ -97,7 +97,7 @@ def memory(handle: Any) -> MemoryInfo:
     return MemoryInfo(info.total, info.reserved, info.free, info.used)
 
 
-def mig_enabled(handle: Any) -> bool:
+def is_mig_enabled(handle: Any) -> bool:
     """Tell whether a card is in MIG mode.
 
     Raises:
@@ -128,7 +128,7 @@ class MigDevice:
     error: Any = None
 
 
-def mig_devices(handle: Any) -> list[MigDevice]:
+def list_mig_devices(handle: Any) -> list[MigDevice]:
     """List a card's MIG instances, those too of which the driver refuses handle or UUID.
 
     An instance that was made after the container of this process is refused, with NO_PERMISSION, unless the
@@ -165,19 +165,19 @@ def is_without_memory(error: Any) -> bool:
     return bool(error.value == pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def gpu_instance(handle: Any) -> int | None:
+def read_gpu_instance(handle: Any) -> int | None:
     """Number the GPU instance that a MIG device is of; None where the driver does not tell."""
-    number = quietly(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
+    number = call_optional(lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle))
     return None if number is None else int(number)
 
 
-def compute_instance(handle: Any) -> int | None:
+def read_compute_instance(handle: Any) -> int | None:
     """Number the compute instance, within its GPU instance, that a MIG device is; None where nobody tells."""
-    number = quietly(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
+    number = call_optional(lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle))
     return None if number is None else int(number)
 
 
-def memory_node(handle: Any, nodes: Path) -> int | None:
+def find_memory_node(handle: Any, nodes: Path) -> int | None:
     """Find the NUMA node that a card's own memory is; None where the driver manages it.
 
     GPU memory of GH200, GB200 and GB300 is a node of the system unless the driver manages it (NVIDIA's
@@ -190,18 +190,18 @@ def memory_node(handle: Any, nodes: Path) -> int | None:
         handle: of the whole card.
         nodes: where the kernel shows NUMA nodes.
     """
-    node = quietly(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle))
+    node = call_optional(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle))
     if node is None or not 0 <= int(node) <= _LAST_NUMA_NODE:
         return None
     try:
         has_cpus = bool((nodes / f"node{int(node)}" / "cpulist").read_text("ascii", "replace").strip())
     except OSError:
-        mode = quietly(lambda: pynvml.nvmlDeviceGetAddressingMode(handle).value)
+        mode = call_optional(lambda: pynvml.nvmlDeviceGetAddressingMode(handle).value)
         has_cpus = mode != pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS
     return None if has_cpus else int(node)
 
 
-def processes(handle: Any) -> tuple[GpuProcess, ...] | None:
+def list_processes(handle: Any) -> tuple[GpuProcess, ...] | None:
     """List who uses the card, one entry a pid; None when the driver or the pid namespace hides it."""
     compute = _process_list(handle, "Compute")
     if compute is None:
@@ -232,43 +232,43 @@ def _process_list(handle: Any, kind: str) -> list[Any] | None:
     return None
 
 
-def asks_for_recovery(handle: Any) -> str | None:
+def find_recovery_action(handle: Any) -> str | None:
     """Say what the driver wants done before the card can work again; None on drivers that do not tell."""
     field = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-    values = quietly(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [field]))
+    values = call_optional(lambda: pynvml.nvmlDeviceGetFieldValues(handle, [field]))
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     action = _RECOVERY.get(values[0].value.uiVal)
     return f"the driver asks for {action}" if action else None
 
 
-def memory_errors(handle: Any) -> Mapping[str, int]:
+def count_memory_errors(handle: Any) -> Mapping[str, int]:
     """Count a card's errors of memory by kind; kinds that it does not tell are missing.
 
     Ampere and later remap rows of memory, earlier cards retire pages. Either waits for a reset of the card.
     """
     found: dict[str, int] = {}
     uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    ecc = quietly(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_boot))
+    ecc = call_optional(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_boot))
     if ecc is not None:
         found["ecc_uncorrected"] = int(ecc)
-    rows = quietly(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    rows = call_optional(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     if rows is not None:
         found.update(zip(_ROWS, (int(count) for count in rows), strict=True))
     for kind, cause in (
         ("pages_retired_corrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
         ("pages_retired_uncorrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
     ):
-        pages = quietly(lambda cause=cause: pynvml.nvmlDeviceGetRetiredPages(handle, cause))  # type: ignore[misc]
+        pages = call_optional(lambda cause=cause: pynvml.nvmlDeviceGetRetiredPages(handle, cause))  # type: ignore[misc]
         if pages is not None:
             found[kind] = len(pages)
-    pending = quietly(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    pending = call_optional(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     if pending is not None:
         found["page_retirement_pending"] = int(pending)
     return found
 
 
-def memory_trouble(now: Mapping[str, int], before: Mapping[str, int]) -> str | None:
+def find_memory_fault(now: Mapping[str, int], before: Mapping[str, int]) -> str | None:
     """Say why a card's memory makes it unfit for pods; None where it does not.
 
     New uncorrectable ECC errors are trouble once, at the look that finds them. A remapping that failed stays:

@@ -14,7 +14,12 @@ from typing import Any, Final
 import pynvml
 
 from deviceplugin.errors import DriverGoneError, GpuError
-from deviceplugin.gpus.api.card_listing import DetectedCard, renewed, shared, whole
+from deviceplugin.gpus.api.card_listing import (
+    DetectedCard,
+    describe_shared_memory,
+    merge_cards,
+    physical_uuid,
+)
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
@@ -84,7 +89,7 @@ class _Shown:
         seen = (
             None if instances is None else tuple((one.place, one.uuid, str(one.error)) for one in instances)
         )
-        return self.number, self.uuid, calls.address(self.handle), seen, self.error
+        return self.number, self.uuid, calls.handle_address(self.handle), seen, self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ class NvmlGpus:
 
     def driver_version(self) -> str:
         """Name the driver's version."""
-        return str(calls.quietly(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
+        return str(calls.call_optional(pynvml.nvmlSystemGetDriverVersion) or "of unknown version")
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Read what the driver says of a card's memory, as it says it.
@@ -225,13 +230,13 @@ class NvmlGpus:
         if handle is None:
             raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {_NOT_SHOWN}")
         try:
-            return calls.memory(handle)
+            return calls.read_memory(handle)
         except pynvml.NVMLError as error:
             raise GpuError(f"memory of card {uuid[:256]!r} cannot be read: {error}") from error
 
     def calls(self) -> dict[str, bool]:
         """Tell which of the calls that not every driver has are there."""
-        return {name: calls.is_there(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
+        return {name: calls.has_call(name) for name in (*calls.NOT_EVERYWHERE, *LIMIT_CALLS)}
 
     def _handle_of(self, uuid: str) -> Any:
         """Find a card's handle, without waiting for a measurement that hangs; None where there is none."""
@@ -281,7 +286,7 @@ class NvmlGpus:
         """
         calls_for = {"driver": pynvml.nvmlSystemGetDriverVersion, "library": pynvml.nvmlSystemGetNVMLVersion}
         before = self._versions or {}
-        now = {what: str(found) for what, call in calls_for.items() if (found := calls.quietly(call))}
+        now = {what: str(found) for what, call in calls_for.items() if (found := calls.call_optional(call))}
         self._versions = {**before, **now}
         for what, version in now.items():
             was = before.get(what, version)
@@ -296,7 +301,7 @@ class NvmlGpus:
         self._devices = tuple(replace(device, handle=None, parent=None) for device in self._devices)
         if self._open:
             self._open = False
-            calls.quietly(pynvml.nvmlShutdown)
+            calls.call_optional(pynvml.nvmlShutdown)
 
     def _follow(self) -> None:
         """Bring the list of cards up to date; start the library again where that may bring a card back.
@@ -330,11 +335,11 @@ class NvmlGpus:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
         except pynvml.NVMLError as error:
             return _Shown(number, None, None, error=str(error))
-        uuid = calls.quietly(lambda: pynvml.nvmlDeviceGetUUID(handle))
+        uuid = calls.call_optional(lambda: pynvml.nvmlDeviceGetUUID(handle))
         if not uuid:
             return _Shown(number, handle, None, error="the driver does not tell its UUID")
         try:
-            instances = tuple(calls.mig_devices(handle)) if calls.mig_enabled(handle) else None
+            instances = tuple(calls.list_mig_devices(handle)) if calls.is_mig_enabled(handle) else None
         except pynvml.NVMLError as error:
             return _Shown(number, handle, uuid, error=f"its MIG instances cannot be listed: {_said(error)}")
         return _Shown(number, handle, uuid, instances)
@@ -361,10 +366,10 @@ class NvmlGpus:
             ]
             devices.update((device.card.uuid, device) for device in linked)
             found.append(DetectedCard(one.uuid, tuple(device.card for device in linked), one.error is None))
-        cards = renewed([device.card for device in self._devices], found)
+        cards = merge_cards([device.card for device in self._devices], found)
         self._devices = tuple(replace(devices.get(card.uuid, _Device(card)), card=card) for card in cards)
         self._shape = tuple(one.shape for one in shown)
-        watched = tuple((one.uuid, calls.address(one.handle)) for one in shown if one.uuid)
+        watched = tuple((one.uuid, calls.handle_address(one.handle)) for one in shown if one.uuid)
         if watched != self._watched:
             self._driver_events.stop()
             self._watched = watched
@@ -378,8 +383,8 @@ class NvmlGpus:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
             return [_Device(self._describe(one, one.handle, one.uuid, reason), None, one.handle)]
         readable = [instance for instance in one.instances if instance.error is None]
-        numbers = [calls.gpu_instance(instance.handle) for instance in readable]
-        told = iter(zip(numbers, shared(numbers), strict=True))
+        numbers = [calls.read_gpu_instance(instance.handle) for instance in readable]
+        told = iter(zip(numbers, describe_shared_memory(numbers), strict=True))
         return [
             self._read_instance(one, instance, *next(told))
             if instance.error is None
@@ -394,7 +399,7 @@ class NvmlGpus:
         card = replace(
             self._describe(one, handle, instance.uuid, reason),
             gpu_instance=number,
-            compute_instance=calls.compute_instance(handle),
+            compute_instance=calls.read_compute_instance(handle),
         )
         device = _Device(card, None if reason else handle, one.handle, number, instance.place)
         return device if reason else self._with_memory(one, device)
@@ -405,7 +410,7 @@ class NvmlGpus:
         lasts = calls.is_refused(instance.error)
         shown = {other.uuid for other in one.instances or ()}
         for known in self._devices:
-            was_there = whole(known.card) == one.uuid and known.place == instance.place
+            was_there = physical_uuid(known.card) == one.uuid and known.place == instance.place
             if was_there and known.card.error is None and known.card.uuid not in shown:
                 return replace(known, handle=None, parent=one.handle, trouble=trouble, lasts=lasts)
         uuid = f"MIG-unreadable-{one.number}-{instance.place}"
@@ -418,7 +423,7 @@ class NvmlGpus:
         if device.card.error is not None:
             return device
         try:
-            info = calls.memory(device.handle)
+            info = calls.read_memory(device.handle)
         except pynvml.NVMLError as error:
             lasts = calls.is_refused(error) or calls.is_without_memory(error)
             reason = f"memory cannot be read: {_said(error)}"
@@ -435,13 +440,13 @@ class NvmlGpus:
 
     def _describe(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
         """Describe a card without its memory."""
-        parent, quietly = one.handle, calls.quietly
+        parent, quietly = one.handle, calls.call_optional
         bus_id = minor = numa = model = memory_node = None
         if parent is not None:
             bus_id = quietly(lambda: sysfs_bus_id(str(pynvml.nvmlDeviceGetPciInfo(parent).busId)))
             minor = quietly(lambda: pynvml.nvmlDeviceGetMinorNumber(parent))
             numa = self._numa(parent, bus_id or "")
-            memory_node = calls.memory_node(parent, self._numa_nodes)
+            memory_node = calls.find_memory_node(parent, self._numa_nodes)
             model = quietly(lambda: pynvml.nvmlDeviceGetName(handle))
         return GpuCard(
             index=one.number,
@@ -460,10 +465,10 @@ class NvmlGpus:
     def _numa(self, handle: Any, bus_id: str) -> int | None:
         """Find the card's NUMA node: the driver's word, else the kernel's; None unless it is exactly one.
 
-        nvmlDeviceGetNumaNodeId is of no use here: see `nvml_calls.memory_node`.
+        nvmlDeviceGetNumaNodeId is of no use here: see `nvml_calls.find_memory_node`.
         """
         scope = pynvml.NVML_AFFINITY_SCOPE_NODE
-        words = calls.quietly(
+        words = calls.call_optional(
             lambda: list(pynvml.nvmlDeviceGetMemoryAffinity(handle, _AFFINITY_WORDS, scope))
         )
         mask = sum(word << (_AFFINITY_WORD_BITS * at) for at, word in enumerate(words or ()))
@@ -480,23 +485,25 @@ class NvmlGpus:
     # --- measurements and news ----------------------------------------------------------------------
 
     def _sample(self, device: _Device, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
-        uuid, card = device.card.uuid, whole(device.card)
+        uuid, card = device.card.uuid, physical_uuid(device.card)
         if device.card.error is not None or device.trouble is not None or device.handle is None:
             # Of a card in MIG mode without instances the driver tells all that there is.
             passing = device.trouble is not None or device.handle is not None or device.parent is None
             self._lost |= passing and not device.lasts
             return GpuSample(uuid, 0, None, error=device.card.error or device.trouble or _NOT_SHOWN)
         try:
-            used_mib = -(-calls.memory(device.handle).used_alone // MIB)
+            used_mib = -(-calls.read_memory(device.handle).used_alone // MIB)
         except pynvml.NVMLError as error:
             self._lost |= not calls.is_refused(error)
             return GpuSample(uuid, 0, None, error=f"memory cannot be read: {_said(error)}")
         errors = self._memory_errors.get(card)
         if errors is None:
-            errors = calls.memory_errors(device.parent)
+            errors = calls.count_memory_errors(device.parent)
             self._memory_errors = {**self._memory_errors, card: errors}
-        trouble = calls.asks_for_recovery(device.parent) or calls.memory_trouble(errors, before.get(card, {}))
-        processes = calls.processes(device.handle)
+        trouble = calls.find_recovery_action(device.parent) or calls.find_memory_fault(
+            errors, before.get(card, {})
+        )
+        processes = calls.list_processes(device.handle)
         if not processes and not self._sees_processes:
             processes = None
         keeps_pages = device.card.memory_node is not None
@@ -505,13 +512,13 @@ class NvmlGpus:
     def _report(self, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""
         code, devices = int(event.eventData), self._devices
-        parent_uuid = calls.quietly(lambda: pynvml.nvmlDeviceGetUUID(event.device))
-        at = calls.address(event.device)
+        parent_uuid = calls.call_optional(lambda: pynvml.nvmlDeviceGetUUID(event.device))
+        at = calls.handle_address(event.device)
         concerned = [
             device
             for device in devices
-            if (at is not None and at == calls.address(device.parent))
-            or (parent_uuid and parent_uuid == whole(device.card))
+            if (at is not None and at == calls.handle_address(device.parent))
+            or (parent_uuid and parent_uuid == physical_uuid(device.card))
         ]
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from deviceplugin.gpus.api.card_listing import shared
+from deviceplugin.gpus.api.card_listing import describe_shared_memory
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, partition
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, MigInstance, place_instances
 from deviceplugin.gpus.simulated.profile import SimulatedFailure
 from deviceplugin.gpus.simulated.script import ProcessGrowth
 
@@ -66,7 +66,9 @@ class SimulatedBoard:
         """
         card, kept = self.card, self.instances or ()
         self.instances = (
-            None if layout is None else partition(card.uuid, card.model, card.schedulable_mib, layout, kept)
+            None
+            if layout is None
+            else place_instances(card.uuid, card.model, card.schedulable_mib, layout, kept)
         )
 
     def memory_info(self, card: GpuCard, used_mib: int) -> MemoryInfo:
@@ -84,7 +86,9 @@ class SimulatedBoard:
             return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
         reasons = [
             REFUSED if self.accessible is not None and one.uuid not in self.accessible else reason
-            for one, reason in zip(self.instances, shared([one.start for one in self.instances]), strict=True)
+            for one, reason in zip(
+                self.instances, describe_shared_memory([one.start for one in self.instances]), strict=True
+            )
         ]
         return tuple(
             replace(

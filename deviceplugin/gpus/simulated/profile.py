@@ -17,9 +17,9 @@ from msgspec import Meta, Struct
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
 from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
-from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, partition
+from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, place_instances
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
-from deviceplugin.gpus.simulated.profile_links import NvLink, linked
+from deviceplugin.gpus.simulated.profile_links import NvLink, add_links
 from deviceplugin.gpus.simulated.script import SimulationScript, read_script
 
 VERSIONS: Final = ("1", "1.0")
@@ -276,7 +276,7 @@ def parse_profile(name: str, text: str) -> Profile:
     ]
     _check_together([each.card for each in cards], topology, faults)
     if not faults:
-        with_links = linked([each.card for each in cards], nvlink, faults)
+        with_links = add_links([each.card for each in cards], nvlink, faults)
         cards = [replace(each, card=card) for each, card in zip(cards, with_links, strict=True)]
     script = read_script(document.script or [], {each.card.index: each.card.uuid for each in cards}, faults)
     _check_partitions(script, {each.card.index: each.card for each in cards}, faults)
@@ -343,7 +343,7 @@ def _simulated(
     wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
     if wanted is not None and not faults:
         try:
-            instances = partition(card.uuid, card.model, card.schedulable_mib, wanted)
+            instances = place_instances(card.uuid, card.model, card.schedulable_mib, wanted)
         except LayoutError as error:
             faults.append(f"{path}.mig: {error}")
     has_reserved = device.memory.used_has_reserved
@@ -373,7 +373,9 @@ def _check_partitions(script: SimulationScript, cards: Mapping[int, GpuCard], fa
         card = cards.get(-1 if step.card is None else step.card)
         if card is not None and isinstance(step.mig, tuple):
             try:
-                partition(card.uuid, card.model, card.schedulable_mib, list(map(InstanceRequest, step.mig)))
+                place_instances(
+                    card.uuid, card.model, card.schedulable_mib, list(map(InstanceRequest, step.mig))
+                )
             except LayoutError as error:
                 faults.append(f"script at {step.at_s:g} s: mig: {error}")
 

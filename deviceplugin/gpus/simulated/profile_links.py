@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from deviceplugin.gpus.api.links import links_of
+from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.api.source import GpuCard
 
 _Count = Annotated[int, Meta(ge=0, le=36)]
@@ -39,7 +39,7 @@ class NvLink(Struct, frozen=True):
     device_links: tuple[_Device, ...] = ()
 
 
-def linked(cards: Sequence[GpuCard], form: NvLink, faults: list[str]) -> list[GpuCard]:
+def add_links(cards: Sequence[GpuCard], form: NvLink, faults: list[str]) -> list[GpuCard]:
     """Give the cards their links; links to cards that are not there are faults."""
     uuids = {card.index: card.uuid for card in cards}
     direct: dict[str, list[str]] = {}
@@ -57,5 +57,5 @@ def linked(cards: Sequence[GpuCard], form: NvLink, faults: list[str]) -> list[Gp
             if device.index in uuids and link.remote_index in uuids:
                 direct.setdefault(uuids[device.index], []).append(uuids[link.remote_index])
     switched = dict.fromkeys(uuids.values(), form.links_per_gpu if form.switches else 0)
-    links = links_of(uuids.values(), direct, switched)
+    links = count_links(uuids.values(), direct, switched)
     return [replace(card, links=links[card.uuid]) for card in cards]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from deviceplugin.errors import DriverGoneError, GpuError
-from deviceplugin.gpus.api.card_listing import DetectedCard, renewed, whole
+from deviceplugin.gpus.api.card_listing import DetectedCard, merge_cards, physical_uuid
 from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
@@ -140,7 +140,7 @@ class SimulatedGpus:
         """
         with self._lock:
             card = self._card(uuid)
-            return self._boards[whole(card)].memory_info(card, self._measure(card)[0])
+            return self._boards[physical_uuid(card)].memory_info(card, self._measure(card)[0])
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for news; the script goes on, and a changed profile is read."""
@@ -400,7 +400,7 @@ class SimulatedGpus:
         found = [
             DetectedCard(uuid, board.cards(), True) for uuid, board in self._boards.items() if board.shown
         ]
-        self._cards = tuple(renewed(self._cards, found))
+        self._cards = tuple(merge_cards(self._cards, found))
         self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
         self._events.poke()
 
@@ -449,7 +449,7 @@ class SimulatedGpus:
             return
         if step.xid is not None and (step.card is None or step.over_s > 0):
             present = set(self._present.values()) if step.card is None else {self._present[step.card]}
-            uuids = [card.uuid for card in self._cards if whole(card) in present]
+            uuids = [card.uuid for card in self._cards if physical_uuid(card) in present]
             self.storm(uuids, step.xid, step.times, step.over_s)
             return
         # Of the cards that a profile before this one had the script says nothing.
@@ -466,7 +466,7 @@ class SimulatedGpus:
             self.grow(self._boards[uuid].cards()[0].uuid, step.grow)
 
     def _index(self, card: GpuCard) -> int:
-        return self._boards[whole(card)].card.index
+        return self._boards[physical_uuid(card)].card.index
 
     def _take_changed_profile(self) -> None:
         profile = None if self._changed is None else self._changed()
@@ -490,7 +490,7 @@ class SimulatedGpus:
                 self._events.put(event)
 
     def _sample(self, card: GpuCard) -> GpuSample:
-        board = self._boards[whole(card)]
+        board = self._boards[physical_uuid(card)]
         failure = board.failure if board.tripped else None
         error = card.error if board.shown else GONE
         if failure is not None and failure.mode in LOST_MODES:
@@ -508,13 +508,13 @@ class SimulatedGpus:
         limited = self.limits.processes(card.uuid)
         measured += sum(process.used_mib or 0 for process in limited)
         # What the operating system keeps it gives back where processes need it.
-        kept = min(card.schedulable_mib, measured + self._boards[whole(card)].residue_mib)
+        kept = min(card.schedulable_mib, measured + self._boards[physical_uuid(card)].residue_mib)
         return max(measured, kept), (*processes, *limited)
 
     def _board(self, uuid: str) -> SimulatedBoard:
         """Find a card by its own UUID or by that of an instance."""
         found = self._boards.get(uuid) or next(
-            (self._boards[whole(card)] for card in self._cards if card.uuid == uuid), None
+            (self._boards[physical_uuid(card)] for card in self._cards if card.uuid == uuid), None
         )
         if found is None:
             raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._boards)}")

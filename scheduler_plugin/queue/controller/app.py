@@ -11,7 +11,7 @@ from aiohttp import web
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
-from kubeapi.posting import make_posts
+from kubeapi.posting import make_post_client
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watching import Watcher
 from scheduler_plugin.errors import SettingsError
@@ -58,7 +58,7 @@ async def run(
     async with AsyncExitStack() as stack:
         stack.callback(collect_rarely())
         client = await stack.enter_async_context(
-            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_posts)
+            await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_post_client)
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
         policies = settings.policies()

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
-from kubeapi.metrics import process_registry
+from kubeapi.metrics import make_process_registry
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.status import tenants
 
@@ -17,7 +17,7 @@ class QueueMetrics:
     """
 
     def __init__(self) -> None:
-        registry = self.registry = process_registry("gpupack", "gpupack")
+        registry = self.registry = make_process_registry("gpupack", "gpupack")
         self._units = Gauge(
             "gpupack_queue_units", "GPU memory in units.", ("queue", "kind"), registry=registry
         )

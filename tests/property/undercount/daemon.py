@@ -13,9 +13,14 @@ from deviceplugin.allocation.objects import NodeObject, ObjectMetadata, OwnNodeS
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.errors import TornCheckpointError
-from deviceplugin.publishing.allocations import allocations
-from deviceplugin.publishing.explain import explain
-from deviceplugin.publishing.node_publication import NodePublication, next_revision, patch, urgency
+from deviceplugin.publishing.allocations import list_allocations
+from deviceplugin.publishing.explain import explain_node
+from deviceplugin.publishing.node_publication import (
+    NodePublication,
+    make_status_patch,
+    next_revision,
+    publish_reason,
+)
 from kubeapi.errors import Unreachable
 
 from .kubelet import ModelKubelet
@@ -70,8 +75,8 @@ class ModelDaemon(Plugin):
     def holds(self) -> dict[str, dict[str, int]]:
         return charges.charge_published_pods(self.ledger.accounts)
 
-    def explain(self) -> dict[str, Any]:
-        return explain(self.ledger.accounts)
+    def explain_node(self) -> dict[str, Any]:
+        return explain_node(self.ledger.accounts)
 
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
@@ -300,10 +305,10 @@ class ModelDaemon(Plugin):
         used, holds = self.ledger.used(), self.ledger.published_holds()
         sizes = tuple(card.size_units for card in self.ledger.installed)
         wanted = NodePublication(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
-        if urgency(wanted, node, self.pods.owed) is None:
+        if publish_reason(wanted, node, self.pods.owed) is None:
             return False
         self.revision = next_revision(self.revision, node, 0)
-        self._send(patch(wanted, node, self.revision))
+        self._send(make_status_patch(wanted, node, self.revision))
         self.published, self.said = (used, frozenset(holds)), self.cards
         return True
 
@@ -331,7 +336,7 @@ class ModelDaemon(Plugin):
         if self.away or not self.synced:
             return False
         by_uid = {pod.uid: pod for pod in self.world.pods.values() if pod.node == self.node}
-        for uid, assignment in allocations(self.ledger.accounts).items():
+        for uid, assignment in list_allocations(self.ledger.accounts).items():
             pod = by_uid.get(uid)
             if pod is not None and self.world.annotate(
                 pod.name, uid, POD_ALLOCATION, dump_allocation(uid, assignment)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
-from deviceplugin.gpus.nvidia.mps.grants import client_limit, why_not
+from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SimulatedGenerations:
         return 13_000
 
 
-def mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:
+def list_mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:
     """Look at the cards there are now.
 
     Raises:
@@ -62,5 +62,5 @@ def _judge(card: GpuCard, generations: CardGenerations, cuda: int | None) -> Mps
         return MpsCard(card.uuid, 0, card.error)
     if card.parent is not None or card.uuid.startswith("MIG-"):
         return MpsCard(card.uuid, 0, "an instance of a card: MPS is for whole cards here")
-    problem = why_not(generations.architecture(card.uuid), cuda)
+    problem = find_obstacle(generations.architecture(card.uuid), cuda)
     return MpsCard(card.uuid, 0 if problem else client_limit(cuda or 0), problem)

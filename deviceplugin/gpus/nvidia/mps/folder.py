@@ -43,7 +43,7 @@ class ControlDaemonState:
     servers: tuple[int, ...] = ()
 
 
-def take_root(root: Path) -> int | None:
+def lock_root(root: Path) -> int | None:
     """Be the only `gpupack mps` of a folder: an open file to keep, None where there is another one.
 
     Raises:

@@ -35,7 +35,7 @@ def client_limit(cuda: int) -> int:
     return 60 if cuda >= CUDA_WITH_MORE_CLIENTS else 48
 
 
-def why_not(architecture: int | None, cuda: int | None) -> str:
+def find_obstacle(architecture: int | None, cuda: int | None) -> str:
     """Say why MPS cannot hold processes to their memory on a card; empty where it can.
 
     Args:
@@ -51,7 +51,7 @@ def why_not(architecture: int | None, cuda: int | None) -> str:
     return ""
 
 
-def as_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, threads: bool) -> ContainerGrant:
+def grant_client(folder: CardFolder, root: Path, mib: int, size_mib: int, *, threads: bool) -> ContainerGrant:
     """Describe a share of one card to a container.
 
     Args:

@@ -5,7 +5,7 @@ from pathlib import Path
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
-from deviceplugin.gpus.nvidia.mps.grants import as_client
+from deviceplugin.gpus.nvidia.mps.grants import grant_client
 
 
 class MpsService:
@@ -32,5 +32,5 @@ class MpsService:
             return None
 
     def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
-        """Describe a share of a card that has one, see `grants.as_client`."""
-        return as_client(CardFolder(self._root, uuid), self._root, mib, size_mib, threads=self._threads)
+        """Describe a share of a card that has one, see `grants.grant_client`."""
+        return grant_client(CardFolder(self._root, uuid), self._root, mib, size_mib, threads=self._threads)

@@ -11,9 +11,9 @@ import structlog
 
 from deviceplugin.errors import GpuError, SettingsError
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.gpus.nvidia.mps.cards import CardGenerations, MpsCard, mps_cards
+from deviceplugin.gpus.nvidia.mps.cards import CardGenerations, MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.mps.control import PROGRAM, ControlDaemon
-from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, take_root
+from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class MpsOptions:
         Raises:
             SettingsError: another one runs there.
         """
-        file = take_root(self.root)
+        file = lock_root(self.root)
         if file is None:
             raise SettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
         return file
@@ -95,7 +95,7 @@ class MpsSupervisor:
         try:
             while True:
                 try:
-                    cards = await asyncio.to_thread(mps_cards, self._source, self._generations)
+                    cards = await asyncio.to_thread(list_mps_cards, self._source, self._generations)
                 except GpuError as error:
                     log.warning("cards cannot be read", error=str(error))
                 else:
