@@ -264,10 +264,10 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
     try:
         book = CheckpointReader(folder).read()
     except CheckpointError as error:
-        yield CheckFinding("kubelet's book", "bad", str(error))
+        yield CheckFinding("kubelet's checkpoint", "bad", str(error))
     else:
         entries = len(list(book.entries)) if book is not None else 0
-        yield CheckFinding("kubelet's book", "ok", f"{entries} entries" if book is not None else "none yet")
+        yield CheckFinding("kubelet's checkpoint", "ok", "none yet" if book is None else f"{entries} entries")
 
 
 def _run(command: list[str]) -> str | None:

@@ -52,7 +52,7 @@ class DaemonStatus:
         if self.account.book_problem is not None:
             reasons.append(self.account.book_problem)
         reasons += [
-            f"pod {uid} holds {resource} in the kubelet's book, of another unit than ours: has it ended?"
+            f"the kubelet's checkpoint has {resource} of pod {uid}, of another unit than ours: has it ended?"
             for uid, resource in list(self.account.others.pods.items())[:1]
         ]
         if self.pod_resources.problem is not None:

@@ -13,7 +13,7 @@ With simulated ones:
 
 /readyz answers 200 once the kubelet knows the devices and a patch of the Node's status went through, and
 503 with the reason before that, while patches have failed for a minute, no Node has the name, another
-daemon serves this node, the kubelet's book cannot be read, or PodResources does not answer.
+daemon serves this node, the kubelet's checkpoint cannot be read, or PodResources does not answer.
 
 Shipped profiles: 8xa100-40, 8xh100-80, 8xh200, 4xl40s, 2xt4, mixed. Card policies are listed below.
 """

@@ -19,7 +19,7 @@ from deviceplugin.gpus.api.container_grant import ContainerGrant
 Grant = Callable[[Mapping[str, int]], ContainerGrant]
 """Says what a container is given, by its MiB on each card's UUID."""
 
-_NOT_READ: Final = "the kubelet's book was not read yet"
+_NOT_READ: Final = "the kubelet's checkpoint was not read yet"
 
 log = structlog.get_logger(__name__)
 
@@ -118,11 +118,11 @@ class LedgerService:
             contents = self._read()
         except CheckpointError as error:
             if self.book_problem != str(error):
-                log.warning("the kubelet's book cannot be read, nothing is released", error=str(error))
+                log.warning("the kubelet's checkpoint cannot be read, nothing is released", error=str(error))
             self.book_problem, self.book_torn = str(error), isinstance(error, TornCheckpointError)
             return
         if self.book_problem not in {None, _NOT_READ}:
-            log.info("the kubelet's book can be read again")
+            log.info("the kubelet's checkpoint can be read again")
         self.book_problem, self.book_torn = None, False
         if contents is self._contents:
             return

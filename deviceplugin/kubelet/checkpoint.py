@@ -2,7 +2,8 @@
 
 `kubelet_internal_checkpoint` lies in the device plugin folder, is owned by root and is replaced by rename.
 The kubelet writes it at the end of each container's allocation and after every ListAndWatch message. The
-layout is the same from Kubernetes 1.22 to 1.37; docs/kubelet-book.md says what it holds and when it changes.
+layout is the same from Kubernetes 1.22 to 1.37. docs/kubelet-checkpoint.md says what it holds and when it
+changes.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ the question itself does not.
 
 Left alone the kubelet drops the entries of pods that ended at its next allocation only. Measured on 1.36.3: a
 List drops them from its memory and writes nothing, a ListAndWatch message writes the book and drops nothing;
-so first the one, then the other (docs/kubelet-book.md).
+so first the one, then the other (docs/kubelet-checkpoint.md).
 """
 
 import asyncio

@@ -245,7 +245,7 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
         node.account.refresh()
         node.account.refresh()
     assert node.account.book_problem is None
-    assert [line["event"] for line in logs] == ["the kubelet's book can be read again"]
+    assert [line["event"] for line in logs] == ["the kubelet's checkpoint can be read again"]
 
 
 def test_nothing_is_complete_before_the_first_readable_book():

@@ -79,7 +79,7 @@ def test_a_node_that_has_everything(settings: Settings) -> None:
     assert findings["container toolkit"].found.endswith("1.20.1")
     assert findings["hook apply-cuda-memory-limits"].found == "there"
     assert findings["kubelet"].verdict == "ok"
-    assert findings["kubelet's book"].found == "none yet"
+    assert findings["kubelet's checkpoint"].found == "none yet"
     assert [each.uses for each in findings.values() if each.what.startswith("card ")] == ["14 units"] * 2
 
 
@@ -213,7 +213,7 @@ def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Setting
     (settings.device_plugin_dir / "kubelet_internal_checkpoint").write_text("{")
     findings = found(settings)
     assert findings["kubelet"].found.startswith("does not serve")
-    assert findings["kubelet's book"].verdict == "bad"
+    assert findings["kubelet's checkpoint"].verdict == "bad"
     assert not can_serve(list(findings.values()))
 
 
