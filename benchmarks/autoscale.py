@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     found["items"] = [item for item in found["items"] if item["metadata"]["name"] != "waiting"]
     found["items"] += waiting_pods(options.waiting, options.kinds)
     text = json.dumps(found)
-    read, world = timed(lambda: Cluster.read(text))
+    read, world = timed(lambda: Cluster.from_json(text))
     planner = Planner(PlanRules(grace_s=0.0))
     passes = [timed(partial(planner.plan, world, float(at), 0.0)) for at in range(options.passes)]
     plan_s = statistics.median(seconds for seconds, _ in passes)

@@ -32,7 +32,7 @@ from gpupack.dashboard.board import Board
 from gpupack.dashboard.http import Pages
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import Point, Trend
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 from standins.apiserver.server import ApiServer
 
 CHANGES: Final = 100
@@ -83,7 +83,7 @@ def fill_board(board: Board, fleet: Fleet) -> None:
     """Give a board all nodes and pods of a fleet."""
     board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
     pods = (*fleet.pod_objects(), *fleet.pending_objects())
-    board.replace_pods([msgspec.convert(pod, AskPod) for pod in pods])
+    board.replace_pods([msgspec.convert(pod, KubePod) for pod in pods])
 
 
 def fill(api: ApiServer, fleet: Fleet) -> None:
@@ -96,9 +96,9 @@ def fill(api: ApiServer, fleet: Fleet) -> None:
         api.add_node(each.name, meta["labels"], value["status"]["capacity"], meta["annotations"])
 
 
-def node(value: dict[str, Any]) -> AskNode:
+def node(value: dict[str, Any]) -> KubeNode:
     """Read a node."""
-    return msgspec.convert(value, AskNode)
+    return msgspec.convert(value, KubeNode)
 
 
 async def first_paint_ms(tab: Tab, url: str) -> float:

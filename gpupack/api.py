@@ -15,18 +15,18 @@ from allocator.errors import shown
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MAX_UNIT_MIB, POD_GPU_MODEL
 from allocator.packing import NodeWords, read_node
 from allocator.request import MAX_CARDS, MAX_UNITS
-from gpupack.diagnose.why import why as why_of
+from gpupack.diagnose.why import explain_pod as why_of
 from gpupack.errors import InputError
 from gpupack.inventory.records import NodeRow
 from gpupack.rebalance.advise import advise_empty, advise_start
-from gpupack.whatif.answers import Advice, FitAnswer, Why, with_notes
+from gpupack.whatif.answers import Advice, FitAnswer, PodExplanation, add_notes
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.fetching import Source
-from gpupack.whatif.fetching import read as read_source
-from gpupack.whatif.fit import FitAsk, need_words, request_of
-from gpupack.whatif.fit import fit as fit_of
-from gpupack.whatif.kube_checks import any_pod
-from gpupack.whatif.simulating import trace_of
+from gpupack.whatif.fetching import ClusterSource
+from gpupack.whatif.fetching import read_cluster as read_source
+from gpupack.whatif.fit import FitQuestion, build_request, require_cards
+from gpupack.whatif.fit import answer_fit as fit_of
+from gpupack.whatif.kube_checks import require_of_any_pod
+from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import FILES
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score
@@ -47,7 +47,7 @@ def read(source: str | Path | bytes, *, unit_mib: int | None = None) -> Cluster:
     """
     if unit_mib is not None:
         unit_mib = _whole("unit_mib", unit_mib, MAX_UNIT_MIB)
-    return Cluster.read(source if isinstance(source, bytes) else _bytes(source), unit_mib=unit_mib)
+    return Cluster.from_json(source if isinstance(source, bytes) else _bytes(source), unit_mib=unit_mib)
 
 
 def _bytes(source: str | Path) -> bytes:
@@ -75,7 +75,7 @@ def _whole(name: str, value: object, most: int | None = None) -> int:
     return number
 
 
-def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitAsk:
+def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitQuestion:
     """Make a question of what somebody gave.
 
     Raises:
@@ -83,7 +83,7 @@ def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitAsk
     """
     if not isinstance(model, str):
         raise InputError(f"model is {shown(model)}: allowed is text, as in the annotation {POD_GPU_MODEL}")
-    return FitAsk(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)
+    return FitQuestion(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)
 
 
 def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
@@ -96,7 +96,7 @@ def fetch(kubeconfig: str | None = None, context: str | None = None) -> Cluster:
     Raises:
         KubeApiError: no configuration, no server, or no right to list them.
     """
-    return asyncio.run(read_source(Source(None, kubeconfig, context), budgets=True))
+    return asyncio.run(read_source(ClusterSource(None, kubeconfig, context), budgets=True))
 
 
 def decode(node: Mapping[str, Any]) -> NodeWords | None:
@@ -113,10 +113,10 @@ def decode(node: Mapping[str, Any]) -> NodeWords | None:
 
 def cards(cluster: Cluster) -> list[NodeRow]:
     """Every node with its cards, and the pods on them, as `gpupack top` shows them."""
-    return cluster.rows_of_top()
+    return cluster.build_inventory()
 
 
-def why(cluster: Cluster, namespace: str, name: str) -> Why:
+def why(cluster: Cluster, namespace: str, name: str) -> PodExplanation:
     """Say why a pod waits and what would let it start, or what it has.
 
     Raises:
@@ -168,7 +168,7 @@ def advise(
         advice = advise_empty(cluster, empty)
     else:
         advice = advise_start(cluster, _ask(units, cards, model), _whole("pods", pods))
-    return with_notes(advice, cluster.left_out())
+    return add_notes(advice, cluster.list_omissions())
 
 
 def rank(
@@ -188,9 +188,9 @@ def rank(
         PolicyError: there is no such policy.
     """
     nodes = cluster.state.nodes
-    request = request_of(_ask(units, cards, model), cluster.state.resource)
+    request = build_request(_ask(units, cards, model), cluster.state.resource)
     query = cluster.policies.query(nodes, request, 0, 0)
-    blocks = cluster.hosts.blocks(any_pod())
+    blocks = cluster.kube_checks.find_rejections(require_of_any_pod())
     rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]
     rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
     if not len(rows):
@@ -230,11 +230,11 @@ def simulate(
         SettingsError: a policy that there is not, or a number out of its range.
         TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
-    need_words(cluster)
+    require_cards(cluster)
     if unit_mib is not None:
         unit_mib = _whole("unit_mib", unit_mib, MAX_UNIT_MIB)
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        trace_of(cluster, unit_mib).write(Path(folder))
+        make_trace(cluster, unit_mib).write(Path(folder))
         nodes, pods = (str(Path(folder) / name) for name in FILES)
         options = Options(nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds))
         means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]

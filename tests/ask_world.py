@@ -135,7 +135,7 @@ class World:
 
     @property
     def cluster(self) -> Cluster:
-        cluster = Cluster.read(self.text)
+        cluster = Cluster.from_json(self.text)
         if self.budgets:
             from scheduler_plugin.cache.budgets import Budgets  # noqa: PLC0415
 

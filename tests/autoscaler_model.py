@@ -193,7 +193,7 @@ class Cloud:
         items = self.objects()
         if not any(item["kind"] == "Node" for item in items):
             return
-        cluster = Cluster.read(json.dumps({"kind": "List", "items": items}), unit_mib=1024)
+        cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}), unit_mib=1024)
         self.plan = self.planner.plan(cluster, float(self.now), float(START + self.now))
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), NAMESPACE)
         for pod in changes.delete:

@@ -279,9 +279,9 @@ async def run(
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.host or None, settings.port)
+        candidate = web.TCPSite(runner, settings.host or None, settings.port)
         try:
-            await site.start()
+            await candidate.start()
         except OSError as error:
             raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
         host, port = runner.addresses[0][:2]

@@ -14,10 +14,10 @@ import numpy as np
 
 from allocator.names import NODE_KEPT
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import query_for
-from gpupack.whatif.kube_checks import Wish
-from gpupack.whatif.objects import AskNode, AskPod
-from gpupack.whatif.trials import Trial
+from gpupack.whatif.gangs import make_query
+from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.what_if import WhatIf
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pods import PodRecord
 
@@ -132,7 +132,7 @@ def _units(record: PodRecord) -> int:
     return 0 if record.charged is None else record.charged.effective_units
 
 
-def _is_of_daemon_set(pod: AskPod) -> bool:
+def _is_of_daemon_set(pod: KubePod) -> bool:
     return any(
         owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
     )
@@ -163,15 +163,15 @@ def _move(
     if request is None:
         return None
     nodes = cluster.state.nodes
-    wish = Wish.of(pod)
-    trial = Trial(cluster, query_for(cluster, request, wish), wish)
-    fitting = trial.fitting_rows(rows)
+    requirements = HostRequirements.from_pod(pod)
+    what_if = WhatIf(cluster, make_query(cluster, request, requirements), requirements)
+    fitting = what_if.filter_rows(rows)
     free = (nodes.gpu_capacity - nodes.gpu_used)[fitting]
     candidates = fitting[np.argsort(free, kind="stable")]
     for start in range(0, len(candidates), _AT_ONCE):
-        allowed = trial.rows(leaving=leaving, only=candidates[start : start + _AT_ONCE])
+        allowed = what_if.find_rows(leaving=leaving, only=candidates[start : start + _AT_ONCE])
         for row in allowed.tolist():
-            placement = trial.place(nodes.names[row])
+            placement = what_if.choose_cards(nodes.names[row])
             if placement is not None:
                 return row, placement.charge
     return None
@@ -199,7 +199,7 @@ class NodeChange:
         return {"metadata": {"resourceVersion": resource_version, "annotations": dict(self.annotations)}}
 
 
-def find_node_changes(nodes: Iterable[AskNode], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
+def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -> list[NodeChange]:
     """Compare what Nodes have with what they should have; an annotation that a person set stays as it is.
 
     Args:

@@ -10,9 +10,9 @@ from allocator.place import place
 from allocator.quantity import parse_bytes
 from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod
-from gpupack.whatif.affinity import apart
-from gpupack.whatif.gangs import query_for
-from gpupack.whatif.trials import Trial
+from gpupack.whatif.affinity import read_anti_affinity
+from gpupack.whatif.gangs import make_query
+from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
 
 CARD_POLICY: Final = "most-used"
@@ -59,14 +59,18 @@ class NewNode:
 
     def take(self, pod: WaitingPod, kind: Kind) -> bool:
         """Put a pod on it where everything that it asks for is left; tell whether it was."""
-        wish = kind.wish
-        if self.pods_left < 1 or wish.cpu_milli > self.cpu_milli or wish.memory_bytes > self.memory_bytes:
+        requirements = kind.requirements
+        if (
+            self.pods_left < 1
+            or requirements.cpu_milli > self.cpu_milli
+            or requirements.memory_bytes > self.memory_bytes
+        ):
             return False
-        if any(amount > self.others.get(name, 0) for name, amount in wish.others.items()):
+        if any(amount > self.others.get(name, 0) for name, amount in requirements.others.items()):
             return False
         if any(_apart(pod, kind, other, its) for other, its in self.pods):
             return False
-        terms = join_terms(self.terms, wish.rules.terms)
+        terms = join_terms(self.terms, requirements.rules.terms)
         if terms is not None and len(terms) > MOST_TERMS and self.pods:
             return False
         placement = place(self.cards, kind.request, CARD_POLICY)
@@ -74,10 +78,10 @@ class NewNode:
             return False
         for at, units in placement.charge.items():
             self.cards[at] = replace(self.cards[at], used_units=self.cards[at].used_units + units)
-        self.cpu_milli -= wish.cpu_milli
-        self.memory_bytes -= wish.memory_bytes
+        self.cpu_milli -= requirements.cpu_milli
+        self.memory_bytes -= requirements.memory_bytes
         self.pods_left -= 1
-        for name, amount in wish.others.items():
+        for name, amount in requirements.others.items():
             self.others[name] -= amount
         self.pods.append((pod, kind))
         self.terms = terms
@@ -104,14 +108,14 @@ def join_terms(
 
 def _apart(pod: WaitingPod, kind: Kind, other: WaitingPod, its: Kind) -> bool:
     """Tell whether two pods cannot be on one node."""
-    if kind.wish.ports & its.wish.ports:
+    if kind.requirements.ports & its.requirements.ports:
         return True
     if not (kind.has_terms or its.has_terms):
         return False
     return any(
-        term.readable and term.topology_key == HOSTNAME and term.matches(owner.pod, one.pod)
+        term.is_readable and term.topology_key == HOSTNAME and term.matches(owner.pod, one.pod)
         for owner, one in ((pod, other), (other, pod))
-        for term in apart(owner.pod)
+        for term in read_anti_affinity(owner.pod)
     )
 
 
@@ -131,9 +135,13 @@ class Packer:
         found = self._taking.get(id(kind))
         if found is None:
             cluster = self._shapes.cluster
-            trial = Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish)
+            what_if = WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements)
             names = cluster.state.nodes.names
-            found = frozenset(names[row] for row in trial.rows().tolist()) if cluster.nodes else frozenset()
+            found = (
+                frozenset(names[row] for row in what_if.find_rows().tolist())
+                if cluster.nodes
+                else frozenset()
+            )
             self._taking[id(kind)] = found
         return found
 
@@ -223,4 +231,8 @@ def _size_of(kind: Kind) -> tuple[int, int, int]:
     """Sort kinds: what is hardest to place first."""
     demands = kind.request.demands
     per_card = max(demand.per_card for demand in demands)
-    return (per_card * max(d.cards for d in demands), kind.request.effective_units, kind.wish.cpu_milli)
+    return (
+        per_card * max(d.cards for d in demands),
+        kind.request.effective_units,
+        kind.requirements.cpu_milli,
+    )

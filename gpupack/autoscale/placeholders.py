@@ -10,7 +10,7 @@ from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHE
 from gpupack.autoscale.packing import NewNode
 from gpupack.autoscale.shapes import HOSTNAME
 from gpupack.autoscale.sums import CPU, MEMORY, UNITS
-from gpupack.whatif.objects import AskPod, is_placeholder
+from gpupack.whatif.objects import KubePod, is_placeholder
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.arrays import LongArray
 
@@ -94,8 +94,8 @@ def make_placeholder(
     others: dict[str, int] = {}
     selector: dict[str, str] = {}
     for _, kind in node.pods:
-        selector |= dict(kind.wish.rules.selector)
-        for name, amount in kind.wish.others.items():
+        selector |= dict(kind.requirements.rules.selector)
+        for name, amount in kind.requirements.others.items():
             others[name] = others.get(name, 0) + amount
     wanted |= {name: str(amount) for name, amount in others.items()}
     added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
@@ -174,13 +174,13 @@ class Changes:
         rename: By the name of a placeholder that stays: the pods that it stands for now.
     """
 
-    delete: tuple[AskPod, ...]
+    delete: tuple[KubePod, ...]
     create: Mapping[str, Placeholder]
     mark: tuple[str, ...]
     rename: Mapping[str, str]
 
 
-def find_changes(wanted: Iterable[Placeholder], pods: Iterable[AskPod], namespace: str) -> Changes:
+def find_changes(wanted: Iterable[Placeholder], pods: Iterable[KubePod], namespace: str) -> Changes:
     """Compare the placeholders that should be with those that are.
 
     Args:
@@ -210,7 +210,7 @@ def find_changes(wanted: Iterable[Placeholder], pods: Iterable[AskPod], namespac
     )
 
 
-def _is_marked(pod: AskPod) -> bool:
+def _is_marked(pod: KubePod) -> bool:
     return any(
         condition.type == "PodScheduled"
         and condition.status == "False"

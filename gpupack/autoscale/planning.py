@@ -32,9 +32,9 @@ from gpupack.autoscale.sums import (
 )
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod, group_by_kind, waiting_pods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import query_for
-from gpupack.whatif.objects import AskNode
-from gpupack.whatif.trials import Trial
+from gpupack.whatif.gangs import make_query
+from gpupack.whatif.objects import KubeNode
+from gpupack.whatif.what_if import WhatIf
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 
 STARTING_S: Final = 900.0
@@ -231,7 +231,7 @@ class Planner:
 
 def _has_node(cluster: Cluster, kind: Kind) -> bool:
     """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
-    return Trial(cluster, query_for(cluster, kind.request, kind.wish), kind.wish).has_node()
+    return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
 
 def starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
@@ -275,7 +275,7 @@ def _group_values(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple
     return {pair: layout for pair, layout in found.items() if pair not in mixed}
 
 
-def _created_s(node: AskNode) -> float:
+def _created_s(node: KubeNode) -> float:
     try:
         return datetime.fromisoformat(node.metadata.creation_timestamp).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -407,5 +407,5 @@ def _keys(shapes: Sequence[Shape]) -> list[str]:
 
 def _admits(shape: Shape, kind: Kind) -> bool:
     """Tell whether the rules of pods, not their cards, allow a shape."""
-    rules = kind.wish.rules
+    rules = kind.requirements.rules
     return rules.allows_node(shape.name, shape.labels, shape.taints, unschedulable=False)

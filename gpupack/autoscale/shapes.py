@@ -25,7 +25,7 @@ from allocator.request import WHOLE
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
-from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus, AskPod
+from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.cache.pods import pod_requests
@@ -83,7 +83,7 @@ class Shape:
     """
 
     name: str
-    node: AskNode
+    node: KubeNode
     layout: Layout
     offered: int
     declared: bool = False
@@ -133,7 +133,7 @@ class Shapes:
         """Find thousandths of a core, bytes of host memory and number of pods of an empty node."""
         nodes = self.cluster.state.nodes
         row = nodes.rows[name]
-        pods = self.cluster.hosts.pod_room(name)
+        pods = self.cluster.kube_checks.get_pods_left(name)
         return int(nodes.cpu_capacity[row]), int(nodes.memory_capacity[row]), pods
 
 
@@ -170,7 +170,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
         layouts: Cards by node, of `read_layouts`.
     """
     wanted = sorted({*keys, *GROUP_LABELS} - {HOSTNAME})
-    groups: dict[tuple[Layout, tuple[str | None, ...], tuple[Taint, ...]], list[AskNode]] = {}
+    groups: dict[tuple[Layout, tuple[str | None, ...], tuple[Taint, ...]], list[KubeNode]] = {}
     for name, layout in layouts.items():
         node = cluster.nodes[name]
         labels = node.metadata.labels or {}
@@ -217,7 +217,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
     return found
 
 
-def _common_labels(example: AskNode, members: Sequence[AskNode]) -> dict[str, str]:
+def _common_labels(example: KubeNode, members: Sequence[KubeNode]) -> dict[str, str]:
     """Find the labels that all of some nodes have with the same value."""
     common = set((example.metadata.labels or {}).items())
     for node in members:
@@ -225,7 +225,7 @@ def _common_labels(example: AskNode, members: Sequence[AskNode]) -> dict[str, st
     return dict(sorted(common))
 
 
-def lasting_taints(node: AskNode) -> tuple[Taint, ...]:
+def lasting_taints(node: KubeNode) -> tuple[Taint, ...]:
     """Taints that a new node of the same group would keep."""
     taints = (taint for taint in node.spec.taints or () if not taint.key.startswith(PASSING_TAINTS))
     return tuple(sorted(taints, key=lambda taint: (taint.key, taint.value, taint.effect)))
@@ -241,9 +241,9 @@ def describe(layout: Layout, unit_mib: int) -> str:
     return ", ".join(parts)
 
 
-def _daemons(cluster: Cluster) -> dict[str, list[AskPod]]:
+def _daemons(cluster: Cluster) -> dict[str, list[KubePod]]:
     """Pods of DaemonSets by node: a new node has the like of them, too."""
-    found: dict[str, list[AskPod]] = {}
+    found: dict[str, list[KubePod]] = {}
     for pod in cluster.pods.values():
         if pod.spec.node_name and any(
             owner.controller and owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ()
@@ -252,7 +252,7 @@ def _daemons(cluster: Cluster) -> dict[str, list[AskPod]]:
     return found
 
 
-def _beside(node: AskNode, daemons: Mapping[str, Sequence[AskPod]]) -> tuple[int, int]:
+def _beside(node: KubeNode, daemons: Mapping[str, Sequence[KubePod]]) -> tuple[int, int]:
     """Thousandths of a core and bytes of host memory that an empty node has beside its DaemonSets' pods."""
     allocatable = node.status.allocatable or {}
     cpu = _read(parse_milli, allocatable.get("cpu"))
@@ -270,7 +270,7 @@ def _read(parse: Any, value: str | int | None) -> int:
         return 0
 
 
-def _other_resources(node: AskNode) -> dict[str, str | int]:
+def _other_resources(node: KubeNode) -> dict[str, str | int]:
     return {
         name: value
         for name, value in (node.status.allocatable or {}).items()
@@ -278,7 +278,7 @@ def _other_resources(node: AskNode) -> dict[str, str | int]:
     }
 
 
-def _pods(node: AskNode) -> int | None:
+def _pods(node: KubeNode) -> int | None:
     value = (node.status.allocatable or {}).get("pods")
     return None if value is None else _read(parse_bytes, value)
 
@@ -293,7 +293,7 @@ def _empty_node(
     memory_bytes: int,
     pods: int | None = None,
     others: Mapping[str, str | int] | None = None,
-) -> AskNode:
+) -> KubeNode:
     sizes = [size for _, size in layout]
     records = [
         CardRecord(f"GPU-new-{number}", number, model, size * unit_mib, None, healthy=True)
@@ -310,14 +310,14 @@ def _empty_node(
     }
     if pods is not None:
         amounts["pods"] = str(pods)
-    return AskNode(
-        metadata=AskMetadata(
+    return KubeNode(
+        metadata=KubePodMetadata(
             name=name,
             labels={**{key: value for key, value in labels.items() if key != HOSTNAME}, NODE_LABEL: "true"},
             annotations={NODE_CARDS: dump_cards(records)},
         ),
         spec=NodeSpec(taints=taints),
-        status=AskNodeStatus(allocatable=amounts, capacity=amounts),
+        status=KubeNodeStatus(allocatable=amounts, capacity=amounts),
     )
 
 
@@ -476,6 +476,6 @@ def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
             yield Taint(key, text, effect)
 
 
-def has_startup_taint(node: AskNode) -> bool:
+def has_startup_taint(node: KubeNode) -> bool:
     """Tell whether a node still has the taint that its daemon takes away."""
     return any(taint.key == STARTUP_TAINT for taint in node.spec.taints or ())

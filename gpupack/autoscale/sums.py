@@ -16,7 +16,7 @@ from gpupack.autoscale.shapes import Shape, Shapes
 from gpupack.autoscale.waiting import Kind, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
-from gpupack.whatif.objects import AskNode
+from gpupack.whatif.objects import KubeNode
 from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.sums import sum_left
@@ -29,17 +29,17 @@ _RULES_KNOWN: Final = 256
 
 def amounts_of(kind: Kind) -> LongArray:
     """What one pod of a kind takes of each column: int64[5]."""
-    request, wish = kind.request, kind.wish
+    request, requirements = kind.request, kind.requirements
     units = 0 if request.percent else request.effective_units
     percent = request.effective_units if request.percent else 0
-    return np.array([units, percent, wish.cpu_milli, wish.memory_bytes, 1], dtype=np.int64)
+    return np.array([units, percent, requirements.cpu_milli, requirements.memory_bytes, 1], dtype=np.int64)
 
 
 class NodeVerdicts:
     """Remembers which nodes the rules of pods allow, for as long as a Node object stays the same."""
 
     def __init__(self) -> None:
-        self._known: dict[NodeRules, dict[str, tuple[AskNode, bool]]] = {}
+        self._known: dict[NodeRules, dict[str, tuple[KubeNode, bool]]] = {}
 
     def allowed(self, cluster: Cluster, rules: NodeRules) -> BoolArray:
         """Tell which of `cluster.rows` are Ready, selected and without a taint that keeps the pod off."""
@@ -62,7 +62,7 @@ class NodeVerdicts:
         return result
 
 
-def _allows(node: AskNode, rules: NodeRules) -> bool:
+def _allows(node: KubeNode, rules: NodeRules) -> bool:
     if node.ready is False:
         return False
     return rules.allows_node(
@@ -86,14 +86,14 @@ class SumView:
         self._verdicts = verdicts
         nodes, rows = cluster.state.nodes, cluster.rows
         names = [nodes.names[row] for row in rows.tolist()]
-        books, hosts = cluster.state.books, cluster.hosts
+        books, hosts = cluster.state.books, cluster.kube_checks
         self.left: LongArray = np.zeros((len(names), 5), dtype=np.int64)
         for column, percent in ((UNITS, False), (PERCENT, True)):
             # A node that does not say what it offers is offered to nobody by kube-scheduler.
             self.left[:, column] = [sum_left(books[name], percent=percent) or 0 for name in names]
         self.left[:, CPU] = nodes.cpu_capacity[rows] - nodes.cpu_used[rows]
         self.left[:, MEMORY] = nodes.memory_capacity[rows] - nodes.memory_used[rows]
-        self.left[:, PODS] = [min(UNKNOWN, hosts.pod_room(name)) for name in names]
+        self.left[:, PODS] = [min(UNKNOWN, hosts.get_pods_left(name)) for name in names]
         self._names = names
         self._others: dict[str, LongArray] = {}
         self._masks: dict[NodeRules, BoolArray] = {}
@@ -113,11 +113,15 @@ class SumView:
 
     def candidates(self, kind: Kind) -> RowArray:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
-        found = np.flatnonzero(self._allowed(kind.wish.rules))
-        wish = kind.wish
-        for resource, amount in wish.others.items():
+        found = np.flatnonzero(self._allowed(kind.requirements.rules))
+        requirements = kind.requirements
+        for resource, amount in requirements.others.items():
             found = found[self._left_of(resource)[found] >= amount]
-        blocked = None if wish.pod is None else self._cluster.hosts.neighbours.blocked(wish.pod)
+        blocked = (
+            None
+            if requirements.pod is None
+            else self._cluster.kube_checks.inter_pod_affinity.make_node_check(requirements.pod)
+        )
         if blocked is not None:
             nodes = self._cluster.nodes
             found = np.array(
@@ -137,10 +141,10 @@ class SumView:
     def _left_of(self, resource: str) -> LongArray:
         found = self._others.get(resource)
         if found is None:
-            hosts = self._cluster.hosts
-            used = hosts.in_use(resource)
+            hosts = self._cluster.kube_checks
+            used = hosts.get_used_amounts(resource)
             found = self._others[resource] = np.array(
-                [hosts.capacity(name, resource) - used[name] for name in self._names], dtype=np.int64
+                [hosts.get_capacity(name, resource) - used[name] for name in self._names], dtype=np.int64
             )
         return found
 
@@ -179,8 +183,8 @@ def pack_by_sums(view: SumView, kinds: Sequence[Kind]) -> SumPacking:
 def shape_amounts(shapes: Shapes, shape: Shape) -> LongArray:
     """What an empty node of a shape has of each column: int64[5]."""
     cpu, memory, pods = shapes.amounts(shape.name)
-    hosts = shapes.cluster.hosts
-    percent = hosts.capacity(shape.name, PERCENT_RESOURCE)
+    hosts = shapes.cluster.kube_checks
+    percent = hosts.get_capacity(shape.name, PERCENT_RESOURCE)
     return np.array([shape.offered, percent, cpu, memory, min(UNKNOWN, pods)], dtype=np.int64)
 
 

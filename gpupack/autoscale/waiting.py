@@ -6,10 +6,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from allocator.request import PodRequest
-from gpupack.whatif.affinity import apart, near
+from gpupack.whatif.affinity import read_affinity, read_anti_affinity
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import Wish
-from gpupack.whatif.objects import AskPod, is_placeholder
+from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.objects import KubePod, is_placeholder
 from scheduler_plugin.cache.pods import PodRecord
 
 
@@ -54,7 +54,7 @@ class WaitingPod:
         request: What it asks of cards.
     """
 
-    pod: AskPod
+    pod: KubePod
     record: PodRecord
     request: PodRequest
 
@@ -95,19 +95,19 @@ class Kind:
         return self.pods[0].request
 
     @cached_property
-    def wish(self) -> Wish:
+    def requirements(self) -> HostRequirements:
         """What each of them asks for besides."""
-        return Wish.of(self.pods[0].pod)
+        return HostRequirements.from_pod(self.pods[0].pod)
 
     @cached_property
     def has_terms(self) -> bool:
         """Whether they want to be near to, or apart from, other pods."""
-        return bool(near(self.pods[0].pod) or apart(self.pods[0].pod))
+        return bool(read_affinity(self.pods[0].pod) or read_anti_affinity(self.pods[0].pod))
 
     @cached_property
     def label_keys(self) -> frozenset[str]:
         """Labels of nodes that their rules refer to."""
-        rules = self.wish.rules
+        rules = self.requirements.rules
         keys = {key for key, _ in rules.selector}
         for term in rules.terms or ():
             keys |= {each.key for each in term.match_expressions or ()}
@@ -137,7 +137,7 @@ def group_by_kind(pods: Iterable[WaitingPod]) -> list[Kind]:
 
 def _key(waiting: WaitingPod) -> Hashable:
     pod, record = waiting.pod, waiting.record
-    wish = Wish.of(pod)
+    requirements = HostRequirements.from_pod(pod)
     affinity = pod.spec.affinity
     terms: tuple[bytes, ...] = ()
     if affinity is not None:
@@ -153,9 +153,9 @@ def _key(waiting: WaitingPod) -> Hashable:
         waiting.request,
         record.cpu_milli,
         record.memory_bytes,
-        tuple(sorted(wish.others.items())),
-        wish.ports,
-        wish.rules,
+        tuple(sorted(requirements.others.items())),
+        requirements.ports,
+        requirements.rules,
         terms,
         identity,
     )

@@ -14,7 +14,7 @@ import structlog
 from allocator.names import PLACEHOLDER_FOR
 from gpupack.autoscale.guarding import NodeChange
 from gpupack.autoscale.placeholders import Changes, condition_patch
-from gpupack.whatif.objects import AskNode
+from gpupack.whatif.objects import KubeNode
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.paths import pod_path, segment
 
@@ -88,7 +88,7 @@ class Writer:
             body = {"metadata": {"annotations": {PLACEHOLDER_FOR: stands_for}}}
             await self._do("rename", name, self._patch(pod_path(self._namespace, name), body))
 
-    async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, AskNode]) -> None:
+    async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, KubeNode]) -> None:
         """Write annotations of Nodes, each for the version that was looked at."""
         for change in list(changes)[:NODES_EACH_PASS]:
             node = nodes.get(change.name)

@@ -40,11 +40,11 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -> None:
     """Say which pods to move."""
     from gpupack.rebalance.advise import advise_empty, advise_start
-    from gpupack.rebalance.planning import Limits
-    from gpupack.whatif.answers import as_json, with_notes
-    from gpupack.whatif.fetching import read
-    from gpupack.whatif.fit import FitAsk
-    from gpupack.whatif.rendering import advice_text
+    from gpupack.rebalance.planning import SearchLimits
+    from gpupack.whatif.answers import add_notes, as_json
+    from gpupack.whatif.fetching import read_cluster
+    from gpupack.whatif.fit import FitQuestion
+    from gpupack.whatif.rendering import format_advice
 
     if (wanted is None) == (empty is None):
         raise click.UsageError("allowed is one of --for UNITS[xN] and --empty CARD|NODE")
@@ -52,16 +52,20 @@ def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -
     if wanted is not None and match is None:
         raise click.BadParameter(f"--for {wanted!r}: allowed is UNITS or UNITSxN, such as 40 or 40x3")
     source = source_of(options)
-    limits = Limits() if options["max_priority"] is None else Limits(max_priority=options["max_priority"])
+    limits = (
+        SearchLimits()
+        if options["max_priority"] is None
+        else SearchLimits(max_priority=options["max_priority"])
+    )
 
     async def work() -> str:
-        cluster = await read(source, budgets=True)
+        cluster = await read_cluster(source, budgets=True)
         if match is not None:
-            size = FitAsk(int(match[1]), options["cards"], options["model"], options["percent"])
+            size = FitQuestion(int(match[1]), options["cards"], options["model"], options["percent"])
             advice = advise_start(cluster, size, int(match[2] or 1), limits)
         else:
             advice = advise_empty(cluster, empty or "", limits)
-        advice = with_notes(advice, cluster.left_out())
-        return as_json(advice) if output == "json" else advice_text(advice)
+        advice = add_notes(advice, cluster.list_omissions())
+        return as_json(advice) if output == "json" else format_advice(advice)
 
     say(ask(work))

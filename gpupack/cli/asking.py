@@ -51,13 +51,13 @@ def source_of(options: dict[str, Any]) -> Any:
     Raises:
         UsageError: options that contradict each other.
     """
-    from gpupack.whatif.fetching import Source
+    from gpupack.whatif.fetching import ClusterSource
 
     if options["filename"] is not None:
         for name in ("context", "kubeconfig"):
             if options[name]:
                 raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
-    return Source(options["filename"], options["kubeconfig"], options["context"], options["unit_mib"])
+    return ClusterSource(options["filename"], options["kubeconfig"], options["context"], options["unit_mib"])
 
 
 def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

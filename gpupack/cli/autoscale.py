@@ -144,14 +144,14 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
     async def work() -> str:
         from gpupack.autoscale.describing import FORMATS, given_shape, shapes_of, write_shapes
         from gpupack.errors import InputError
-        from gpupack.whatif.fetching import read
+        from gpupack.whatif.fetching import read_cluster
 
         if form not in FORMATS:
             raise InputError(f"--format {form!r}: allowed are {', '.join(FORMATS)}")
         if any(given.values()):
             unit_mib = options["unit_mib"] or MIB_PER_GIB
             return write_shapes([given_shape(unit_mib=unit_mib, **given)], unit_mib, form)
-        cluster = await read(source)
+        cluster = await read_cluster(source)
         return write_shapes(shapes_of(cluster, nodes), cluster.unit_mib, form)
 
     say(ask(work))

@@ -77,7 +77,7 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
     from gpupack.dashboard.app import run, show
     from gpupack.dashboard.opening import can_open, open_page
     from gpupack.dashboard.settings import Settings
-    from gpupack.whatif.objects import load
+    from gpupack.whatif.objects import load_nodes_and_pods
 
     settings = Settings(**options)
 
@@ -90,6 +90,6 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
         serve(lambda stop: run(settings, stop=stop, started=started))
         return
     raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-    nodes, pods = load(raw)
+    nodes, pods = load_nodes_and_pods(raw)
     name = "standard input" if filename == "-" else filename
     serve(lambda stop: show(settings, nodes, pods, name, stop=stop, started=started))

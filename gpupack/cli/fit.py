@@ -42,20 +42,20 @@ See docs/ask.md.
 def fit(output: str, **options: Any) -> None:
     """Say how many pods fit."""
     from gpupack.whatif.answers import as_json
-    from gpupack.whatif.changes import change
-    from gpupack.whatif.fetching import read
-    from gpupack.whatif.fit import FitAsk
-    from gpupack.whatif.fit import fit as fit_of
-    from gpupack.whatif.rendering import fit_text
+    from gpupack.whatif.changes import apply_changes
+    from gpupack.whatif.fetching import read_cluster
+    from gpupack.whatif.fit import FitQuestion
+    from gpupack.whatif.fit import answer_fit as fit_of
+    from gpupack.whatif.rendering import format_fit
 
     source = source_of(options)
     first, *more = options["units"]
-    asked = FitAsk(first, options["cards"], options["model"], options["percent"], tuple(more))
+    asked = FitQuestion(first, options["cards"], options["model"], options["percent"], tuple(more))
 
     async def work() -> str:
-        cluster = await read(source)
-        changed, notes = change(cluster, options["without"], options["add"])
+        cluster = await read_cluster(source)
+        changed, notes = apply_changes(cluster, options["without"], options["add"])
         answer = fit_of(cluster, asked, changed, notes)
-        return as_json(answer) if output == "json" else fit_text(answer)
+        return as_json(answer) if output == "json" else format_fit(answer)
 
     say(ask(work))

@@ -137,12 +137,12 @@ def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
     import gc
     from functools import partial
 
-    from gpupack.whatif.fetching import read
-    from gpupack.whatif.simulating import scenarios, simulate_all
+    from gpupack.whatif.fetching import read_cluster
+    from gpupack.whatif.simulation import make_scenarios, simulate_all
 
     source = source_of({**options, "unit_mib": None})
     asked.check()
-    cluster = ask(lambda: read(source))
+    cluster = ask(lambda: read_cluster(source))
     gc.enable()
-    found = scenarios(cluster, options["without"], options["add"], options["unit_mib"])
+    found = make_scenarios(cluster, options["without"], options["add"], options["unit_mib"])
     simulate_all(found, asked, partial(say, err=asked.json == "-"), partial(say, err=True))

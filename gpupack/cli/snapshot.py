@@ -34,9 +34,9 @@ them, and nodes with cards. See docs/ask.md.
 @version_option
 def snapshot(out: str, hidden: bool, resources: tuple[str, ...], **options: Any) -> None:
     """Write the cluster as a trace."""
-    from gpupack.whatif.fetching import read
-    from gpupack.whatif.snapshot import snapshot as snapshot_of
-    from gpupack.whatif.snapshot import told
+    from gpupack.whatif.fetching import read_cluster
+    from gpupack.whatif.snapshot import describe_snapshot
+    from gpupack.whatif.snapshot import make_snapshot as snapshot_of
     from scheduler_plugin.errors import PolicyError
     from scheduler_plugin.scheduling.policies.fractions import parse_resources
 
@@ -47,8 +47,8 @@ def snapshot(out: str, hidden: bool, resources: tuple[str, ...], **options: Any)
         fail(error)
 
     async def work() -> list[str]:
-        found = snapshot_of(await read(source), hidden=hidden, others=others)
-        return told(found, found.write(Path(out)))
+        found = snapshot_of(await read_cluster(source), hidden=hidden, others=others)
+        return describe_snapshot(found, found.write(Path(out)))
 
     for line in ask(work):
         say(line)

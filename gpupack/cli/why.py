@@ -11,7 +11,7 @@ from gpupack.cli.names import complete_pods
 
 if TYPE_CHECKING:
     from gpupack.diagnose.listing import Workload
-    from gpupack.whatif.fetching import Source
+    from gpupack.whatif.fetching import ClusterSource
 
 _KINDS: Final = ("pod", "pods", "po")
 """What stands before a slash where kubectl names a pod."""
@@ -45,10 +45,10 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
     """Say why a pod is as it is."""
     from gpupack.diagnose.listing import parse_workload
-    from gpupack.diagnose.why import why as why_of
+    from gpupack.diagnose.why import explain_pod as why_of
     from gpupack.whatif.answers import as_json
-    from gpupack.whatif.fetching import read_about
-    from gpupack.whatif.rendering import why_text
+    from gpupack.whatif.fetching import read_cluster_and_pod
+    from gpupack.whatif.rendering import format_why
 
     source = source_of(options)
     workload = None if pod is None else parse_workload(pod)
@@ -58,14 +58,14 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
     pod, namespace = _named(pod, namespace)
 
     async def work() -> str:
-        cluster, around = await read_about(source, namespace, pod)
+        cluster, around = await read_cluster_and_pod(source, namespace, pod)
         answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
-        return as_json(answer) if output == "json" else why_text(answer)
+        return as_json(answer) if output == "json" else format_why(answer)
 
     say(ask(work))
 
 
-def _list(source: "Source", namespace: str | None, workload: "Workload | None", output: str) -> str:
+def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
     """Ask about the pods of a workload, None: about all that wait."""
     from gpupack.diagnose.listing import list_text, list_waiting, list_workload
     from gpupack.whatif.answers import as_json

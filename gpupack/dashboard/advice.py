@@ -6,11 +6,11 @@ from typing import Final
 import msgspec
 
 from allocator.errors import AllocatorError
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
-from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import KubePod
 from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 EXPLAINED: Final = 100
@@ -67,30 +67,30 @@ class Size(msgspec.Struct, frozen=True):
     largest: bool
 
 
-def waiting(cluster: Cluster) -> list[AskPod]:
+def waiting(cluster: Cluster) -> list[KubePod]:
     """Pods that wait for cards, longest first."""
     return sorted(
-        (pod for pod in cluster.waiting() if pod.metadata.deletion_timestamp is None),
+        (pod for pod in cluster.list_waiting_pods() if pod.metadata.deletion_timestamp is None),
         key=lambda pod: (pod.metadata.creation_timestamp, pod.full_name),
     )
 
 
-def pending(cluster: Cluster, pods: list[AskPod], queued: QueuedAs) -> Iterator[Pending]:
+def pending(cluster: Cluster, pods: list[KubePod], queued: QueuedAs) -> Iterator[Pending]:
     """Say why pods wait, one after the other: the caller may do something else between two."""
     for number, pod in enumerate(pods[:SHOWN]):
         yield explained(cluster, pod, queued) if number < EXPLAINED else _named(pod)
 
 
-def _named(pod: AskPod) -> Pending:
+def _named(pod: KubePod) -> Pending:
     meta = pod.metadata
     return Pending(meta.namespace, meta.name, meta.creation_timestamp)
 
 
-def explained(cluster: Cluster, pod: AskPod, queued: QueuedAs) -> Pending:
+def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
     """Say why one pod waits."""
     namespace, name = pod.metadata.namespace, pod.metadata.name
     try:
-        found = why(cluster, namespace, name, queued=queued(namespace, name), ways=False)
+        found = explain_pod(cluster, namespace, name, queued=queued(namespace, name), ways=False)
     except (AllocatorError, InputError) as error:
         return msgspec.structs.replace(_named(pod), text=str(error))
     return Pending(
@@ -112,10 +112,10 @@ def sizes(cluster: Cluster) -> Iterator[Size]:
     """Say how many pods of usual sizes fit on one card each, up to the largest that fits."""
     if not cluster.has_words:
         return
-    first = fit(cluster, FitAsk(1))
+    first = answer_fit(cluster, FitQuestion(1))
     largest = first.largest_units
     for units in sorted({*(size for size in SIZES if size < largest), largest} - {0}):
-        yield _size(first if units == 1 else fit(cluster, FitAsk(units)), units, largest)
+        yield _size(first if units == 1 else answer_fit(cluster, FitQuestion(units)), units, largest)
 
 
 def _size(found: FitAnswer, units: int, largest: int) -> Size:

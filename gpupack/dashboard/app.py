@@ -25,7 +25,7 @@ from gpupack.usage.report import By, report
 from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
 from gpupack.usage.times import span
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 T = TypeVar("T")
@@ -230,8 +230,8 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
 
 async def show(
     settings: Settings,
-    nodes: Sequence[AskNode],
-    pods: Sequence[AskPod],
+    nodes: Sequence[KubeNode],
+    pods: Sequence[KubePod],
     name: str,
     *,
     stop: asyncio.Event,

@@ -9,8 +9,8 @@ from gpupack.inventory.objects import Cluster as TopCluster
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rows import rows
 from gpupack.usage.sampling import Seat
-from gpupack.whatif.cluster import Cluster, UsualUnit
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.cluster import Cluster, UnitCounter
+from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import Why as QueueWhy
 
 PodKey = tuple[str, str]
@@ -34,30 +34,30 @@ class Board:
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
-        self.nodes: dict[str, AskNode] | None = None
-        self.pods: dict[PodKey, AskPod] | None = None
+        self.nodes: dict[str, KubeNode] | None = None
+        self.pods: dict[PodKey, KubePod] | None = None
         self.tiles: dict[str, NodeTile] = {}
         self.encoded: dict[str, msgspec.Raw] = {}
         self.sums: dict[str, Sums] = {}
         self.seats: dict[str, tuple[Seat, ...]] = {}
         self.queued: dict[PodKey, QueueWhy] | None = None
-        self._on_node: dict[str, dict[PodKey, AskPod]] = {}
+        self._on_node: dict[str, dict[PodKey, KubePod]] = {}
         self._dirty: set[str] = set()
         self._cluster: Cluster | None = None
-        self._usual_unit = UsualUnit()
+        self._usual_unit = UnitCounter()
         self._is_unit_fixed = unit_mib is not None
         self._unit_mib = unit_mib
 
-    def replace_nodes(self, nodes: Iterable[AskNode]) -> None:
+    def replace_nodes(self, nodes: Iterable[KubeNode]) -> None:
         """Take a complete list."""
         before = self.nodes or {}
         self.nodes = {node.metadata.name: node for node in nodes}
         self._dirty |= before.keys() | self.nodes.keys()
         self._cluster = None
-        self._usual_unit = UsualUnit(self.nodes.values())
+        self._usual_unit = UnitCounter(self.nodes.values())
         self._follow_unit()
 
-    def put_node(self, node: AskNode) -> None:
+    def put_node(self, node: KubeNode) -> None:
         """Take one that is new or has changed."""
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
@@ -67,7 +67,7 @@ class Board:
         if self._cluster is not None:
             self._cluster.put_node(node)
 
-    def drop_node(self, node: AskNode) -> None:
+    def drop_node(self, node: KubeNode) -> None:
         """Take one away."""
         name = node.metadata.name
         (self.nodes or {}).pop(name, None)
@@ -79,18 +79,18 @@ class Board:
 
     def _follow_unit(self) -> None:
         """Build the cluster anew where most nodes publish another unit, as when the first daemon starts."""
-        unit_mib = self._usual_unit.mib
+        unit_mib = self._usual_unit.most_common_mib
         if not self._is_unit_fixed and unit_mib not in {None, self._unit_mib}:
             self._unit_mib, self._cluster = unit_mib, None
 
-    def replace_pods(self, pods: Iterable[AskPod]) -> None:
+    def replace_pods(self, pods: Iterable[KubePod]) -> None:
         """Take a complete list."""
         self._dirty |= self._on_node.keys()
         self.pods, self._on_node, self._cluster = {}, {}, None
         for pod in pods:
             self.put_pod(pod)
 
-    def put_pod(self, pod: AskPod) -> None:
+    def put_pod(self, pod: KubePod) -> None:
         """Take one that is new or has changed."""
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
@@ -102,7 +102,7 @@ class Board:
         if self._cluster is not None:
             self._cluster.put_pod(pod)
 
-    def drop_pod(self, pod: AskPod) -> None:
+    def drop_pod(self, pod: KubePod) -> None:
         """Take one away."""
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
@@ -174,7 +174,7 @@ class Board:
         """Everything as it is now, to be asked about; built once for a unit, and then kept current."""
         if self._cluster is None:
             nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
-            self._cluster = Cluster.of(nodes, pods, unit_mib=self._unit_mib)
+            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=self._unit_mib)
         return self._cluster
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Final, Generic, TypeVar
 
 from gpupack.dashboard.board import Board
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import segment
@@ -82,16 +82,16 @@ class Following:
         self, client: KubeClient, board: Board, namespace: str | None, changed: Callable[[], None]
     ) -> None:
         self._namespace = namespace
-        self._nodes: _Sink[AskNode] = _Sink(board.replace_nodes, board.put_node, board.drop_node, changed)
-        self._pods: _Sink[AskPod] = _Sink(
+        self._nodes: _Sink[KubeNode] = _Sink(board.replace_nodes, board.put_node, board.drop_node, changed)
+        self._pods: _Sink[KubePod] = _Sink(
             board.replace_pods,
             board.put_pod,
             board.drop_pod,
             changed,
         )
         path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
-        self._nodes.reflector = Reflector(client, NODES_PATH, AskNode, self._nodes, watch_s=WATCH_S)
-        self._pods.reflector = Reflector(client, path, AskPod, self._pods, watch_s=WATCH_S)
+        self._nodes.reflector = Reflector(client, NODES_PATH, KubeNode, self._nodes, watch_s=WATCH_S)
+        self._pods.reflector = Reflector(client, path, KubePod, self._pods, watch_s=WATCH_S)
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -15,7 +15,7 @@ from allocator.errors import shown
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live, Page, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 
 GAP_S: Final = 0.1
@@ -188,7 +188,7 @@ class Pages:
         try:
             namespace, pod = query.get("namespace", "default"), query.get("pod", "")
             queued = self._board.queued_as(namespace, pod)
-            found = why(self._board.cluster(), namespace, pod, queued=queued)
+            found = explain_pod(self._board.cluster(), namespace, pod, queued=queued)
         except InputError as error:
             return web.json_response({"error": str(error)}, status=404)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gpupack.whatif.trials import Held, Trial, changed
+from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.request import units_by_card
@@ -19,7 +19,7 @@ _NEVER: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EvictionSet:
     """Pods that would have to end.
 
     Attributes:
@@ -33,20 +33,20 @@ class End:
     fewest: bool
 
 
-def fewest_ends(trial: Trial, held: Held, skip: frozenset[str]) -> End | None:
+def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[str]) -> EvictionSet | None:
     """Find the fewest pods whose end lets a pod start.
 
     Nodes are looked at in the order of what their cards lack, all sets of one pod, then of two, and so on;
     only so many nodes and sets, so for large clusters the answer may not be the smallest there is.
 
     Args:
-        trial: The pod.
-        held: What pods have.
+        what_if: The pod.
+        usage: What pods have.
         skip: Names of nodes on which no end helps.
     """
-    nodes = trial.cluster.state.nodes
-    rows = trial.cluster.rows
-    missing = _missing(trial)
+    nodes = what_if.cluster.state.nodes
+    rows = what_if.cluster.rows
+    missing = _missing(what_if)
     order = np.lexsort((nodes.name_rank[rows], missing))
     names = [
         nodes.names[rows[at]]
@@ -56,20 +56,20 @@ def fewest_ends(trial: Trial, held: Held, skip: frozenset[str]) -> End | None:
     looked_at = names[:MOST_NODES]
     complete = len(looked_at) == len(names)
     # Of a gang every set is asked about on all nodes.
-    budget = MOST_SETS if trial.is_alone else MOST_SETS // 6
-    complete &= trial.is_alone
+    budget = MOST_SETS if what_if.is_alone else MOST_SETS // 6
+    complete &= what_if.is_alone
     for count in range(1, MOST_PODS + 1):
-        found: tuple[tuple[int, int, str], End] | None = None
+        found: tuple[tuple[int, int, str], EvictionSet] | None = None
         for name in looked_at:
-            pods = [pod for pod in held.on(name) if held.freed(pod) and not pod.mirrored]
+            pods = [pod for pod in usage.list_pods(name) if usage.get_freed_units(pod) and not pod.mirrored]
             for group in combinations(pods, count):
                 budget -= 1
                 if budget < 0:
                     complete = False
                     break
-                cost = (max(pod.priority for pod in group), _units(held, group), name)
-                if (found is None or cost < found[0]) and lets_start(trial, held, name, group):
-                    found = cost, End(name, group, fewest=complete or count == 1)
+                cost = (max(pod.priority for pod in group), _units(usage, group), name)
+                if (found is None or cost < found[0]) and can_start_without(what_if, usage, name, group):
+                    found = cost, EvictionSet(name, group, fewest=complete or count == 1)
         if found is not None:
             return found[1]
         if budget < 0:
@@ -77,24 +77,24 @@ def fewest_ends(trial: Trial, held: Held, skip: frozenset[str]) -> End | None:
     return None
 
 
-def lets_start(trial: Trial, held: Held, node: str, pods: Sequence[PodRecord]) -> bool:
+def can_start_without(what_if: WhatIf, usage: PodCardUsage, node: str, pods: Sequence[PodRecord]) -> bool:
     """Ask filter and kube-scheduler's rules whether a node takes a pod once others have ended."""
     freed: dict[int, int] = {}
     for pod in pods:
-        for card, units in held.freed(pod).items():
+        for card, units in usage.get_freed_units(pod).items():
             freed[card] = freed.get(card, 0) - units
-    row = np.array([trial.cluster.state.nodes.rows[node]], dtype=np.intp)
-    with changed(trial.cluster, {node: freed}):
-        return len(trial.rows(leaving={pod.uid for pod in pods}, only=row)) > 0
+    row = np.array([what_if.cluster.state.nodes.rows[node]], dtype=np.intp)
+    with charge_cards(what_if.cluster, {node: freed}):
+        return len(what_if.find_rows(leaving={pod.uid for pod in pods}, only=row)) > 0
 
 
-def _units(held: Held, pods: Sequence[PodRecord]) -> int:
-    return sum(sum(held.of(pod).values()) for pod in pods)
+def _units(usage: PodCardUsage, pods: Sequence[PodRecord]) -> int:
+    return sum(sum(usage.get_units(pod).values()) for pod in pods)
 
 
-def _missing(trial: Trial) -> LongArray:
+def _missing(what_if: WhatIf) -> LongArray:
     """Units that must become free at least, by node: for the demand that needs most. int64[m]."""
-    nodes, rows, query = trial.cluster.state.nodes, trial.cluster.rows, trial.query
+    nodes, rows, query = what_if.cluster.state.nodes, what_if.cluster.rows, what_if.query
     size = nodes.evictable[rows].astype(np.int64)
     if query.ask.admits is not None:
         size = np.where(query.ask.admits[rows], size, 0)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gpupack.diagnose.why import why
+from gpupack.diagnose.why import explain_pod
 from gpupack.errors import InputError
 from gpupack.inventory.grid import HEADER, Cell, Line, grid
 from gpupack.terminal import short_age
-from gpupack.whatif.answers import Answer, State, Why
+from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import AskPod, gates_of
+from gpupack.whatif.objects import KubePod, list_gates
 from kubeapi.metadata import parse_time
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _REASONS: Final[dict[State, str]] = {
 }
 
 
-class PodLine(Answer, frozen=True):
-    """PodLine is a pod of a list that `why` prints.
+class PodLine(JsonAnswer, frozen=True):
+    """PodLine is a pod of a list that `gpupack why` prints.
 
     Attributes:
         namespace: Of the pod.
         pod: Its name.
-        state: As of `Why`.
+        state: As of `PodExplanation`.
         asked: What it asks for, in words.
         age_s: Seconds since it was made; None where the API server did not say.
         reason: The closest reason in one word, the queue's where a queue holds the pod.
@@ -53,7 +53,7 @@ class PodLine(Answer, frozen=True):
     node: str = ""
 
 
-class PodList(Answer, frozen=True):
+class PodList(JsonAnswer, frozen=True):
     """Pods by namespace and name.
 
     Attributes:
@@ -76,7 +76,7 @@ def list_waiting(
         namespace: Only its pods; None: of all.
         queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
     """
-    pods = [pod for pod in cluster.waiting() if namespace in {None, pod.metadata.namespace}]
+    pods = [pod for pod in cluster.list_waiting_pods() if namespace in {None, pod.metadata.namespace}]
     return PodList(_lines(cluster, pods, now_s, queued))
 
 
@@ -121,29 +121,29 @@ def list_text(found: PodList) -> str:
 
 
 def _lines(
-    cluster: Cluster, pods: Iterable[AskPod], now_s: float, queued: "Sequence[QueueWhy] | None"
+    cluster: Cluster, pods: Iterable[KubePod], now_s: float, queued: "Sequence[QueueWhy] | None"
 ) -> tuple[PodLine, ...]:
-    alike: dict[bytes, Why] = {}
+    alike: dict[bytes, PodExplanation] = {}
     said = {(each.namespace, each.name): each for each in queued or ()}
     return tuple(_line(cluster, pod, now_s, said, alike) for pod in pods)
 
 
 def _line(
     cluster: Cluster,
-    pod: AskPod,
+    pod: KubePod,
     now_s: float,
     said: "dict[tuple[str, str], QueueWhy]",
-    alike: dict[bytes, Why],
+    alike: dict[bytes, PodExplanation],
 ) -> PodLine:
     meta = pod.metadata
     # Pods of one controller differ in name only: they are asked about once.
     key = msgspec.json.encode((meta.namespace, meta.labels, meta.annotations, pod.spec, pod.status))
     answer = alike.get(key)
     if answer is None:
-        answer = alike[key] = why(cluster, meta.namespace, meta.name, ways=False)
+        answer = alike[key] = explain_pod(cluster, meta.namespace, meta.name, ways=False)
     queue = said.get((meta.namespace, meta.name))
     reason, text = _REASONS.get(answer.state, "Pending"), answer.text
-    if queue is not None and gates_of(pod):
+    if queue is not None and list_gates(pod):
         reason, text = queue.reason, queue.message
     elif answer.state == "pending" and answer.nodes and not answer.fits:
         reason, text = answer.nodes[0].reason, answer.nodes[0].text
@@ -169,7 +169,7 @@ class Workload(msgspec.Struct, frozen=True):
     """
 
     name: str
-    owns: Callable[[AskPod], bool]
+    owns: Callable[[KubePod], bool]
 
 
 _SHORT: Final = {
@@ -228,7 +228,7 @@ def parse_workload(text: str) -> Workload | None:
     return Workload(f"{kind}/{name}", lambda pod: _belongs(pod, kind, name))
 
 
-def _belongs(pod: AskPod, kind: str, name: str) -> bool:
+def _belongs(pod: KubePod, kind: str, name: str) -> bool:
     labels = pod.metadata.labels or {}
     owners = [owner for owner in pod.metadata.owner_references or () if owner.controller]
     if any((owner.kind, owner.name) == (kind, name) for owner in owners):

@@ -9,16 +9,16 @@ from allocator.records import MemoryRecord, load_allocation
 from gpupack.inventory.objects import Cluster as TopCluster
 from gpupack.inventory.records import CardRow
 from gpupack.inventory.rows import rows
-from gpupack.whatif.answers import CardUse, PodUnits
+from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import KubePod
 from scheduler_plugin.scheduling.reasons import memory
 
 LIMITED: Final = frozenset({"driver", "mps"})
 """What refuses memory beyond the promise, see docs/limits.md."""
 
 
-def cards_of_pod(cluster: Cluster, pod: AskPod) -> tuple[tuple[CardUse, ...], tuple[str, ...]]:
+def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...], tuple[str, ...]]:
     """The cards of a pod that has a node, and what else to say of them."""
     name = pod.spec.node_name
     node = cluster.nodes.get(name)
@@ -47,7 +47,7 @@ def cards_of_pod(cluster: Cluster, pod: AskPod) -> tuple[tuple[CardUse, ...], tu
     return found, tuple(notes)
 
 
-def _memory(pod: AskPod) -> dict[str, list[MemoryRecord]]:
+def _memory(pod: KubePod) -> dict[str, list[MemoryRecord]]:
     """What the node wrote into a pod of its memory, by the card's UUID."""
     text = (pod.metadata.annotations or {}).get(POD_ALLOCATION)
     try:
@@ -62,12 +62,12 @@ def _memory(pod: AskPod) -> dict[str, list[MemoryRecord]]:
     return found
 
 
-def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecord]) -> CardUse:
+def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecord]) -> PodCard:
     own = [pod for pod in card.pods if pod.uid == uid]
     promised = sum(pod.units for pod in own)
     used = [record.used for record in memory_of if record.used is not None]
-    held = {record.held for record in memory_of}
-    return CardUse(
+    held_by = {record.held for record in memory_of}
+    return PodCard(
         card=card.index,
         uuid=card.uuid,
         model=card.model,
@@ -76,8 +76,8 @@ def _use(card: CardRow, uid: str, unit_mib: int, memory_of: Sequence[MemoryRecor
         free_units=card.free_units,
         promised_units=promised,
         used_mib=sum(used) if used and len(used) == len(memory_of) else None,
-        limit_mib=promised * unit_mib if held and held <= LIMITED else None,
-        held=held.pop() if len(held) == 1 else "",
+        limit_mib=promised * unit_mib if held_by and held_by <= LIMITED else None,
+        held=held_by.pop() if len(held_by) == 1 else "",
         share=own[0].share,
         neighbours=tuple(
             PodUnits(pod.namespace, pod.name or pod.uid, pod.units, (card.index,))

@@ -16,17 +16,17 @@ from allocator.names import (
     SCHEDULER_NAME,
 )
 from allocator.request import MAX_UNITS
-from gpupack.diagnose.running import cards_of_pod
-from gpupack.diagnose.ways_out import ways_out
-from gpupack.rebalance.verified_ways import not_looked_for
-from gpupack.whatif.answers import State, WayOut, Why
-from gpupack.whatif.cluster import Cluster, unit_asked
-from gpupack.whatif.gangs import WaitingGang, count_ever, gang_of, query_for
-from gpupack.whatif.kube_checks import Wish, unchecked
-from gpupack.whatif.node_results import Verdicts, verdicts
-from gpupack.whatif.objects import AskPod, gates_of, is_placeholder
-from gpupack.whatif.trials import Held, Trial
-from gpupack.whatif.unknown_requests import note, refused
+from gpupack.diagnose.running import list_pod_cards
+from gpupack.diagnose.ways_out import find_ways_out
+from gpupack.rebalance.verified_moves import explain_skipped_search
+from gpupack.whatif.answers import PodExplanation, State, WayOut
+from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.gangs import WaitingGang, count_on_empty_cluster, find_gang, make_query
+from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
+from gpupack.whatif.node_results import NodeResults, collect_node_results
+from gpupack.whatif.objects import KubePod, is_placeholder, list_gates
+from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
+from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.fit_counts import could_all_fit
 from scheduler_plugin.scheduling.reasons import demanded
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _NODES_NAMED: Final = 5
 
 
-def why(
+def explain_pod(
     cluster: Cluster,
     namespace: str,
     name: str,
@@ -46,7 +46,7 @@ def why(
     events: Sequence[str] = (),
     queued: "Sequence[QueueWhy] | None" = None,
     ways: bool = True,
-) -> Why:
+) -> PodExplanation:
     """Say why a pod is as it is.
 
     Args:
@@ -60,31 +60,31 @@ def why(
     Raises:
         InputError: there is no such pod.
     """
-    pod = cluster.find(namespace, name)
-    unit = unit_asked(pod)
+    pod = cluster.find_pod(namespace, name)
+    unit = read_requested_unit(pod)
     if unit:
         cluster = cluster.in_unit(unit)
-    about = _About(cluster, pod, tuple(events), queued)
+    about = _PodExplainer(cluster, pod, tuple(events), queued)
     if unit is None:
-        return about.without_cards()
+        return about.explain_no_cards()
     if is_terminal(pod.status.phase):
-        return about.over()
+        return about.explain_ended()
     if pod.metadata.deletion_timestamp:
-        return about.ending()
+        return about.explain_deletion()
     if pod.spec.node_name:
-        return about.running()
+        return about.explain_running()
     if is_placeholder(pod):
-        return about.placeholder()
-    return about.waiting(ways=ways)
+        return about.explain_placeholder()
+    return about.explain_waiting(ways=ways)
 
 
-class _About:
+class _PodExplainer:
     """One pod."""
 
     def __init__(
         self,
         cluster: Cluster,
-        pod: AskPod,
+        pod: KubePod,
         events: tuple[str, ...],
         queued: "Sequence[QueueWhy] | None",
     ) -> None:
@@ -95,40 +95,40 @@ class _About:
         self._problem = ""
         self._request: PodRequest | None = None
         try:
-            self._request = cluster.request_of(pod)
+            self._request = cluster.read_request(pod)
         except RequestError as error:
             self._problem = str(error)
 
-    def _answer(self, state: State, text: str, **more: object) -> Why:
+    def _make_answer(self, state: State, text: str, **more: object) -> PodExplanation:
         meta = self._pod.metadata
-        return Why(
+        return PodExplanation(
             namespace=meta.namespace,
             pod=meta.name,
             state=state,
             text=text,
             unit_mib=self._cluster.unit_mib,
-            asked=self._asked,
+            asked=self._format_request,
             node=self._pod.spec.node_name,
             events=self._events,
-            scheduler=self._scheduler,
+            scheduler=self._scheduler_message,
             **more,  # type: ignore[arg-type]
         )
 
     @property
-    def _asked(self) -> str:
+    def _format_request(self) -> str:
         if self._request is None:
             return ""
         return demanded(self._request.demands, self._cluster.unit_mib)
 
     @property
-    def _scheduler(self) -> str:
+    def _scheduler_message(self) -> str:
         """What kube-scheduler wrote into the pod."""
         for condition in self._pod.status.conditions or ():
             if condition.type == "PodScheduled" and condition.status == "False":
                 return condition.message or condition.reason
         return ""
 
-    def without_cards(self) -> Why:
+    def explain_no_cards(self) -> PodExplanation:
         """A pod that asks for no GPU memory."""
         text = f"asks for no GPU memory: no container has {self._cluster.state.resource} in its limits"
         containers = (*(self._pod.spec.containers or ()), *(self._pod.spec.init_containers or ()))
@@ -136,104 +136,104 @@ class _About:
         others = sorted({name for each in limits for name in each if name.startswith(f"{DOMAIN}/")})
         if others:
             text += f"; {', '.join(others)} is no resource of this cluster's nodes"
-        return self._answer("no-cards", text)
+        return self._make_answer("no-cards", text)
 
-    def over(self) -> Why:
+    def explain_ended(self) -> PodExplanation:
         """A pod that is over."""
         status = self._pod.status
         if status.phase == "Succeeded":
-            return self._answer("ended", "is over: it succeeded, and holds no cards")
+            return self._make_answer("ended", "is over: it succeeded, and holds no cards")
         said = ": ".join(part for part in (status.reason, status.message) if part)
         text = f"failed: {said}" if said else "failed, and does not say why: kubectl describe shows more"
-        return self._answer("failed", text, notes=_advice(status.reason, status.message))
+        return self._make_answer("failed", text, notes=_advice(status.reason, status.message))
 
-    def placeholder(self) -> Why:
+    def explain_placeholder(self) -> PodExplanation:
         """Say of a pod of `gpupack autoscale` what it is for."""
         stands_for = (self._pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "") or "nobody any more"
         text = f"never runs: it asks a cluster autoscaler for a node, for {stands_for.replace(',', ', ')}"
-        return self._answer("pending", text)
+        return self._make_answer("pending", text)
 
-    def ending(self) -> Why:
+    def explain_deletion(self) -> PodExplanation:
         """A pod that is being deleted."""
         node = self._pod.spec.node_name
         until = f"it was deleted, and has until {self._pod.metadata.deletion_timestamp}"
         if not node:
-            return self._answer("ending", f"is ending: {until}; no node takes it any more")
-        cards, notes = cards_of_pod(self._cluster, self._pod)
+            return self._make_answer("ending", f"is ending: {until}; no node takes it any more")
+        cards, notes = list_pod_cards(self._cluster, self._pod)
         text = f"is ending on node {node}: {until}; its cards are free once it is gone"
-        return self._answer("ending", text, cards=cards, notes=notes)
+        return self._make_answer("ending", text, cards=cards, notes=notes)
 
-    def running(self) -> Why:
+    def explain_running(self) -> PodExplanation:
         """A pod that has a node."""
-        cards, notes = cards_of_pod(self._cluster, self._pod)
+        cards, notes = list_pod_cards(self._cluster, self._pod)
         phase = self._pod.status.phase or "Pending"
         where = f"node {self._pod.spec.node_name}"
         if phase == "Running":
             text = f"runs on {where}"
         else:
             text = f"has {where}, and its containers have not started yet (phase {phase})"
-        return self._answer("running", text, cards=cards, notes=notes)
+        return self._make_answer("running", text, cards=cards, notes=notes)
 
-    def waiting(self, *, ways: bool) -> Why:
+    def explain_waiting(self, *, ways: bool) -> PodExplanation:
         """A pod that has no node."""
-        self._problem = self._problem or refused(self._pod, self._scheduler)
+        self._problem = self._problem or find_policy_refusal(self._pod, self._scheduler_message)
         if self._request is None or self._problem:
             return self._refused()
         if not self._cluster.has_words:
-            return self._answer("pending", _no_words(self._cluster))
-        wish = Wish.of(self._pod)
-        query = query_for(self._cluster, self._request, wish)
-        found = verdicts(self._cluster, query, wish)
-        gang = gang_of(self._cluster, self._pod)
-        trial = Trial(self._cluster, query, wish)
+            return self._make_answer("pending", _no_words(self._cluster))
+        requirements = HostRequirements.from_pod(self._pod)
+        query = make_query(self._cluster, self._request, requirements)
+        found = collect_node_results(self._cluster, query, requirements)
+        gang = find_gang(self._cluster, self._pod)
+        what_if = WhatIf(self._cluster, query, requirements)
         if gang is not None:
-            trial = replace(trial, pods=gang.pods, others=gang.others)
-        together = "" if gang is None else _gang_waits(trial, gang)
+            what_if = replace(what_if, pods=gang.pods, others=gang.others)
+        together = "" if gang is None else _gang_waits(what_if, gang)
         if together:
             found = replace(found, fits=())
         outs: list[WayOut] = []
         unsought = ""
         if ways and not found.fits and not (gang and gang.refused):
-            outs = list(ways_out(trial, found, Held(self._cluster)))
-            unsought = not_looked_for(trial)
-        gates = gates_of(self._pod)
+            outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster)))
+            unsought = explain_skipped_search(what_if)
+        gates = list_gates(self._pod)
         notes = self._notes(found, gates) + ((unsought,) if unsought else ())
         if gates:
-            outs = [*self._queue(gates), *outs]
-            text = self._gated(gates, found, together)
-            return self._answer(
+            outs = [*self._explain_queue(gates), *outs]
+            text = self._explain_gates(gates, found, together)
+            return self._make_answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
-        if self._foreign:
+        if self._is_of_other_scheduler:
             return self._never_asked(found, outs, notes)
         if found.fits:
             text = f"waits, but {_takes(found.fits)} take it now: kube-scheduler will try it again"
-            return self._answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
-        text = f"waits: {together or f'0 of {len(self._cluster.nodes)} nodes take {self._asked}'}"
-        return self._answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+            return self._make_answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
+        text = f"waits: {together or f'0 of {len(self._cluster.nodes)} nodes take {self._format_request}'}"
+        return self._make_answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
 
-    def _gated(self, gates: Sequence[str], found: Verdicts, together: str) -> str:
+    def _explain_gates(self, gates: Sequence[str], found: NodeResults, together: str) -> str:
         """Say what a pod waits for that kube-scheduler has not begun with."""
         text = f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
         if gates == [POD_REQUEUED]:
             text = "waits in its queue again: kube-scheduler found no node for it when it was released"
-        said = self._said_by_queue(gates)
+        said = self._find_queue_entry(gates)
         if said is not None:
             text += f"; the queue says {said.reason}: {said.message}"
         elif found.fits:
             text += f"; {_takes(found.fits)} take it once it is released"
         return f"{text}; {together}" if together else text
 
-    def _refused(self) -> Why:
+    def _refused(self) -> PodExplanation:
         if self._problem:
             problem, advice = self._problem, "no node will ever take it as it is"
         else:
             problem = _nothing_asked(self._pod, self._cluster.state.resource)
             advice = "leave the line out of a pod that needs no GPU memory"
-        return self._answer("refused", f"is refused: {problem}", notes=(advice,))
+        return self._make_answer("refused", f"is refused: {problem}", notes=(advice,))
 
     @property
-    def _foreign(self) -> bool:
+    def _is_of_other_scheduler(self) -> bool:
         """Whether its scheduler is another one, and the extender has bound no pod for that one."""
         name = self._pod.spec.scheduler_name
         if not name or name == SCHEDULER_NAME:
@@ -243,29 +243,33 @@ class _About:
             for pod in self._cluster.pods.values()
         )
 
-    def _never_asked(self, found: Verdicts, outs: Sequence[WayOut], notes: tuple[str, ...]) -> Why:
+    def _never_asked(
+        self, found: NodeResults, outs: Sequence[WayOut], notes: tuple[str, ...]
+    ) -> PodExplanation:
         text = f"waits for its scheduler {self._pod.spec.scheduler_name}, which never asks gpupack"
         if not found.fits:
-            text += f"; 0 of {len(self._cluster.nodes)} nodes take {self._asked}"
+            text += f"; 0 of {len(self._cluster.nodes)} nodes take {self._format_request}"
         ways = (self._scheduler_name(found.fits), *outs)
-        return self._answer("pending", text, nodes=found.groups, ways_out=ways, fits=found.fits, notes=notes)
+        return self._make_answer(
+            "pending", text, nodes=found.groups, ways_out=ways, fits=found.fits, notes=notes
+        )
 
     def _scheduler_name(self, fits: Sequence[str]) -> WayOut:
         text = f"make it again with schedulerName: {SCHEDULER_NAME}"
         return WayOut("scheduler-name", f"{text}; {_takes(fits)} take it now" if fits else text)
 
-    def _said_by_queue(self, gates: Sequence[str]) -> "QueueWhy | None":
+    def _find_queue_entry(self, gates: Sequence[str]) -> "QueueWhy | None":
         """Find what the queue says of the pod."""
         if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
             return None
         key = self._pod.metadata.namespace, self._pod.metadata.name
         return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
 
-    def _queue(self, gates: Sequence[str]) -> list[WayOut]:
+    def _explain_queue(self, gates: Sequence[str]) -> list[WayOut]:
         """Where the pod stands in the queue."""
         if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
             return []
-        said = self._said_by_queue(gates)
+        said = self._find_queue_entry(gates)
         if said is not None:
             place = f"position {said.position} of queue {said.queue}" if said.position else "no queue"
             text = f"{place}: {said.message}"
@@ -275,20 +279,20 @@ class _About:
         text = f"waits for its turn in {where}: `gpupack queue status` says its position"
         return [WayOut("queue", text, queue=queue)]
 
-    def _notes(self, found: Verdicts, gates: Sequence[str]) -> tuple[str, ...]:
+    def _notes(self, found: NodeResults, gates: Sequence[str]) -> tuple[str, ...]:
         notes = []
-        if self._foreign and not gates:
+        if self._is_of_other_scheduler and not gates:
             notes.append(
                 f"where the extender has joined {self._pod.spec.scheduler_name} it is asked all the same "
                 "(docs/install.md); here no pod of that scheduler has cards from it"
             )
-        notes += note(self._pod)
-        unseen = unchecked(self._pod)
+        notes += describe_unknowns(self._pod)
+        unseen = list_unchecked_rules(self._pod)
         if unseen:
             notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")
         reserved = [
             f"{pod.full_name} on {pod.status.nominated_node_name}"
-            for pod in self._cluster.waiting()
+            for pod in self._cluster.list_waiting_pods()
             if pod.status.nominated_node_name and pod.metadata.uid != self._pod.metadata.uid
         ]
         if reserved:
@@ -307,7 +311,7 @@ class _About:
         return tuple(notes)
 
 
-def _nothing_asked(pod: AskPod, resource: str) -> str:
+def _nothing_asked(pod: KubePod, resource: str) -> str:
     """Say which container has our resource, and asks for none of it."""
     for container in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):
         amounts = container.resources.limits if container.resources else None
@@ -319,39 +323,39 @@ def _nothing_asked(pod: AskPod, resource: str) -> str:
     return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
 
 
-def _gang_waits(trial: Trial, gang: WaitingGang) -> str:
+def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:
     """Say that the pods of a gang do not fit at once, and whether they ever could; empty where they do."""
     if gang.refused:
         return f"its gang starts together, and pod {gang.refused}"
     what = "like it" if gang.pods < gang.size or gang.others else ""
-    said = _too_few(trial, what)
+    said = _too_few(what_if, what)
     for kind in gang.others:
-        each = demanded(kind.query.request.demands, trial.cluster.unit_mib)
-        others = replace(trial, query=kind.query, wish=kind.wish, pods=kind.pods)
+        each = demanded(kind.query.request.demands, what_if.cluster.unit_mib)
+        others = replace(what_if, query=kind.query, requirements=kind.requirements, pods=kind.pods)
         said = said or _too_few(others, f"of {each}")
-    if said or trial.fits_with_others():
+    if said or what_if.can_fit_with_others():
         return said
     count = gang.pods + sum(kind.pods for kind in gang.others)
     said = f"its gang starts together, and no room was found for all of its {count} pods at once"
-    kinds = [(trial.query, gang.pods), *((kind.query, kind.pods) for kind in gang.others)]
-    if could_all_fit(trial.cluster.state.nodes, kinds):
+    kinds = [(what_if.query, gang.pods), *((kind.query, kind.pods) for kind in gang.others)]
+    if could_all_fit(what_if.cluster.state.nodes, kinds):
         return said
     return f"{said}; the cards could not hold them even if all other pods ended, as nodes and cards are now"
 
 
-def _too_few(trial: Trial, what: str) -> str:
+def _too_few(what_if: WhatIf, what: str) -> str:
     """Say that pods alike of a gang do not fit at once, whatever the others ask for; empty where they do."""
-    fit = trial.fit_at_once()
-    if fit == trial.pods:
+    fit = what_if.count_at_once()
+    if fit == what_if.pods:
         return ""
-    if trial.pods == 1:
+    if what_if.pods == 1:
         said = f"its gang starts together, and its pod {what or 'that waits'} fits nowhere now"
     else:
-        pods = f"{trial.pods} pods {what}".rstrip()
+        pods = f"{what_if.pods} pods {what}".rstrip()
         said = f"its gang starts together, and {fit} of its {pods} fit at once now"
-    ever = count_ever(trial.cluster, trial.query, trial.wish, trial.pods)
-    if ever < trial.pods:
-        could = "it could not" if trial.pods == 1 else f"no more than {ever} could"
+    ever = count_on_empty_cluster(what_if.cluster, what_if.query, what_if.requirements, what_if.pods)
+    if ever < what_if.pods:
+        could = "it could not" if what_if.pods == 1 else f"no more than {ever} could"
         said += f"; {could} even if all other pods ended, as nodes and cards are now"
     return said
 
@@ -363,12 +367,12 @@ def _takes(names: Sequence[str]) -> str:
 
 
 def _no_words(cluster: Cluster) -> str:
-    if cluster.unread:
-        unread, nodes = len(cluster.unread), len(cluster.nodes)
+    if cluster.unreadable_nodes:
+        unread, nodes = len(cluster.unreadable_nodes), len(cluster.nodes)
         others = ", and the others offer no GPU memory" if unread < nodes else ""
         return (
             f"waits: the packed words of {unread} of the {nodes} nodes of {cluster.source} cannot be read "
-            f"(first: {cluster.first_unread}){others}. See docs/troubleshooting.md"
+            f"(first: {cluster.first_unreadable_node}){others}. See docs/troubleshooting.md"
         )
     return (
         f"waits: none of the {len(cluster.nodes)} nodes of {cluster.source} offers GPU memory in units of "

@@ -5,17 +5,17 @@ from typing import Final
 
 from allocator.request import PodRequest
 from gpupack.errors import InputError
-from gpupack.rebalance.emptying import cards_named, on_cards, others_on
-from gpupack.rebalance.goals import Empty, Start
-from gpupack.rebalance.movable_pods import Mover, Movers
-from gpupack.rebalance.moved import after, objections
-from gpupack.rebalance.plan_state import Table, Target
-from gpupack.rebalance.planning import Limits, Plan, Planner
-from gpupack.whatif.answers import Advice, Move, Pods, Seat
+from gpupack.rebalance.drain_targets import count_unowned_units, find_cards, list_pods_on_cards
+from gpupack.rebalance.goals import EmptyGoal, StartGoal
+from gpupack.rebalance.movable_pods import MovablePod, MovablePods
+from gpupack.rebalance.moved_cluster import apply_moves, find_refused_moves
+from gpupack.rebalance.plan_state import Destination, PlanState
+from gpupack.rebalance.planning import MovePlan, MovePlanner, SearchLimits
+from gpupack.whatif.answers import Advice, Move, NodeCards, PodCount
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.fit import FitAsk, count, need_words, request_of, unmatched
-from gpupack.whatif.kube_checks import CORDONED, NOT_READY, TAINT, Wish, plain_pod
-from gpupack.whatif.trials import Held, numbers
+from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
+from gpupack.whatif.kube_checks import CORDONED, NOT_READY, TAINT, HostRequirements, require_of_plain_pod
+from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from scheduler_plugin.scheduling.reasons import memory
 
 _TRIES: Final = 5
@@ -23,7 +23,9 @@ _HALVED: Final = 3
 _TAINTS: Final = 3
 
 
-def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | None = None) -> Advice:
+def advise_start(
+    cluster: Cluster, ask: FitQuestion, pods: int = 1, limits: SearchLimits | None = None
+) -> Advice:
     """Find the shortest list of moves with which so many pods of a size start.
 
     Of the pods nothing is known but their cards: they tolerate no taint.
@@ -39,31 +41,31 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
     """
     if pods < 1:
         raise InputError(f"{pods} pods: allowed is 1 or more")
-    need_words(cluster)
-    limits = limits or Limits()
-    request = request_of(ask, cluster.state.resource)
-    wish = plain_pod()
-    now = count(cluster, request, wish)
-    notes = [*unmatched(cluster, request), *_left_out(cluster, wish)]
+    require_cards(cluster)
+    limits = limits or SearchLimits()
+    request = build_request(ask, cluster.state.resource)
+    requirements = require_of_plain_pod()
+    now = count_fit(cluster, request, requirements)
+    notes = [*explain_unmatched_model(cluster, request), *_left_out(cluster, requirements)]
     if now.pods >= pods:
         text = f"{_pods(now.pods)} now: no move is needed"
         return Advice(
             0,
             (),
-            Pods(now.pods),
-            Pods(now.pods),
+            PodCount(now.pods),
+            PodCount(now.pods),
             optimal=True,
             text=text,
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
         )
-    movers = Movers(cluster, Held(cluster), limits.max_priority)
+    movable_pods = MovablePods(cluster, PodCardUsage(cluster), limits.max_priority)
     before = {node.node: node.pods for node in now.nodes}
-    found = plan_start(cluster, request, wish, before, pods, movers, limits)
+    found = plan_start(cluster, request, requirements, before, pods, movable_pods, limits)
     if found is None:
         return _nothing(cluster, now.pods, notes)
     plan, changed = found
-    then = count(changed, request, wish).pods if plan.moves else now.pods
+    then = count_fit(changed, request, requirements).pods if plan.moves else now.pods
     text = _told_start(now.pods, then, pods, plan)
     plan.notes += notes
     return _advice(cluster, plan, then - now.pods, now.pods, then, text)
@@ -72,52 +74,56 @@ def advise_start(cluster: Cluster, ask: FitAsk, pods: int = 1, limits: Limits | 
 def plan_start(
     cluster: Cluster,
     request: PodRequest,
-    wish: Wish,
+    requirements: HostRequirements,
     before: Mapping[str, int],
     pods: int,
-    movers: Movers,
-    limits: Limits,
-) -> "tuple[Plan, Cluster] | None":
+    movable_pods: MovablePods,
+    limits: SearchLimits,
+) -> "tuple[MovePlan, Cluster] | None":
     """Look for moves with which so many pods start.
 
     Args:
         cluster: The cluster.
         request: What such a pod asks for, of one demand.
-        wish: What it asks for besides.
+        requirements: What it asks for besides.
         before: Such pods that fit now, by node.
         pods: How many are to start.
-        movers: Who may move; those that turn out not to be are noted there.
+        movable_pods: Who may move; those that turn out not to be are noted there.
         limits: Of the search.
 
     Returns:
         The moves and the cluster after them, as filter sees it; None: none was found.
     """
     for number in range(_TRIES):
-        table = Table(cluster)
-        goal = Start(table, request, wish, before)
-        plan = Planner(cluster, table, goal, movers, limits).start(pods, sum(before.values()))
-        found = _checked(cluster, plan, movers, number)
+        plan_state = PlanState(cluster)
+        goal = StartGoal(plan_state, request, requirements, before)
+        plan = MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_start(
+            pods, sum(before.values())
+        )
+        found = _checked(cluster, plan, movable_pods, number)
         if found is not None:
             return plan, found
     return None
 
 
-def _left_out(cluster: Cluster, wish: Wish) -> list[str]:
+def _left_out(cluster: Cluster, requirements: HostRequirements) -> list[str]:
     """Say which nodes with cards are no places for such a pod: not Ready, or closed by people."""
-    nodes, hosts = cluster.state.nodes, cluster.hosts
+    nodes, hosts = cluster.state.nodes, cluster.kube_checks
     usable = [name for name, row in nodes.rows.items() if nodes.usable[row]]
-    blocks = hosts.blocks(wish, only=usable)
+    rejections = hosts.find_rejections(requirements, only=usable)
     notes = []
-    not_ready = sorted(name for name, block in blocks.items() if block.reason == NOT_READY)
+    not_ready = sorted(name for name, rejection in rejections.items() if rejection.reason == NOT_READY)
     if not_ready:
         notes.append(f"{_nodes(not_ready)} left out: not Ready")
-    tainted = sorted(name for name, block in blocks.items() if block.reason == TAINT)
+    tainted = sorted(name for name, rejection in rejections.items() if rejection.reason == TAINT)
     if tainted:
-        kinds = sorted({taint for name in tainted for taint in hosts.taints(name, wish)})
+        kinds = sorted(
+            {taint for name in tainted for taint in hosts.list_repelling_taints(name, requirements)}
+        )
         said = f"{', '.join(kinds[:_TAINTS])}{', ...' if len(kinds) > _TAINTS else ''}"
         what = "taint" if len(kinds) == 1 else "taints"
         notes.append(f"{_nodes(tainted)} left out: new pods do not tolerate the {what} {said}")
-    cordoned = sorted(name for name, block in blocks.items() if block.reason == CORDONED)
+    cordoned = sorted(name for name, rejection in rejections.items() if rejection.reason == CORDONED)
     if cordoned:
         notes.append(f"{_nodes(cordoned)} left out: cordoned")
     return notes
@@ -131,8 +137,8 @@ def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
     return Advice(
         0,
         (),
-        Pods(pods),
-        Pods(pods),
+        PodCount(pods),
+        PodCount(pods),
         optimal=False,
         text="No list of moves was found that filter admits",
         notes=tuple(notes),
@@ -140,19 +146,19 @@ def _nothing(cluster: Cluster, pods: int, notes: Sequence[str] = ()) -> Advice:
     )
 
 
-def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> Advice:
+def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None) -> Advice:
     """Find the shortest list of moves that empties a card (NODE/NUMBER, or a UUID) or a node.
 
     Raises:
         InputError: there is no such card or node.
     """
-    limits = limits or Limits()
-    cards = cards_named(cluster, what)
-    held = Held(cluster)
-    movers = Movers(cluster, held, limits.max_priority)
-    there, stuck = on_cards(cluster, held, movers, cards)
+    limits = limits or SearchLimits()
+    cards = find_cards(cluster, what)
+    usage = PodCardUsage(cluster)
+    movable_pods = MovablePods(cluster, usage, limits.max_priority)
+    there, stuck = list_pods_on_cards(cluster, usage, movable_pods, cards)
     notes = [f"{name} stays: {reason}" for name, reason in stuck]
-    others = others_on(cluster, held, cards)
+    others = count_unowned_units(cluster, usage, cards)
     if others:
         notes.append(f"{memory(others, cluster.unit_mib)} on these cards are no pod's whose card is known")
     if stuck or not there:
@@ -161,18 +167,18 @@ def advise_empty(cluster: Cluster, what: str, limits: Limits | None = None) -> A
         return Advice(
             0,
             (),
-            Pods(number),
-            Pods(number),
+            PodCount(number),
+            PodCount(number),
             optimal=True,
             text=f"{text} {what}",
             notes=tuple(notes),
             unit_mib=cluster.unit_mib,
         )
     for number in range(_TRIES):
-        table = Table(cluster, cards)
-        goal = Empty(table, cards)
-        plan = Planner(cluster, table, goal, movers, limits).empty(there)
-        if _checked(cluster, plan, movers, number) is None:
+        plan_state = PlanState(cluster, cards)
+        goal = EmptyGoal(plan_state, cards)
+        plan = MovePlanner(cluster, plan_state, goal, movable_pods, limits).plan_empty(there)
+        if _checked(cluster, plan, movable_pods, number) is None:
             continue
         left = 0 if plan.moves else len(there)
         if plan.moves:
@@ -196,7 +202,7 @@ def _pods(number: int) -> str:
     return f"{number or 'No'} such {'pods fit' if number > 1 else 'pod fits'}"
 
 
-def _told_start(now: int, then: int, wanted: int, plan: Plan) -> str:
+def _told_start(now: int, then: int, wanted: int, plan: MovePlan) -> str:
     if not plan.moves:
         found = "no list of moves" if plan.optimal else "of the lists of moves that were tried none"
         return f"{_pods(now)} now, and {found} lets another one start"
@@ -204,18 +210,18 @@ def _told_start(now: int, then: int, wanted: int, plan: Plan) -> str:
     return said if then >= wanted else f"{said}: fewer than the {wanted} asked for"
 
 
-def _checked(cluster: Cluster, plan: Plan, movers: Movers, number: int) -> Cluster | None:
+def _checked(cluster: Cluster, plan: MovePlan, movable_pods: MovablePods, number: int) -> Cluster | None:
     """Ask filter and kube-scheduler's rules whether the moves can be; None: look for others."""
     if not plan.moves:
         return cluster
-    then = after(cluster, plan.moves)
-    refused = objections(cluster, then, plan.moves)
+    then = apply_moves(cluster, plan.moves)
+    refused = find_refused_moves(cluster, then, plan.moves)
     # Of two that keep each other off a node one may go there: half of them stay, at last all.
-    movers.refused.update(refused[: (len(refused) + 1) // 2] if number < _HALVED else refused)
+    movable_pods.refused.update(refused[: (len(refused) + 1) // 2] if number < _HALVED else refused)
     return None if refused else then
 
 
-def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, text: str) -> Advice:
+def _advice(cluster: Cluster, plan: MovePlan, gained: int, before: int, then: int, text: str) -> Advice:
     notes = list(plan.notes)
     if plan.moves and not plan.optimal:
         verb = "is" if plan.at_least == 1 else "are"
@@ -224,9 +230,9 @@ def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, t
         notes.append("PodDisruptionBudgets were not read: the API server may refuse an eviction")
     return Advice(
         gained=gained,
-        moves=tuple(move_of(cluster, mover, target) for mover, target in plan.moves),
-        before=Pods(before),
-        after=Pods(then),
+        moves=tuple(describe_move(cluster, movable, destination) for movable, destination in plan.moves),
+        before=PodCount(before),
+        after=PodCount(then),
         optimal=plan.optimal,
         at_least=plan.at_least,
         text=text,
@@ -235,21 +241,24 @@ def _advice(cluster: Cluster, plan: Plan, gained: int, before: int, then: int, t
     )
 
 
-def move_of(cluster: Cluster, mover: Mover, target: Target) -> Move:
+def describe_move(cluster: Cluster, movable: MovablePod, destination: Destination) -> Move:
     """Write a move for people and scripts."""
-    source = Seat(mover.node, numbers(cluster, mover.node, mover.units.keys()))
-    goes = Seat(target.node, numbers(cluster, target.node, target.placement.charge.keys()))
-    meta = mover.pod.metadata
-    priority = f", priority {mover.record.priority}" if mover.record.priority else ""
-    since = f", running since {mover.record.start_time}" if mover.record.start_time else ""
-    text = (
-        f"{meta.namespace}/{meta.name} ({memory(mover.total, cluster.unit_mib)}) from {_seat(source)} to "
-        f"{_seat(goes)}: it ends, and {mover.owner.kind} {mover.owner.name} starts it again{priority}{since}"
+    source = NodeCards(movable.node, list_card_numbers(cluster, movable.node, movable.units.keys()))
+    goes = NodeCards(
+        destination.node, list_card_numbers(cluster, destination.node, destination.placement.charge.keys())
     )
-    units = sum(target.placement.charge.values())
+    meta = movable.pod.metadata
+    priority = f", priority {movable.record.priority}" if movable.record.priority else ""
+    since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
+    text = (
+        f"{meta.namespace}/{meta.name} ({memory(movable.total_units, cluster.unit_mib)}) "
+        f"from {_seat(source)} to {_seat(goes)}: "
+        f"it ends, and {movable.owner.kind} {movable.owner.name} starts it again{priority}{since}"
+    )
+    units = sum(destination.placement.charge.values())
     return Move(meta.namespace, meta.name, units, source, goes, text)
 
 
-def _seat(seat: Seat) -> str:
+def _seat(seat: NodeCards) -> str:
     cards = "card" if len(seat.cards) == 1 else "cards"
     return f"node {seat.node} {cards} {', '.join(map(str, seat.cards))}"

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from gpupack.rebalance.goals import Start, together
-from gpupack.rebalance.movable_pods import Mover, Movers
+from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
+from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.scheduling.request import Query, units_by_card
 
@@ -25,103 +25,121 @@ _SETS: Final = 300
 
 
 @dataclass(frozen=True)
-class Site:
+class Candidate:
     """Pods that would have to leave so that one more can start on a node."""
 
     node: str
-    movers: tuple[Mover, ...]
+    pods: tuple[MovablePod, ...]
 
     @cached_property
     def cost(self) -> tuple[int, int, int, str]:
         """Smaller is better: how many, the largest priority, how much, and where."""
-        priority = max(mover.record.priority for mover in self.movers)
-        return len(self.movers), priority, sum(mover.total for mover in self.movers), self.node
+        priority = max(movable.record.priority for movable in self.pods)
+        return len(self.pods), priority, sum(movable.total_units for movable in self.pods), self.node
 
 
-def _cost(site: Site) -> tuple[int, int, int, str]:
-    return site.cost
+def _cost(candidate: Candidate) -> tuple[int, int, int, str]:
+    return candidate.cost
 
 
-class Sites:
+class CandidateFinder:
     """The sites of a cluster, as pods move.
 
     Args:
         goal: What is to start.
-        movers: Who may move.
+        movable_pods: Who may move.
     """
 
-    def __init__(self, goal: Start, movers: Movers) -> None:
+    def __init__(self, goal: StartGoal, movable_pods: MovablePods) -> None:
         self._goal = goal
-        self._movers = movers
-        self._on: dict[str, list[Mover]] = {}
-        self._known: dict[str, tuple[int, list[Site]]] = {}
-        self._untouched: list[Site] | None = None
+        self._movers = movable_pods
+        self._movable_by_node: dict[str, list[MovablePod]] = {}
+        self._known: dict[str, tuple[int, list[Candidate]]] = {}
+        self._untouched: list[Candidate] | None = None
 
-    def on(self, node: str) -> list[Mover]:
+    def list_movable(self, node: str) -> list[MovablePod]:
         """The pods of a node that may be moved."""
-        if node not in self._on:
-            self._on[node] = self._movers.on(node)
-        return self._on[node]
+        if node not in self._movable_by_node:
+            self._movable_by_node[node] = self._movers.list_on_node(node)
+        return self._movable_by_node[node]
 
-    def best(self, moved: Collection[str]) -> Iterator[Site]:
+    def iterate_cheapest(self, moved: Collection[str]) -> Iterator[Candidate]:
         """All sites, the cheapest first; without pods that have moved already."""
-        touched = self._goal.touched
+        touched = self._goal.changed_nodes
         if self._untouched is None:
             self._untouched = sorted(
-                (site for node in self._goal.nodes if node not in touched for site in self._of(node, moved)),
+                (
+                    candidate
+                    for node in self._goal.nodes
+                    if node not in touched
+                    for candidate in self._find_on_node(node, moved)
+                ),
                 key=_cost,
             )
-        self._untouched = [site for site in self._untouched if site.node not in touched]
-        fresh = [site for node in self._goal.nodes if node in touched for site in self._of(node, moved)]
+        self._untouched = [candidate for candidate in self._untouched if candidate.node not in touched]
+        fresh = [
+            candidate
+            for node in self._goal.nodes
+            if node in touched
+            for candidate in self._find_on_node(node, moved)
+        ]
         return merge(self._untouched, sorted(fresh, key=_cost), key=_cost)
 
-    def _of(self, node: str, moved: Collection[str]) -> list[Site]:
-        stamp = self._goal.stamp(node)
+    def _find_on_node(self, node: str, moved: Collection[str]) -> list[Candidate]:
+        stamp = self._goal.get_stamp(node)
         known = self._known.get(node)
         if known is None or known[0] != stamp:
-            left = [mover for mover in self.on(node) if mover.uid not in moved]
-            groups = self._by_card(node, left) if self._goal.cards == 1 else self._by_node(node, left)
-            known = self._known[node] = stamp, [Site(node, group) for group in groups]
+            left = [movable for movable in self.list_movable(node) if movable.uid not in moved]
+            groups = (
+                self._group_by_card(node, left)
+                if self._goal.cards_per_pod == 1
+                else self._group_by_node(node, left)
+            )
+            known = self._known[node] = stamp, [Candidate(node, group) for group in groups]
         return known[1]
 
-    def _by_card(self, node: str, movers: Sequence[Mover]) -> Iterator[tuple[Mover, ...]]:
+    def _group_by_card(
+        self, node: str, movable_pods: Sequence[MovablePod]
+    ) -> Iterator[tuple[MovablePod, ...]]:
         """Groups whose end makes room for one more on a card."""
-        if not movers:
+        if not movable_pods:
             return
-        free, slots = self._goal.free(node), self._goal.slots(node)
-        for card, units in enumerate(self._goal.units_on(node)):
-            here = sorted((m for m in movers if card in m.units), key=lambda m: (-m.units[card], m.uid))
+        free, slots = self._goal.get_free_units(node), self._goal.get_slots(node)
+        for card, units in enumerate(self._goal.get_units_per_card(node)):
+            here = sorted((m for m in movable_pods if card in m.units), key=lambda m: (-m.units[card], m.uid))
             short = (slots[card] + 1) * units - free[card]
-            number = _fewest([mover.units[card] for mover in here], short) if units else None
+            number = _fewest([movable.units[card] for movable in here], short) if units else None
             if number is None:
                 continue
             groups = [
                 group
                 for group in islice(combinations(here, number), _SETS)
-                if sum(mover.units[card] for mover in group) >= short
+                if sum(movable.units[card] for movable in group) >= short
             ]
-            groups.sort(key=lambda group: Site(node, group).cost)
+            groups.sort(key=lambda group: Candidate(node, group).cost)
             yield from groups[:_GROUPS]
 
-    def _by_node(self, node: str, movers: Sequence[Mover]) -> Iterator[tuple[Mover, ...]]:
+    def _group_by_node(
+        self, node: str, movable_pods: Sequence[MovablePod]
+    ) -> Iterator[tuple[MovablePod, ...]]:
         """Groups whose end makes room on a node for one more pod of several cards."""
-        free, cards = self._goal.free(node), self._goal.cards
-        now = together(self._goal.slots(node), cards)
-        for number in range(1, min(_MOST_TOGETHER, len(movers)) + 1):
+        free, cards = self._goal.get_free_units(node), self._goal.cards_per_pod
+        now = count_on_distinct_cards(self._goal.get_slots(node), cards)
+        for number in range(1, min(_MOST_TOGETHER, len(movable_pods)) + 1):
             found = []
-            for group in islice(combinations(movers, number), _SETS):
+            for group in islice(combinations(movable_pods, number), _SETS):
                 left = list(free)
-                for mover in group:
-                    for card, units in mover.units.items():
+                for movable in group:
+                    for card, units in movable.units.items():
                         left[card] += units
-                if together(self._goal.slots_of(node, left), cards) > now:
+                if count_on_distinct_cards(self._goal.get_slots_with(node, left), cards) > now:
                     found.append(group)
             if found:
-                found.sort(key=lambda group: Site(node, group).cost)
+                found.sort(key=lambda group: Candidate(node, group).cost)
                 yield from found[:_GROUPS]
                 return
 
-    def least_moves(self, more: int) -> int:
+    def compute_least_moves(self, more: int) -> int:
         """Moves that any list needs at least so that so many more pods start.
 
         As if every pod that leaves found a place that costs nothing: each card's cheapest ways to one more,
@@ -131,25 +149,27 @@ class Sites:
         """
         if more <= 0:
             return 0
-        if self._goal.cards > 1:
+        if self._goal.cards_per_pod > 1:
             return 1
         steps: list[float] = []
         widest = 1
         for node in self._goal.nodes:
-            movers = self.on(node)
-            if movers:
-                widest = max(widest, *(len(mover.units) for mover in movers))
-                steps += self._steps(node, movers, more)
-                steps += [0.0] * min(more, max(0, sum(self._goal.slots(node)) - self._goal.on(node)))
+            movable_pods = self.list_movable(node)
+            if movable_pods:
+                widest = max(widest, *(len(movable.units) for movable in movable_pods))
+                steps += self._compute_steps(node, movable_pods, more)
+                steps += [0.0] * min(
+                    more, max(0, sum(self._goal.get_slots(node)) - self._goal.count_on_node(node))
+                )
         steps.sort()
         return max(1, ceil(sum(steps[:more]) / widest - 1e-9))
 
-    def _steps(self, node: str, movers: Sequence[Mover], most: int) -> list[float]:
+    def _compute_steps(self, node: str, movable_pods: Sequence[MovablePod], most: int) -> list[float]:
         """Moves for each further pod on a node's cards, averaged so that they only grow."""
         found: list[float] = []
-        free, slots = self._goal.free(node), self._goal.slots(node)
-        for card, units in enumerate(self._goal.units_on(node)):
-            here = sorted((m.units[card] for m in movers if card in m.units), reverse=True)
+        free, slots = self._goal.get_free_units(node), self._goal.get_slots(node)
+        for card, units in enumerate(self._goal.get_units_per_card(node)):
+            here = sorted((m.units[card] for m in movable_pods if card in m.units), reverse=True)
             if not units or not here:
                 continue
             costs: list[int] = []
@@ -183,7 +203,7 @@ def _convex(costs: Sequence[int]) -> list[float]:
     return slopes
 
 
-def nearest(cluster: Cluster, query: Query) -> list[int]:
+def find_fullest_rows(cluster: Cluster, query: Query) -> list[int]:
     """Rows that have the cards for a pod's largest demand, those that it fills best first."""
     nodes = cluster.state.nodes
     rows = cluster.rows[nodes.usable[cluster.rows]]

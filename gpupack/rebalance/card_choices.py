@@ -7,12 +7,12 @@ from allocator.cards import Card
 from allocator.place import Placement, placed
 from allocator.request import Demand, PodRequest
 
-Kind = Callable[[Card], Hashable]
+CardKind = Callable[[Card], Hashable]
 """What tells cards apart besides what is free, their size and their model."""
 
 
-def choices(
-    cards: Sequence[Card], request: PodRequest, last: Collection[int], kind: Kind
+def list_card_choices(
+    cards: Sequence[Card], request: PodRequest, last: Collection[int], kind: CardKind
 ) -> Iterator[Placement]:
     """Give every choice of cards; of those that differ only in which of the same cards they take, one.
 
@@ -28,7 +28,11 @@ def choices(
 
 
 def _each(
-    cards: Sequence[Card], demands: Sequence[Demand], request: PodRequest, last: Collection[int], kind: Kind
+    cards: Sequence[Card],
+    demands: Sequence[Demand],
+    request: PodRequest,
+    last: Collection[int],
+    kind: CardKind,
 ) -> Iterator[list[tuple[int, ...]]]:
     demand, *rest = demands
     groups: dict[Hashable, list[int]] = {}

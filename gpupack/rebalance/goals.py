@@ -7,9 +7,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from allocator.request import PodRequest
-from gpupack.rebalance.plan_state import Card, Table, Target
-from gpupack.whatif.fit import one_by_one
-from gpupack.whatif.kube_checks import Wish
+from gpupack.rebalance.plan_state import Card, Destination, PlanState
+from gpupack.whatif.fit import count_fit_on_cards
+from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache.cards import cards_of
 
 _REMEMBERED: Final = 1 << 16
@@ -18,22 +18,22 @@ _REMEMBERED: Final = 1 << 16
 class Goal(Protocol):
     """What is to be reached."""
 
-    def reached(self, final: bool) -> bool:
+    def is_reached(self, final: bool) -> bool:
         """Whether it is, or while pods are still without a place: whether it could be."""
         ...
 
-    def loss(self, target: Target) -> tuple[int, int]:
+    def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """What a place costs the goal, and how much it leaves on its cards; smaller is better."""
         ...
 
 
-class Start:
+class StartGoal:
     """Pods of a size are to start.
 
     Args:
-        table: What is free.
+        plan_state: What is free.
         request: What such a pod asks for; it has one demand.
-        wish: What it asks for besides.
+        requirements: What it asks for besides.
         before: Pods that fit now, by node.
 
     Attributes:
@@ -41,16 +41,22 @@ class Start:
         nodes: Names of the nodes that can take any.
     """
 
-    def __init__(self, table: Table, request: PodRequest, wish: Wish, before: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        plan_state: PlanState,
+        request: PodRequest,
+        requirements: HostRequirements,
+        before: Mapping[str, int],
+    ) -> None:
         self.wanted = 0
-        self._table = table
-        self._cluster = table.cluster
+        self._table = plan_state
+        self._cluster = plan_state.cluster
         self._request = request
         self._demand = request.demands[0]
         self._before = before
         self._total = sum(before.values())
         self._known: dict[tuple[object, ...], int] = {}
-        blocks = self._cluster.hosts.blocks(wish)
+        rejections = self._cluster.kube_checks.find_rejections(requirements)
         arrays = self._cluster.state.nodes
         # A node that has as many pods as it may have takes one once others have gone.
         self.nodes = [
@@ -58,44 +64,46 @@ class Start:
             for name, row in arrays.rows.items()
             if arrays.usable[row]
             and (not request.percent or arrays.percent[row])
-            and (name not in blocks or blocks[name].reason == "Pods")
+            and (name not in rejections or rejections[name].reason == "Pods")
         ]
         self._open = frozenset(self.nodes)
         self._gains: tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]] = {}, {}
         self._units: dict[str, list[int]] = {}
 
-    def total(self, *, final: bool = True) -> int:
+    def count_total(self, *, final: bool = True) -> int:
         """Pods that fit now; with `final` false at least as many as could in the end."""
         gains, total = self._gains[final], self._total
         for node, stamp in self._table.stamps.items():
             if node in self._open:
                 known = gains.get(node)
                 if known is None or known[0] != stamp:
-                    gain = self.on(node, final=final) - self._before.get(node, 0)
+                    gain = self.count_on_node(node, final=final) - self._before.get(node, 0)
                     known = gains[node] = stamp, gain
                 total += known[1]
         return total
 
-    def reached(self, final: bool) -> bool:
+    def is_reached(self, final: bool) -> bool:
         """Whether enough pods fit."""
-        return self.total(final=final) >= self.wanted
+        return self.count_total(final=final) >= self.wanted
 
-    def loss(self, target: Target) -> tuple[int, int]:
+    def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """Pods fewer that fit once the place is taken, and what it leaves on its cards."""
-        free = self._table.free(target.node)
+        free = self._table.get_free_units(destination.node)
         left = list(free)
-        for card, units in target.placement.charge.items():
+        for card, units in destination.placement.charge.items():
             left[card] -= units
         lost = 0
-        if target.node in self._open:
-            lost = sum(self._slots(target.node, free)) - sum(self._slots(target.node, left))
-        return lost, sum(left[card] for card in target.placement.charge)
+        if destination.node in self._open:
+            lost = sum(self._compute_slots(destination.node, free)) - sum(
+                self._compute_slots(destination.node, left)
+            )
+        return lost, sum(left[card] for card in destination.placement.charge)
 
-    def on(self, node: str, *, final: bool = True) -> int:
+    def count_on_node(self, node: str, *, final: bool = True) -> int:
         """Pods that fit on a node."""
-        free = self._table.free(node)
-        left = self._table.left(node)
-        most = max(0, min(left.pods, self._sum(node) // self._request.effective_units))
+        free = self._table.get_free_units(node)
+        left = self._table.get_host_capacity(node)
+        most = max(0, min(left.pods, self._sum_left(node) // self._request.effective_units))
         key = (node, free, most, final)
         found = self._known.get(key)
         if found is None:
@@ -104,17 +112,17 @@ class Start:
             found = self._known[key] = self._count(node, free, most, final=final)
         return found
 
-    def _sum(self, node: str) -> int:
-        left = self._table.left(node)
+    def _sum_left(self, node: str) -> int:
+        left = self._table.get_host_capacity(node)
         return left.percent if self._request.percent else left.units
 
     def _count(self, node: str, free: tuple[int, ...], most: int, *, final: bool) -> int:
-        slots = self._slots(node, free)
+        slots = self._compute_slots(node, free)
         cards = self._demand.cards
         if cards == 1:
             return min(most, sum(slots))
         if not final:
-            return min(most, together(slots, cards))
+            return min(most, count_on_distinct_cards(slots, cards))
         arrays = self._cluster.state.nodes
         policy = self._request.card_policy or self._cluster.policies.card_policy
         row = arrays.rows[node]
@@ -122,86 +130,86 @@ class Start:
             replace(card, used_units=card.size_units - free[at])
             for at, card in enumerate(cards_of(arrays, row))
         ]
-        return one_by_one(now, self._request, policy, most)
+        return count_fit_on_cards(now, self._request, policy, most)
 
-    def _slots(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
+    def _compute_slots(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
         """How many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
-            sizes = self._table.sizes(node)
+            sizes = self._table.get_sizes(node)
             units = self._units[node] = [
                 self._demand.units_on(size) if can and size else 0
-                for size, can in zip(sizes, self._admits(node, len(sizes)), strict=True)
+                for size, can in zip(sizes, self._list_admitted(node, len(sizes)), strict=True)
             ]
         return [room // needed if needed else 0 for room, needed in zip(free, units, strict=True)]
 
-    def _admits(self, node: str, count: int) -> list[bool]:
+    def _list_admitted(self, node: str, count: int) -> list[bool]:
         selector = self._request.selector
         if selector.admits_all:
             return [True] * count
-        return [selector.admits(card) for card in cards_of(self._cluster.state.nodes, self._row(node))]
+        return [selector.admits(card) for card in cards_of(self._cluster.state.nodes, self._get_row(node))]
 
-    def _row(self, node: str) -> int:
+    def _get_row(self, node: str) -> int:
         return self._cluster.state.nodes.rows[node]
 
     @property
-    def touched(self) -> Collection[str]:
+    def changed_nodes(self) -> Collection[str]:
         """Names of nodes that pods went from or to."""
-        return self._table.touched
+        return self._table.changed_nodes
 
-    def stamp(self, node: str) -> int:
+    def get_stamp(self, node: str) -> int:
         """Tell how often something changed on a node."""
-        return self._table.stamp(node)
+        return self._table.get_stamp(node)
 
-    def free(self, node: str) -> tuple[int, ...]:
+    def get_free_units(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards."""
-        return self._table.free(node)
+        return self._table.get_free_units(node)
 
-    def slots(self, node: str) -> list[int]:
+    def get_slots(self, node: str) -> list[int]:
         """How many times the demand of one card fits on each card of a node now."""
-        return self._slots(node, self._table.free(node))
+        return self._compute_slots(node, self._table.get_free_units(node))
 
-    def slots_of(self, node: str, free: list[int]) -> list[int]:
+    def get_slots_with(self, node: str, free: list[int]) -> list[int]:
         """The same if so much were free."""
-        return self._slots(node, free)
+        return self._compute_slots(node, free)
 
-    def units_on(self, node: str) -> list[int]:
+    def get_units_per_card(self, node: str) -> list[int]:
         """Units that the demand takes of each card of a node; 0 where the card is not for it."""
         arrays = self._cluster.state.nodes
-        row = self._row(node)
+        row = self._get_row(node)
         count = int(arrays.cards[row])
         open_units = arrays.evictable[row, :count].tolist()
         return [
             self._demand.units_on(size) if can and size >= self._demand.units_on(size) else 0
-            for size, can in zip(open_units, self._admits(node, count), strict=True)
+            for size, can in zip(open_units, self._list_admitted(node, count), strict=True)
         ]
 
     @property
-    def cards(self) -> int:
+    def cards_per_pod(self) -> int:
         """Cards of a pod."""
         return self._demand.cards
 
 
-class Empty:
+class EmptyGoal:
     """Cards are to be empty: every pod on them has another place, on no card that is to be empty."""
 
-    def __init__(self, table: Table, cards: frozenset[Card]) -> None:
-        self._table = table
+    def __init__(self, plan_state: PlanState, cards: frozenset[Card]) -> None:
+        self._table = plan_state
         self.cards = cards
 
-    def reached(self, final: bool) -> bool:  # noqa: ARG002 - the search moves every pod, or finds nothing
+    def is_reached(self, final: bool) -> bool:  # noqa: ARG002 - the search moves every pod, or finds nothing
         """The pods of these cards are what is moved, and no place is on one of them."""
         return True
 
-    def loss(self, target: Target) -> tuple[int, int]:
+    def compute_loss(self, destination: Destination) -> tuple[int, int]:
         """Tight places first: whole cards stay whole."""
-        free = self._table.free(target.node)
-        sizes = self._table.cluster.state.nodes.size[self._table.cluster.state.nodes.rows[target.node]]
-        opened = sum(int(sizes[card]) == free[card] for card in target.placement.charge)
-        return opened, sum(free[card] - units for card, units in target.placement.charge.items())
+        free = self._table.get_free_units(destination.node)
+        sizes = self._table.cluster.state.nodes.size[self._table.cluster.state.nodes.rows[destination.node]]
+        opened = sum(int(sizes[card]) == free[card] for card in destination.placement.charge)
+        return opened, sum(free[card] - units for card, units in destination.placement.charge.items())
 
 
-def together(slots: list[int], cards: int) -> int:
+def count_on_distinct_cards(slots: list[int], cards: int) -> int:
     """The most pods that can each have so many different cards, if every choice is made well."""
     low, high = 0, sum(slots) // cards
     counts = np.array(slots, dtype=np.int64)

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpupack.whatif.affinity import near
+from gpupack.whatif.affinity import read_affinity
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import query_for
-from gpupack.whatif.kube_checks import Wish, unchecked
-from gpupack.whatif.objects import AskPod, Owner
-from gpupack.whatif.trials import Held, Trial
+from gpupack.whatif.gangs import make_query
+from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
+from gpupack.whatif.objects import KubePod, OwnerReference
+from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.budgets import within
 from scheduler_plugin.cache.pods import PodRecord
 
@@ -25,7 +25,7 @@ _KEEP: Final = (
 
 
 @dataclass(frozen=True, eq=False)
-class Mover:
+class MovablePod:
     """A pod that may be moved.
 
     Attributes:
@@ -35,10 +35,10 @@ class Mover:
         owner: Its controller.
     """
 
-    pod: AskPod
+    pod: KubePod
     record: PodRecord
     units: Mapping[int, int]
-    owner: Owner
+    owner: OwnerReference
 
     @property
     def uid(self) -> str:
@@ -51,65 +51,65 @@ class Mover:
         return self.record.node
 
     @property
-    def total(self) -> int:
+    def total_units(self) -> int:
         """Units over its cards."""
         return sum(self.units.values())
 
-    def trial(self, cluster: Cluster) -> Trial:
+    def make_what_if(self, cluster: Cluster) -> WhatIf:
         """The pod, to ask filter about."""
-        wish = Wish.of(self.pod)
+        requirements = HostRequirements.from_pod(self.pod)
         request = self.record.request
-        assert request is not None  # noqa: S101 - `Movers` takes no others
-        return Trial(cluster, query_for(cluster, request, wish), wish)
+        assert request is not None  # noqa: S101 - `MovablePods` takes no others
+        return WhatIf(cluster, make_query(cluster, request, requirements), requirements)
 
 
-class Movers:
+class MovablePods:
     """The pods of a cluster, and whether they may be moved.
 
     Args:
         cluster: The cluster.
-        held: What pods have.
+        usage: What pods have.
         max_priority: Pods of a higher one stay.
     """
 
-    def __init__(self, cluster: Cluster, held: Held, max_priority: int = CRITICAL - 1) -> None:
+    def __init__(self, cluster: Cluster, usage: PodCardUsage, max_priority: int = CRITICAL - 1) -> None:
         self._cluster = cluster
-        self._held = held
+        self._held = usage
         self._max_priority = max_priority
         self.refused: set[str] = set()
         """UIDs of pods that turned out not to be movable after all."""
 
-    def on(self, node: str) -> list[Mover]:
+    def list_on_node(self, node: str) -> list[MovablePod]:
         """The pods of a node that may be moved, by namespace and name."""
-        return [mover for record in self._held.on(node) for mover in self._mover(record)]
+        return [movable for record in self._held.list_pods(node) for movable in self._list_movable(record)]
 
-    def _mover(self, record: PodRecord) -> Iterator[Mover]:
+    def _list_movable(self, record: PodRecord) -> Iterator[MovablePod]:
         pod = self._cluster.pods.get(record.uid)
-        if pod is None or record.uid in self.refused or self.why_not(pod, record):
+        if pod is None or record.uid in self.refused or self.explain_why_fixed(pod, record):
             return
         owner = _controller(pod)
         if owner is not None:
-            yield Mover(pod, record, self._held.of(record), owner)
+            yield MovablePod(pod, record, self._held.get_units(record), owner)
 
-    def why_not(self, pod: AskPod, record: PodRecord) -> str:
+    def explain_why_fixed(self, pod: KubePod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
-        return self._bound_to_place(pod, record) or self._kept(pod, record)
+        return self._explain_fixed_place(pod, record) or self._explain_protection(pod, record)
 
-    def _bound_to_place(self, pod: AskPod, record: PodRecord) -> str:
+    def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
         """What would not start again, or not elsewhere."""
-        owner, units = _controller(pod), self._held.of(record)
+        owner, units = _controller(pod), self._held.get_units(record)
         if record.mirrored or owner is None:
             return "no controller starts it again"
         if owner.kind in _STAYS:
             return f"it belongs to a {owner.kind}, which wants it there"
         if record.request is None:
             return "what it asks for cannot be read"
-        if not units or self._held.freed(record) != units:
+        if not units or self._held.get_freed_units(record) != units:
             return "its cards are not known, take no pods, or are filled by others"
-        unseen = unchecked(pod)
+        unseen = list_unchecked_rules(pod)
         return f"{unseen[0]} could keep it where it is" if unseen else ""
 
-    def _kept(self, pod: AskPod, record: PodRecord) -> str:
+    def _explain_protection(self, pod: KubePod, record: PodRecord) -> str:
         """What people said of it, and budgets."""
         annotations = pod.metadata.annotations or {}
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
@@ -119,13 +119,13 @@ class Movers:
             return "it is being deleted"
         if record.priority > self._max_priority:
             return f"its priority is {record.priority}"
-        if near(pod) or self._cluster.hosts.neighbours.wanted_near(pod):
+        if read_affinity(pod) or self._cluster.kube_checks.inter_pod_affinity.is_wanted_near(pod):
             return "it and others want to be near each other"
         if self._cluster.budgets is not None and not within(self._cluster.budgets, [record]):
             return "its PodDisruptionBudget allows no eviction now"
         return ""
 
 
-def _controller(pod: AskPod) -> Owner | None:
+def _controller(pod: KubePod) -> OwnerReference | None:
     """The controller of a pod, None: nobody starts it again."""
     return next((owner for owner in pod.metadata.owner_references or () if owner.controller), None)

@@ -13,15 +13,15 @@ from allocator.cards import Card as DeviceCard
 from allocator.names import PERCENT_RESOURCE
 from allocator.place import Placement, place
 from allocator.selector import Selector
-from gpupack.rebalance.card_choices import choices
-from gpupack.rebalance.movable_pods import Mover
+from gpupack.rebalance.card_choices import list_card_choices
+from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.scheduling.request import Query
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
-    from gpupack.whatif.kube_checks import Wish
+    from gpupack.whatif.kube_checks import HostRequirements
     from kubeapi.selectors import NodeRules
 
 Card = tuple[str, int]
@@ -34,7 +34,7 @@ NOTHING: Final[frozenset[Card]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Where a pod goes: a node, and its cards there."""
 
     node: str
@@ -42,7 +42,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Left:
+class HostCapacityLeft:
     """What a node has left besides cards."""
 
     pods: int
@@ -53,58 +53,62 @@ class Left:
     others: dict[str, int] = field(default_factory=dict)
 
 
-class _Pod:
+class _MovedPod:
     """What a table keeps of a pod that moves.
 
     Attributes:
         offered: Whether scheduler and filter offer it a node, by name.
         stands_alone: No other pod keeps it off a node, by its port or by what it wants near or far.
-        kind: See `Table.kind`.
+        kind: See `PlanState.kind`.
     """
 
-    def __init__(self, cluster: Cluster, mover: Mover) -> None:
-        trial = mover.trial(cluster)
-        self.query: Query = trial.query
-        self.wish: Wish = trial.wish
-        self.offers = self.once_gone(cluster, frozenset({mover.uid}))
+    def __init__(self, cluster: Cluster, movable: MovablePod) -> None:
+        what_if = movable.make_what_if(cluster)
+        self.query: Query = what_if.query
+        self.requirements: HostRequirements = what_if.requirements
+        self.is_offered_on = self.make_node_check(cluster, frozenset({movable.uid}))
         self.offered: dict[str, bool] = {}
         self.asked = self.query.request.effective_units
         self.kind = 0
 
-    def once_gone(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
+    def make_node_check(self, cluster: Cluster, gone: frozenset[str]) -> Callable[[str], bool]:
         """Tell of nodes whether scheduler and filter offer them once pods are gone, whatever is left."""
-        near = cluster.hosts.neighbours.blocked(self.wish.pod, gone) if self.wish.pod is not None else None
-        self.stands_alone = near is None and not self.wish.ports
+        near = (
+            cluster.kube_checks.inter_pod_affinity.make_node_check(self.requirements.pod, gone)
+            if self.requirements.pod is not None
+            else None
+        )
+        self.stands_alone = near is None and not self.requirements.ports
         return lambda node: (
-            cluster.hosts.lets(self.wish, node, gone)
+            cluster.kube_checks.is_open(self.requirements, node, gone)
             and (near is None or not near(node, cluster.nodes[node]))
         )
 
 
-class Table:
+class PlanState:
     """What is free, changed by pods that go and come.
 
     Args:
         cluster: The cluster.
-        closed: Cards that no pod may be moved to.
+        closed_cards: Cards that no pod may be moved to.
 
     Attributes:
         stamps: How often something changed on each node that pods went from or to, by name.
         all_choices: Whether pods on several cards may go to any, for a search that is to be complete.
         movable: UIDs of the pods that such a search moves.
-        cut: Whether places were left out, so that finding nothing means nothing.
+        is_truncated: Whether places were left out, so that finding nothing means nothing.
     """
 
     def __init__(self, cluster: Cluster, closed: frozenset[Card] = NOTHING) -> None:
         self.cluster = cluster
-        self.cut = False
+        self.is_truncated = False
         self.all_choices = True
         self.movable: frozenset[str] = frozenset()
         self._names: dict[str, tuple[bool, ...]] = {}
-        self.closed = closed
-        self._taken: dict[str, list[int]] = {}
-        self._left: dict[str, Left] = {}
-        self._trials: dict[str, _Pod] = {}
+        self.closed_cards = closed
+        self._used: dict[str, list[int]] = {}
+        self._host_capacity: dict[str, HostCapacityLeft] = {}
+        self._moved_pods: dict[str, _MovedPod] = {}
         self.stamps: dict[str, int] = {}
         self._sizes: dict[str, list[int]] = {}
         self._free: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -112,27 +116,29 @@ class Table:
         self._offered: dict[tuple[int, NodeRules], dict[str, bool]] = {}
 
     @property
-    def touched(self) -> Collection[str]:
+    def changed_nodes(self) -> Collection[str]:
         """Names of nodes that pods went from or to."""
         return self.stamps.keys()
 
     # What is free.
 
-    def stamp(self, node: str) -> int:
+    def get_stamp(self, node: str) -> int:
         """Tell how often something changed on a node; what follows from its cards holds while this does."""
         return self.stamps.get(node, 0)
 
-    def free(self, node: str) -> tuple[int, ...]:
+    def get_free_units(self, node: str) -> tuple[int, ...]:
         """Free units of a node's cards, by position."""
         stamp = self.stamps.get(node, 0)
         known = self._free.get(node)
         if known is None or known[0] != stamp:
-            taken = self._of(node)
-            found = tuple(max(0, size - units) for size, units in zip(self.sizes(node), taken, strict=True))
+            taken = self._get_used_units(node)
+            found = tuple(
+                max(0, size - units) for size, units in zip(self.get_sizes(node), taken, strict=True)
+            )
             known = self._free[node] = stamp, found
         return known[1]
 
-    def sizes(self, node: str) -> list[int]:
+    def get_sizes(self, node: str) -> list[int]:
         """Units of a node's cards, by position."""
         known = self._sizes.get(node)
         if known is None:
@@ -141,96 +147,98 @@ class Table:
             known = self._sizes[node] = nodes.size[row, : int(nodes.cards[row])].tolist()
         return known
 
-    def _of(self, node: str) -> list[int]:
+    def _get_used_units(self, node: str) -> list[int]:
         """Units taken by card; more than a card's size may be."""
-        known = self._taken.get(node)
+        known = self._used.get(node)
         if known is None:
             nodes = self.cluster.state.nodes
             row = nodes.rows[node]
             known = (nodes.used[row] + nodes.assumed[row])[: int(nodes.cards[row])].tolist()
-            self._taken[node] = known
+            self._used[node] = known
         return known
 
-    def left(self, node: str) -> Left:
+    def get_host_capacity(self, node: str) -> HostCapacityLeft:
         """What a node has left besides cards."""
-        known = self._left.get(node)
+        known = self._host_capacity.get(node)
         if known is None:
-            hosts, nodes = self.cluster.hosts, self.cluster.state.nodes
+            hosts, nodes = self.cluster.kube_checks, self.cluster.state.nodes
             row = nodes.rows[node]
-            known = self._left[node] = Left(
-                hosts.pod_room(node),
-                hosts.sum_left(node, self.cluster.state.resource),
-                hosts.sum_left(node, PERCENT_RESOURCE),
+            known = self._host_capacity[node] = HostCapacityLeft(
+                hosts.get_pods_left(node),
+                hosts.get_sum_left(node, self.cluster.state.resource),
+                hosts.get_sum_left(node, PERCENT_RESOURCE),
                 int(nodes.cpu_capacity[row] - nodes.cpu_used[row]),
                 int(nodes.memory_capacity[row] - nodes.memory_used[row]),
             )
         return known
 
-    def _other(self, node: str, resource: str) -> int:
-        others = self.left(node).others
+    def _get_other_resource(self, node: str, resource: str) -> int:
+        others = self.get_host_capacity(node).others
         if resource not in others:
-            hosts = self.cluster.hosts
-            others[resource] = hosts.capacity(node, resource) - hosts.in_use(resource)[node]
+            hosts = self.cluster.kube_checks
+            others[resource] = hosts.get_capacity(node, resource) - hosts.get_used_amounts(resource)[node]
         return others[resource]
 
     # Pods that go and come.
 
-    def end(self, mover: Mover) -> None:
+    def remove_pod(self, movable: MovablePod) -> None:
         """Take a pod away from where it runs."""
-        self._shift(mover.node, mover.units, mover, -1)
+        self._shift_units(movable.node, movable.units, movable, -1)
 
-    def undo_end(self, mover: Mover) -> None:
+    def restore_pod(self, movable: MovablePod) -> None:
         """Put it back."""
-        self._shift(mover.node, mover.units, mover, 1)
+        self._shift_units(movable.node, movable.units, movable, 1)
 
-    def start(self, mover: Mover, target: Target) -> None:
+    def place_pod(self, movable: MovablePod, destination: Destination) -> None:
         """Start it somewhere."""
-        self._shift(target.node, target.placement.charge, mover, 1)
+        self._shift_units(destination.node, destination.placement.charge, movable, 1)
 
-    def undo_start(self, mover: Mover, target: Target) -> None:
+    def unplace_pod(self, movable: MovablePod, destination: Destination) -> None:
         """Undo that."""
-        self._shift(target.node, target.placement.charge, mover, -1)
+        self._shift_units(destination.node, destination.placement.charge, movable, -1)
 
-    def _shift(self, node: str, units: Mapping[int, int], mover: Mover, sign: int) -> None:
-        taken = self._of(node)
+    def _shift_units(self, node: str, units: Mapping[int, int], movable: MovablePod, sign: int) -> None:
+        taken = self._get_used_units(node)
         for card, count in units.items():
             taken[card] += sign * count
         self.stamps[node] = self.stamps.get(node, 0) + 1
-        query, wish = self._pod(mover).query, self._pod(mover).wish
-        left = self.left(node)
+        query, requirements = self._get_moved_pod(movable).query, self._get_moved_pod(movable).requirements
+        left = self.get_host_capacity(node)
         asked = query.request.effective_units
         left.pods -= sign
         left.units -= sign * (0 if query.request.percent else asked)
         left.percent -= sign * (asked if query.request.percent else 0)
-        left.cpu_milli -= sign * wish.cpu_milli
-        left.memory_bytes -= sign * wish.memory_bytes
-        for resource, amount in wish.others.items():
-            left.others[resource] = self._other(node, resource) - sign * amount
+        left.cpu_milli -= sign * requirements.cpu_milli
+        left.memory_bytes -= sign * requirements.memory_bytes
+        for resource, amount in requirements.others.items():
+            left.others[resource] = self._get_other_resource(node, resource) - sign * amount
 
-    def _pod(self, mover: Mover) -> _Pod:
-        known = self._trials.get(mover.uid)
+    def _get_moved_pod(self, movable: MovablePod) -> _MovedPod:
+        known = self._moved_pods.get(movable.uid)
         if known is None:
-            known = self._trials[mover.uid] = _Pod(self.cluster, mover)
+            known = self._moved_pods[movable.uid] = _MovedPod(self.cluster, movable)
             key = (known.query.request, known.query.ask.card_policy)
             known.kind = self._kinds.setdefault(key, len(self._kinds))
             if known.stands_alone:
                 # Pods that ask alike are offered the same nodes.
-                known.offered = self._offered.setdefault((known.kind, known.wish.rules), known.offered)
+                known.offered = self._offered.setdefault(
+                    (known.kind, known.requirements.rules), known.offered
+                )
         return known
 
-    def query(self, mover: Mover) -> Query:
+    def get_query(self, movable: MovablePod) -> Query:
         """What a pod asks of cards."""
-        return self._pod(mover).query
+        return self._get_moved_pod(movable).query
 
-    def kind(self, mover: Mover) -> int:
+    def get_kind(self, movable: MovablePod) -> int:
         """Number what pods ask of cards: those with one number have the same places on a node."""
-        return self._pod(mover).kind
+        return self._get_moved_pod(movable).kind
 
     # Seats.
 
-    def offered(self, mover: Mover, node: str) -> bool:
+    def is_offered(self, movable: MovablePod, node: str) -> bool:
         """Tell whether a node is one for a pod that has ended, whatever is left there."""
-        pod = self._pod(mover)
+        pod = self._get_moved_pod(movable)
         if node not in pod.offered:
             nodes = self.cluster.state.nodes
             row = nodes.rows[node]
@@ -239,57 +247,60 @@ class Table:
                 and nodes.uuids[row]
                 and (not pod.query.request.percent or nodes.percent[row])
             )
-            pod.offered[node] = usable and pod.offers(node)
-            if usable and not pod.offered[node] and self.movable and not self.cut:
+            pod.offered[node] = usable and pod.is_offered_on(node)
+            if usable and not pod.offered[node] and self.movable and not self.is_truncated:
                 # Pods that move too are seen where they are now: their ports, and what keeps others off.
-                self.cut = pod.once_gone(self.cluster, self.movable)(node)
+                self.is_truncated = pod.make_node_check(self.cluster, self.movable)(node)
         return pod.offered[node]
 
-    def has_host(self, mover: Mover, node: str) -> bool:
+    def has_host_capacity(self, movable: MovablePod, node: str) -> bool:
         """Tell whether a node has cpu, memory and the rest for a pod that has ended."""
-        pod = self._pod(mover)
-        query, wish, left = pod.query, pod.wish, self.left(node)
+        pod = self._get_moved_pod(movable)
+        query, requirements, left = pod.query, pod.requirements, self.get_host_capacity(node)
         return (
             left.pods >= 1
             and (left.percent if query.request.percent else left.units) >= pod.asked
-            and (not wish.cpu_milli or left.cpu_milli >= wish.cpu_milli)
-            and (not wish.memory_bytes or left.memory_bytes >= wish.memory_bytes)
-            and all(self._other(node, resource) >= amount for resource, amount in wish.others.items())
+            and (not requirements.cpu_milli or left.cpu_milli >= requirements.cpu_milli)
+            and (not requirements.memory_bytes or left.memory_bytes >= requirements.memory_bytes)
+            and all(
+                self._get_other_resource(node, resource) >= amount
+                for resource, amount in requirements.others.items()
+            )
         )
 
-    def takes(self, mover: Mover, node: str) -> bool:
+    def can_take(self, movable: MovablePod, node: str) -> bool:
         """Tell whether a node is one for a pod that has ended, and has what it needs besides cards."""
-        return self.offered(mover, node) and self.has_host(mover, node)
+        return self.is_offered(movable, node) and self.has_host_capacity(movable, node)
 
-    def targets(self, mover: Mover, node: str) -> Iterator[Target]:
+    def list_destinations(self, movable: MovablePod, node: str) -> Iterator[Destination]:
         """Give the places on a node that takes a pod which has ended; not that which it comes from.
 
         A pod may go to any cards; without `all_choices` those of one that asks for more than one are chosen
         by the card policy. Cards of a node that do not differ are one place.
         """
-        query = self.query(mover)
+        query = self.get_query(movable)
         arrays = self.cluster.state.nodes
         row = arrays.rows[node]
-        free = self.free(node)
+        free = self.get_free_units(node)
         cards = tuple(
             replace(card, used_units=card.size_units - (free[at] if self._is_open(node, at) else 0))
             for at, card in enumerate(cards_of(arrays, row))
         )
         request = query.request
-        own = mover.units if node == mover.node else {}
+        own = movable.units if node == movable.node else {}
         several = len(request.demands) > 1 or request.cards > 1
         found: Iterable[Placement]
         if several and not self.all_choices:
             placement = place(cards, request, query.ask.card_policy)
             found = () if placement is None else (placement,)
         else:
-            found = choices(cards, request, own, self._named)
+            found = list_card_choices(cards, request, own, self._named)
         for number, placement in enumerate(found):
             if number == MOST_CHOICES:
-                self.cut = True
+                self.is_truncated = True
                 return
             if placement.charge != own:
-                yield Target(node, placement)
+                yield Destination(node, placement)
 
     def _named(self, card: DeviceCard) -> Hashable:
         """Which of the pods that name cards by UUID could have this one."""
@@ -307,4 +318,4 @@ class Table:
 
     def _is_open(self, node: str, card: int) -> bool:
         nodes = self.cluster.state.nodes
-        return (node, card) not in self.closed and bool(nodes.evictable[nodes.rows[node], card])
+        return (node, card) not in self.closed_cards and bool(nodes.evictable[nodes.rows[node], card])

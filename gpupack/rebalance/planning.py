@@ -6,11 +6,11 @@ from itertools import combinations, islice
 from math import comb
 from typing import Final
 
-from gpupack.rebalance.candidates import Sites, nearest
-from gpupack.rebalance.goals import Goal, Start
-from gpupack.rebalance.movable_pods import CRITICAL, Mover, Movers
-from gpupack.rebalance.plan_state import Table, Target
-from gpupack.rebalance.search import Search, in_order
+from gpupack.rebalance.candidates import CandidateFinder, find_fullest_rows
+from gpupack.rebalance.goals import Goal, StartGoal
+from gpupack.rebalance.movable_pods import CRITICAL, MovablePod, MovablePods
+from gpupack.rebalance.plan_state import Destination, PlanState
+from gpupack.rebalance.search import DestinationSearch, order_moves
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.budgets import within
 
@@ -34,11 +34,11 @@ NEAR_NODES: Final = 48
 
 TOGETHER: Final = "some of these pods trade places: end them together, not one by one"
 
-Moves = list[tuple[Mover, Target]]
+Moves = list[tuple[MovablePod, Destination]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SearchLimits:
     """What a search may do.
 
     Attributes:
@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass
-class Plan:
+class MovePlan:
     """What was found."""
 
     moves: Moves
@@ -60,111 +60,124 @@ class Plan:
     notes: list[str]
 
 
-class Planner:
+class MovePlanner:
     """Looks for the shortest list: first by building one, then by trying all shorter ones."""
 
-    def __init__(self, cluster: Cluster, table: Table, goal: Goal, movers: Movers, limits: Limits) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan_state: PlanState,
+        goal: Goal,
+        movable_pods: MovablePods,
+        limits: SearchLimits,
+    ) -> None:
         self._cluster = cluster
-        self._table = table
+        self._table = plan_state
         self._goal = goal
-        self._movers = movers
-        self._search = Search(table, self._near, goal.reached, goal.loss, limits.steps)
+        self._movers = movable_pods
+        self._search = DestinationSearch(
+            plan_state, self._iterate_nodes, goal.is_reached, goal.compute_loss, limits.steps
+        )
         names = [name for name, row in cluster.state.nodes.rows.items() if cluster.state.nodes.usable[row]]
         self._names = sorted(names)
         self._nearest: dict[int, list[int]] = {}
-        self._all = table.all_choices = len(names) <= NEAR_NODES
+        self._all = plan_state.all_choices = len(names) <= NEAR_NODES
 
-    def start(self, wanted: int, now: int) -> Plan:
+    def plan_start(self, wanted: int, now: int) -> MovePlan:
         """Let pods start; fewer than wanted, where no more can."""
         goal = self._goal
-        assert isinstance(goal, Start)  # noqa: S101
-        places = Sites(goal, self._movers)
-        everyone = [mover for name in self._names for mover in places.on(name)]
+        assert isinstance(goal, StartGoal)  # noqa: S101
+        places = CandidateFinder(goal, self._movers)
+        everyone = [movable for name in self._names for movable in places.list_movable(name)]
         if len(everyone) > MOST_MOVERS:
-            built, reached = self._build(goal, places, now, wanted)
-            self._undo(built)
-            least = self._least(places, reached - now)
-            return self._plan(built, optimal=False, least=least, most=reached >= wanted)
-        self._table.movable = frozenset(mover.uid for mover in everyone)
+            built, reached = self._build_list(goal, places, now, wanted)
+            self._undo_moves(built)
+            least = self._compute_least(places, reached - now)
+            return self._make_plan(built, optimal=False, least=least, most=reached >= wanted)
+        self._table.movable = frozenset(movable.uid for movable in everyone)
         complete = not self._movers.refused
-        for target in range(min(wanted, self._most(goal, everyone)), now, -1):
-            goal.wanted = target
-            least = self._least(places, target - now)
-            built, reached = self._build(goal, places, now, target)
-            self._undo(built)
+        for destination in range(min(wanted, self._compute_most(goal, everyone)), now, -1):
+            goal.wanted = destination
+            least = self._compute_least(places, destination - now)
+            built, reached = self._build_list(goal, places, now, destination)
+            self._undo_moves(built)
             most = len(everyone)
-            if reached >= target:
+            if reached >= destination:
                 if len(built) <= least:
-                    return self._plan(built, optimal=True, least=least, most=complete)
+                    return self._make_plan(built, optimal=True, least=least, most=complete)
                 most = len(built) - 1
-            found, tried = self._shortest(everyone, least, most)
-            if found is not None or reached >= target:
+            found, tried = self._find_shortest(everyone, least, most)
+            if found is not None or reached >= destination:
                 best = built if found is None else found
                 least = len(best) if tried else least
-                return self._plan(best, optimal=tried, least=least, most=complete)
+                return self._make_plan(best, optimal=tried, least=least, most=complete)
             complete &= tried
-        return Plan([], complete, 0, [])
+        return MovePlan([], complete, 0, [])
 
     @property
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether nothing was left out of the search so far, so that what it did not find is not there."""
-        return self._all and not self._table.cut and not self._movers.refused
+        return self._all and not self._table.is_truncated and not self._movers.refused
 
-    def _least(self, places: Sites, more: int) -> int:
+    def _compute_least(self, places: CandidateFinder, more: int) -> int:
         """Moves that any list needs at least; pods that may not move where they would might elsewhere."""
-        return min(more, 1) if self._movers.refused else places.least_moves(more)
+        return min(more, 1) if self._movers.refused else places.compute_least_moves(more)
 
-    def _most(self, goal: Start, everyone: Sequence[Mover]) -> int:
+    def _compute_most(self, goal: StartGoal, everyone: Sequence[MovablePod]) -> int:
         """Pods that could start if nobody who may move were there."""
-        for mover in everyone:
-            self._table.end(mover)
-        most = goal.total(final=False)
-        for mover in everyone:
-            self._table.undo_end(mover)
+        for movable in everyone:
+            self._table.remove_pod(movable)
+        most = goal.count_total(final=False)
+        for movable in everyone:
+            self._table.restore_pod(movable)
         return most
 
-    def empty(self, there: Sequence[Mover]) -> Plan:
+    def plan_empty(self, there: Sequence[MovablePod]) -> MovePlan:
         """Move these pods, and others only to make room for them."""
         others = [
-            mover
+            movable
             for name in self._names
-            for mover in self._movers.on(name)
-            if mover.uid not in {each.uid for each in there}
+            for movable in self._movers.list_on_node(name)
+            if movable.uid not in {each.uid for each in there}
         ]
-        self._table.movable = frozenset(mover.uid for mover in [*there, *others])
+        self._table.movable = frozenset(movable.uid for movable in [*there, *others])
         complete = True
         for helpers in range(len(others) + 1):
             if comb(len(others), helpers) > MOST_SETS:
-                return Plan([], False, len(there) + helpers, [])
+                return MovePlan([], False, len(there) + helpers, [])
             for more in combinations(others, helpers):
-                if not self._kept([*there, *more]):
+                if not self._keeps_budgets([*there, *more]):
                     continue
-                found = self._search.seats([*there, *more])
+                found = self._search.find_destinations([*there, *more])
                 if found is not None:
-                    self._undo(found)
-                    return self._plan(found, optimal=complete and self._complete, least=len(there))
+                    self._undo_moves(found)
+                    return self._make_plan(found, optimal=complete and self._is_complete, least=len(there))
                 if self._search.gave_up:
-                    return Plan([], False, len(there) + helpers, [])
-            complete &= self._complete
-        return Plan([], complete, len(there), [])
+                    return MovePlan([], False, len(there) + helpers, [])
+            complete &= self._is_complete
+        return MovePlan([], complete, len(there), [])
 
-    def _shortest(self, everyone: Sequence[Mover], least: int, most: int) -> tuple[Moves | None, bool]:
+    def _find_shortest(
+        self, everyone: Sequence[MovablePod], least: int, most: int
+    ) -> tuple[Moves | None, bool]:
         """Try all lists from the shortest possible; also tells whether none was left out."""
         for number in range(max(1, least), most + 1):
             if comb(len(everyone), number) > MOST_SETS:
                 return None, False
             for group in combinations(everyone, number):
-                if not self._kept(group):
+                if not self._keeps_budgets(group):
                     continue
-                found = self._search.seats(group)
+                found = self._search.find_destinations(group)
                 if found is not None:
-                    self._undo(found)
-                    return found, self._complete
+                    self._undo_moves(found)
+                    return found, self._is_complete
                 if self._search.gave_up:
                     return None, False
-        return None, self._complete
+        return None, self._is_complete
 
-    def _build(self, goal: Start, places: Sites, now: int, wanted: int) -> tuple[Moves, int]:
+    def _build_list(
+        self, goal: StartGoal, places: CandidateFinder, now: int, wanted: int
+    ) -> tuple[Moves, int]:
         """Build a list, one site after the other: not always the shortest. Left done in the table.
 
         Returns:
@@ -175,36 +188,36 @@ class Planner:
         moved: set[str] = set()
         while reached < wanted and len(moves) < MOST_MOVES:
             goal.wanted = reached + 1
-            found = self._next(places, moves, moved)
+            found = self._free_next(places, moves, moved)
             if found is None:
                 break
             moves += found
-            moved |= {mover.uid for mover, _ in found}
-            reached = goal.total()
+            moved |= {movable.uid for movable, _ in found}
+            reached = goal.count_total()
         goal.wanted = wanted
         return moves, reached
 
-    def _next(self, places: Sites, moves: Moves, moved: set[str]) -> Moves | None:
+    def _free_next(self, places: CandidateFinder, moves: Moves, moved: set[str]) -> Moves | None:
         """Free the cheapest site that can be."""
-        for site in islice(places.best(moved), MOST_SITES):
-            if self._kept([*(mover for mover, _ in moves), *site.movers]):
-                found = self._search.seats(site.movers)
+        for candidate in islice(places.iterate_cheapest(moved), MOST_SITES):
+            if self._keeps_budgets([*(movable for movable, _ in moves), *candidate.pods]):
+                found = self._search.find_destinations(candidate.pods)
                 if found is not None or self._search.gave_up:
                     return found
         return None
 
-    def _kept(self, movers: Iterable[Mover]) -> bool:
+    def _keeps_budgets(self, movable_pods: Iterable[MovablePod]) -> bool:
         """Whether moving these pods keeps every budget."""
         budgets = self._cluster.budgets
-        return budgets is None or within(budgets, [mover.record for mover in movers])
+        return budgets is None or within(budgets, [movable.record for movable in movable_pods])
 
-    def _undo(self, moves: Moves | None) -> None:
-        for mover, target in reversed(moves or []):
-            self._table.undo_start(mover, target)
-        for mover, _ in moves or []:
-            self._table.undo_end(mover)
+    def _undo_moves(self, moves: Moves | None) -> None:
+        for movable, destination in reversed(moves or []):
+            self._table.unplace_pod(movable, destination)
+        for movable, _ in moves or []:
+            self._table.restore_pod(movable)
 
-    def _plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> Plan:
+    def _make_plan(self, moves: Moves, *, optimal: bool, least: int, most: bool = True) -> MovePlan:
         """Order a list; one as short as any has to be is optimal, whatever else was not tried.
 
         Args:
@@ -214,28 +227,28 @@ class Planner:
             most: No list reaches more of what is asked for.
         """
         optimal = optimal or 0 < len(moves) <= least
-        ordered, singly = in_order(self._table, moves)
-        self._undo(ordered)
+        ordered, singly = order_moves(self._table, moves)
+        self._undo_moves(ordered)
         notes = [] if singly else [TOGETHER]
         if moves and not most:
             notes.append("a list with which more of them start may exist: not all were tried")
-        return Plan(ordered, optimal, least, notes)
+        return MovePlan(ordered, optimal, least, notes)
 
-    def _near(self, mover: Mover) -> Iterator[str]:
+    def _iterate_nodes(self, movable: MovablePod) -> Iterator[str]:
         """Nodes to try for a pod: all of a small cluster, else the tightest that have room."""
         if self._all:
             yield from self._names
             return
         given = 0
         nodes = self._cluster.state.nodes
-        touched = sorted(self._table.touched)
+        touched = sorted(self._table.changed_nodes)
         yield from touched
-        kind = self._table.kind(mover)
+        kind = self._table.get_kind(movable)
         if kind not in self._nearest:
-            self._nearest[kind] = nearest(self._cluster, self._table.query(mover))
+            self._nearest[kind] = find_fullest_rows(self._cluster, self._table.get_query(movable))
         for row in self._nearest[kind]:
             name = nodes.names[row]
-            if name in self._table.touched or not self._table.offered(mover, name):
+            if name in self._table.changed_nodes or not self._table.is_offered(movable, name):
                 continue
             yield name
             given += 1

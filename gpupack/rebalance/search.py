@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
-from gpupack.rebalance.movable_pods import Mover
-from gpupack.rebalance.plan_state import Table, Target
+from gpupack.rebalance.movable_pods import MovablePod
+from gpupack.rebalance.plan_state import Destination, PlanState
 
-Ranked = tuple[tuple[int, int], Target]
+Ranked = tuple[tuple[int, int], Destination]
 """What a place costs, and the place."""
 
 
-class Search:
+class DestinationSearch:
     """Finds places for pods that have ended, so that a goal is reached.
 
     Args:
-        table: Changed while searching, and left as it was where nothing is found.
+        plan_state: Changed while searching, and left as it was where nothing is found.
         nodes: Names of the nodes that a pod may go to, best first.
         reached: Whether the goal is reached, told whether every pod has its place. While some have none it
             must not say no where it could say yes in the end.
@@ -24,88 +24,95 @@ class Search:
 
     def __init__(
         self,
-        table: Table,
-        nodes: Callable[[Mover], Iterable[str]],
+        plan_state: PlanState,
+        nodes: Callable[[MovablePod], Iterable[str]],
         reached: Callable[[bool], bool],
-        loss: Callable[[Target], tuple[int, int]],
+        loss: Callable[[Destination], tuple[int, int]],
         steps: int,
     ) -> None:
-        self.table = table
+        self.table = plan_state
         self.steps = steps
         self._nodes = nodes
         self._reached = reached
         self._loss = loss
-        self._known: dict[tuple[int, str], tuple[int, list[Ranked]]] = {}
+        self._costs: dict[tuple[int, str], tuple[int, list[Ranked]]] = {}
 
     @property
     def gave_up(self) -> bool:
         """Whether the limit was met, so that finding nothing means nothing."""
         return self.steps <= 0
 
-    def seats(self, movers: Sequence[Mover]) -> list[tuple[Mover, Target]] | None:
+    def find_destinations(
+        self, movable_pods: Sequence[MovablePod]
+    ) -> list[tuple[MovablePod, Destination]] | None:
         """Find places for all of these pods; None: there are none, or `gave_up`.
 
         On success the table is left with the pods in their places.
         """
         self.steps -= 1
-        for mover in movers:
-            self.table.end(mover)
-        ordered = sorted(movers, key=lambda mover: (-mover.total, mover.uid))
-        found = self._seat(ordered, [])
+        for movable in movable_pods:
+            self.table.remove_pod(movable)
+        ordered = sorted(movable_pods, key=lambda movable: (-movable.total_units, movable.uid))
+        found = self._place_next(ordered, [])
         if found is None:
-            for mover in movers:
-                self.table.undo_end(mover)
+            for movable in movable_pods:
+                self.table.restore_pod(movable)
         return found
 
-    def _seat(
-        self, movers: Sequence[Mover], chosen: list[tuple[Mover, Target]]
-    ) -> list[tuple[Mover, Target]] | None:
-        if not self._reached(not movers):
+    def _place_next(
+        self, movable_pods: Sequence[MovablePod], chosen: list[tuple[MovablePod, Destination]]
+    ) -> list[tuple[MovablePod, Destination]] | None:
+        if not self._reached(not movable_pods):
             return None
-        if not movers:
+        if not movable_pods:
             return list(chosen)
-        mover = movers[0]
-        for _, target in self._ranked(mover):
+        movable = movable_pods[0]
+        for _, destination in self._rank_destinations(movable):
             self.steps -= 1
             if self.steps <= 0:
                 return None
-            self.table.start(mover, target)
-            chosen.append((mover, target))
-            found = self._seat(movers[1:], chosen)
+            self.table.place_pod(movable, destination)
+            chosen.append((movable, destination))
+            found = self._place_next(movable_pods[1:], chosen)
             if found is not None:
                 return found
             chosen.pop()
-            self.table.undo_start(mover, target)
+            self.table.unplace_pod(movable, destination)
         return None
 
-    def _ranked(self, mover: Mover) -> list[Ranked]:
+    def _rank_destinations(self, movable: MovablePod) -> list[Ranked]:
         """Give all places of a pod, the cheapest first; of equal ones those of the better node."""
-        table, kind = self.table, self.table.kind(mover)
+        plan_state, kind = self.table, self.table.get_kind(movable)
         found: list[Ranked] = []
-        for node in self._nodes(mover):
-            if table.takes(mover, node):
-                found += self._on(mover, kind, node)
+        for node in self._nodes(movable):
+            if plan_state.can_take(movable, node):
+                found += self._cost_destinations(movable, kind, node)
         found.sort(key=itemgetter(0))
         return found
 
-    def _on(self, mover: Mover, kind: int, node: str) -> list[Ranked]:
+    def _cost_destinations(self, movable: MovablePod, kind: int, node: str) -> list[Ranked]:
         """Give the places on a node with what each costs; remembered while nothing changes there."""
-        stamp = self.table.stamp(node)
-        known = self._known.get((kind, node))
-        if node != mover.node and known is not None and known[0] == stamp:
+        stamp = self.table.get_stamp(node)
+        known = self._costs.get((kind, node))
+        if node != movable.node and known is not None and known[0] == stamp:
             return known[1]
-        found = [(self._loss(target), target) for target in self.table.targets(mover, node)]
-        if node != mover.node:
+        found = [
+            (self._loss(destination), destination)
+            for destination in self.table.list_destinations(movable, node)
+        ]
+        if node != movable.node:
             # Where it comes from one place is left out, that of this pod alone.
-            self._known[kind, node] = stamp, found
+            self._costs[kind, node] = stamp, found
         return found
 
 
-def in_order(table: Table, seats: Sequence[tuple[Mover, Target]]) -> tuple[list[tuple[Mover, Target]], bool]:
+def order_moves(
+    plan_state: PlanState, seats: Sequence[tuple[MovablePod, Destination]]
+) -> tuple[list[tuple[MovablePod, Destination]], bool]:
     """Order moves so that each can be made once those before it are done.
 
     Args:
-        table: As it is before; left as it is after.
+        plan_state: As it is before; left as it is after.
         seats: The moves, in any order.
 
     Returns:
@@ -113,21 +120,21 @@ def in_order(table: Table, seats: Sequence[tuple[Mover, Target]]) -> tuple[list[
     """
     waiting, ordered, singly = list(seats), [], True
     while waiting:
-        for number, (mover, target) in enumerate(waiting):
-            table.end(mover)
-            free = table.free(target.node)
-            if all(free[card] >= units for card, units in target.placement.charge.items()) and table.has_host(
-                mover, target.node
-            ):
-                table.start(mover, target)
+        for number, (movable, destination) in enumerate(waiting):
+            plan_state.remove_pod(movable)
+            free = plan_state.get_free_units(destination.node)
+            if all(
+                free[card] >= units for card, units in destination.placement.charge.items()
+            ) and plan_state.has_host_capacity(movable, destination.node):
+                plan_state.place_pod(movable, destination)
                 ordered.append(waiting.pop(number))
                 break
-            table.undo_end(mover)
+            plan_state.restore_pod(movable)
         else:
             singly = False
-            for mover, target in waiting:
-                table.end(mover)
-                table.start(mover, target)
+            for movable, destination in waiting:
+                plan_state.remove_pod(movable)
+                plan_state.place_pod(movable, destination)
             ordered += waiting
             waiting = []
     return ordered, singly

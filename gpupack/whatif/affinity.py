@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.selectors import LabelSelector
 from scheduler_plugin.cache.objects import Struct
 
 
-class Term(Struct):
+class AffinityTerm(Struct):
     """One required term: which pods, and what makes two nodes near each other."""
 
     topology_key: str = ""
@@ -22,11 +22,11 @@ class Term(Struct):
     mismatch_label_keys: list[str] | None = None
 
     @property
-    def readable(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether nodes and pods suffice to tell: labels of namespaces are not at hand."""
         return not (self.namespace_selector or self.match_label_keys or self.mismatch_label_keys)
 
-    def matches(self, owner: AskPod, pod: AskPod) -> bool:
+    def matches(self, owner: KubePod, pod: KubePod) -> bool:
         """Tell whether a pod is one of those that the owner's term means."""
         if self.label_selector is None:
             return False
@@ -39,30 +39,38 @@ class Term(Struct):
         return self.label_selector.matches(pod.metadata.labels or {})
 
 
-def terms(raw: Sequence[msgspec.Raw] | None) -> list[Term]:
-    """Read terms; one that cannot be read is left out, and `Term.readable` says what cannot be told."""
+def read_terms(raw: Sequence[msgspec.Raw] | None) -> list[AffinityTerm]:
+    """Read terms, without those that cannot be read; `AffinityTerm.is_readable` marks the unchecked ones."""
     found = []
     for each in raw or ():
         try:
-            found.append(msgspec.json.decode(each, type=Term))
+            found.append(msgspec.json.decode(each, type=AffinityTerm))
         except msgspec.MsgspecError:
             continue
     return found
 
 
-def near(pod: AskPod) -> list[Term]:
+def read_affinity(pod: KubePod) -> list[AffinityTerm]:
     """The terms of a pod that wants others near."""
     affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
-    return terms(affinity.required_during_scheduling_ignored_during_execution) if affinity is not None else []
+    return (
+        read_terms(affinity.required_during_scheduling_ignored_during_execution)
+        if affinity is not None
+        else []
+    )
 
 
-def apart(pod: AskPod) -> list[Term]:
+def read_anti_affinity(pod: KubePod) -> list[AffinityTerm]:
     """The terms of a pod that wants others far."""
     affinity = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity is not None else None
-    return terms(affinity.required_during_scheduling_ignored_during_execution) if affinity is not None else []
+    return (
+        read_terms(affinity.required_during_scheduling_ignored_during_execution)
+        if affinity is not None
+        else []
+    )
 
 
-class Neighbours:
+class InterPodAffinity:
     """The pods of a cluster, as the terms of others see them.
 
     Args:
@@ -70,30 +78,32 @@ class Neighbours:
         living: Pods that have a node and are not over.
     """
 
-    def __init__(self, nodes: Mapping[str, AskNode], living: Sequence[AskPod]) -> None:
+    def __init__(self, nodes: Mapping[str, KubeNode], living: Sequence[KubePod]) -> None:
         self._nodes = nodes
         self._living = living
 
     @cached_property
-    def _shy(self) -> list[tuple[AskPod, list[Term]]]:
+    def _pods_with_anti_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
         """Pods that keep others away."""
-        return [(pod, found) for pod in self._living if (found := apart(pod))]
+        return [(pod, found) for pod in self._living if (found := read_anti_affinity(pod))]
 
-    def wanted_near(self, pod: AskPod) -> bool:
+    def is_wanted_near(self, pod: KubePod) -> bool:
         """Tell whether any other running pod wants this one near."""
         return any(
             term.matches(each, pod)
-            for each, found in self._fond
+            for each, found in self._pods_with_affinity
             if each.metadata.uid != pod.metadata.uid
             for term in found
         )
 
     @cached_property
-    def _fond(self) -> list[tuple[AskPod, list[Term]]]:
+    def _pods_with_affinity(self) -> list[tuple[KubePod, list[AffinityTerm]]]:
         """Pods that want others near."""
-        return [(pod, found) for pod in self._living if (found := near(pod))]
+        return [(pod, found) for pod in self._living if (found := read_affinity(pod))]
 
-    def blocked(self, pod: AskPod, gone: Collection[str] = ()) -> Callable[[str, AskNode], str] | None:
+    def make_node_check(
+        self, pod: KubePod, gone: Collection[str] = ()
+    ) -> Callable[[str, KubeNode], str] | None:
         """Make a function that says of a node why a pod may not run there.
 
         Args:
@@ -104,21 +114,25 @@ class Neighbours:
             A function of a node's name and object that answers in words, empty for nothing; None where no
             term of anybody matters.
         """
-        wants = [term for term in near(pod) if term.readable]
-        shunned = [(term.topology_key, self._values(term, pod, gone)) for term in apart(pod) if term.readable]
-        for other, found in self._shy:
+        wants = [term for term in read_affinity(pod) if term.is_readable]
+        shunned = [
+            (term.topology_key, self._topology_values(term, pod, gone))
+            for term in read_anti_affinity(pod)
+            if term.is_readable
+        ]
+        for other, found in self._pods_with_anti_affinity:
             if other.metadata.uid in gone or other.metadata.uid == pod.metadata.uid:
                 continue
             shunned += [
-                (term.topology_key, {self._label(other.spec.node_name, term.topology_key)})
+                (term.topology_key, {self._topology_value(other.spec.node_name, term.topology_key)})
                 for term in found
-                if term.readable and term.matches(other, pod)
+                if term.is_readable and term.matches(other, pod)
             ]
-        near_values = self._near_values(wants, pod, gone)
+        near_values = self._values_wanted_near(wants, pod, gone)
         if not shunned and near_values is None:
             return None
 
-        def why(_name: str, node: AskNode) -> str:
+        def why(_name: str, node: KubeNode) -> str:
             labels = node.metadata.labels or {}
             if any(key in labels and labels[key] in values for key, values in shunned):
                 return "anti-affinity"
@@ -128,8 +142,8 @@ class Neighbours:
 
         return why
 
-    def _near_values(
-        self, wants: Sequence[Term], pod: AskPod, gone: Collection[str]
+    def _values_wanted_near(
+        self, wants: Sequence[AffinityTerm], pod: KubePod, gone: Collection[str]
     ) -> list[tuple[str, set[str]]] | None:
         """Where a pod may run that wants others near; None: anywhere."""
         if not wants:
@@ -144,20 +158,23 @@ class Neighbours:
         if not matching and all(term.matches(pod, pod) for term in wants):
             return None  # the first of a group that wants to be together
         return [
-            (term.topology_key, {self._label(each.spec.node_name, term.topology_key) for each in matching})
+            (
+                term.topology_key,
+                {self._topology_value(each.spec.node_name, term.topology_key) for each in matching},
+            )
             for term in wants
         ]
 
-    def _values(self, term: Term, owner: AskPod, gone: Collection[str]) -> set[str]:
+    def _topology_values(self, term: AffinityTerm, owner: KubePod, gone: Collection[str]) -> set[str]:
         """Values of the term's label on the nodes of the pods that it means."""
         return {
-            self._label(each.spec.node_name, term.topology_key)
+            self._topology_value(each.spec.node_name, term.topology_key)
             for each in self._living
             if each.metadata.uid not in gone
             and each.metadata.uid != owner.metadata.uid
             and term.matches(owner, each)
         }
 
-    def _label(self, node: str, key: str) -> str:
+    def _topology_value(self, node: str, key: str) -> str:
         found = self._nodes.get(node)
         return ((found.metadata.labels or {}) if found is not None else {}).get(key, "")

@@ -8,11 +8,11 @@ State = Literal["pending", "gated", "fits", "running", "ending", "ended", "faile
 """`fits`: it waits, and a node would take it now. `refused`: what it asks for cannot be given."""
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=False):
+class JsonAnswer(msgspec.Struct, frozen=True, omit_defaults=False):
     """Base of the answers."""
 
 
-class Best(Answer, frozen=True):
+class ClosestNode(JsonAnswer, frozen=True):
     """The node of a group that comes closest, and its card: the driver's number and its free units.
 
     Without a card where the host's cpu or memory, or the sum of its units, is the reason.
@@ -23,7 +23,7 @@ class Best(Answer, frozen=True):
     free_units: int | None
 
 
-class NodeGroup(Answer, frozen=True):
+class NodeGroup(JsonAnswer, frozen=True):
     """Nodes that do not take a pod for the same reason.
 
     Attributes:
@@ -37,13 +37,13 @@ class NodeGroup(Answer, frozen=True):
 
     reason: str
     count: int
-    best: Best | None
+    best: ClosestNode | None
     asked_units: int
     text: str
     examples: tuple[str, ...] = ()
 
 
-class PodUnits(Answer, frozen=True):
+class PodUnits(JsonAnswer, frozen=True):
     """A pod and what it has: units over its cards, and the cards' numbers."""
 
     namespace: str
@@ -52,14 +52,14 @@ class PodUnits(Answer, frozen=True):
     cards: tuple[int, ...] = ()
 
 
-class Seat(Answer, frozen=True):
+class NodeCards(JsonAnswer, frozen=True):
     """Cards of a node."""
 
     node: str
     cards: tuple[int, ...]
 
 
-class Move(Answer, frozen=True, rename={"source": "from", "target": "to"}):
+class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
     """A pod that is ended, and started by its controller, so that it runs elsewhere.
 
     Attributes:
@@ -74,8 +74,8 @@ class Move(Answer, frozen=True, rename={"source": "from", "target": "to"}):
     namespace: str
     pod: str
     units: int
-    source: Seat
-    target: Seat
+    source: NodeCards
+    target: NodeCards
     text: str = ""
 
 
@@ -113,7 +113,7 @@ class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
     position: int = 0
 
 
-class CardUse(Answer, frozen=True):
+class PodCard(JsonAnswer, frozen=True):
     """A card that a pod runs on.
 
     Attributes:
@@ -145,7 +145,7 @@ class CardUse(Answer, frozen=True):
     held: str = ""
 
 
-class Why(Answer, frozen=True):
+class PodExplanation(JsonAnswer, frozen=True):
     """Why a pod is as it is.
 
     Attributes:
@@ -178,10 +178,10 @@ class Why(Answer, frozen=True):
     notes: tuple[str, ...] = ()
     scheduler: str = ""
     events: tuple[str, ...] = ()
-    cards: tuple[CardUse, ...] = ()
+    cards: tuple[PodCard, ...] = ()
 
 
-class NodePods(Answer, frozen=True):
+class NodePods(JsonAnswer, frozen=True):
     """How many pods a node takes; `tolerations` they need for its taints."""
 
     node: str
@@ -189,7 +189,7 @@ class NodePods(Answer, frozen=True):
     tolerations: tuple[str, ...] = ()
 
 
-class Fit(Answer, frozen=True):
+class FitCount(JsonAnswer, frozen=True):
     """How many pods fit, and where; the largest request that fits somewhere (0: none)."""
 
     pods: int
@@ -197,7 +197,7 @@ class Fit(Answer, frozen=True):
     nodes: tuple[NodePods, ...]
 
 
-class FitAnswer(Answer, frozen=True):
+class FitAnswer(JsonAnswer, frozen=True):
     """What fits now, and after a change.
 
     Attributes:
@@ -214,18 +214,18 @@ class FitAnswer(Answer, frozen=True):
     largest_units: int
     nodes: tuple[NodePods, ...]
     asked: str = ""
-    after: Fit | None = None
+    after: FitCount | None = None
     notes: tuple[str, ...] = ()
     unit_mib: int = 1024
 
 
-class Pods(Answer, frozen=True):
+class PodCount(JsonAnswer, frozen=True):
     """A number of pods."""
 
     pods: int
 
 
-class Advice(Answer, frozen=True):
+class Advice(JsonAnswer, frozen=True):
     """A list of moves, and what it is for. Nothing of it has been done.
 
     Attributes:
@@ -242,8 +242,8 @@ class Advice(Answer, frozen=True):
 
     gained: int
     moves: tuple[Move, ...]
-    before: Pods
-    after: Pods
+    before: PodCount
+    after: PodCount
     optimal: bool
     at_least: int = 0
     text: str = ""
@@ -251,7 +251,7 @@ class Advice(Answer, frozen=True):
     unit_mib: int = 1024
 
 
-def with_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
+def add_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
     """The same advice, with more notes."""
     return msgspec.structs.replace(advice, notes=(*advice.notes, *more))
 

@@ -11,8 +11,8 @@ from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
 from gpupack.inventory.objects import no_node
-from gpupack.whatif.cluster import Cluster, unit_asked
-from gpupack.whatif.objects import AskMetadata, AskNode, AskNodeStatus
+from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePodMetadata
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.scheduling.reasons import memory
 
@@ -24,7 +24,9 @@ _BYTES: Final = 1 << 40
 """Thousandths of a core and bytes of host memory of an added node, where no node of the cluster has more."""
 
 
-def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tuple[Cluster | None, list[str]]:
+def apply_changes(
+    cluster: Cluster, without: Sequence[str], add: Sequence[str]
+) -> tuple[Cluster | None, list[str]]:
     """Make the cluster as it would be, and say what to know of it; None: nothing changes.
 
     Args:
@@ -50,7 +52,7 @@ def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tupl
             for pod in cluster.pods.values()
             if pod.spec.node_name == name
             and not is_terminal(pod.status.phase)
-            and unit_asked(pod) is not None
+            and read_requested_unit(pod) is not None
         ]
         if there:
             notes.append(
@@ -59,7 +61,7 @@ def change(cluster: Cluster, without: Sequence[str], add: Sequence[str]) -> tupl
             )
     for text in add:
         profile, count = _profile(text)
-        added = added_nodes(cluster, profile, count)
+        added = make_nodes(cluster, profile, count)
         nodes |= {node.metadata.name: node for node in added}
         notes.append(_told(cluster, added[0], profile, count))
     return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source), notes
@@ -96,7 +98,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
+def make_nodes(cluster: Cluster, profile: str, count: int) -> list[KubeNode]:
     """Make empty nodes with the cards of a profile, with names that no node has.
 
     Raises:
@@ -113,7 +115,7 @@ def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
     if not any(sizes):
         raise InputError(f"profile {profile}: no card has {cluster.unit_mib} MiB or more")
     arrays = cluster.state.nodes
-    made: list[AskNode] = []
+    made: list[KubeNode] = []
     number = 0
     while len(made) < count:
         number += 1
@@ -133,15 +135,15 @@ def added_nodes(cluster: Cluster, profile: str, count: int) -> list[AskNode]:
             **{key: str(value) for key, value in node_resources(words).items()},
         }
         made.append(
-            AskNode(
-                metadata=AskMetadata(name=name, annotations={NODE_CARDS: dump_cards(records)}),
-                status=AskNodeStatus(allocatable=amounts, capacity=amounts),
+            KubeNode(
+                metadata=KubePodMetadata(name=name, annotations={NODE_CARDS: dump_cards(records)}),
+                status=KubeNodeStatus(allocatable=amounts, capacity=amounts),
             )
         )
     return made
 
 
-def _told(cluster: Cluster, node: AskNode, profile: str, count: int) -> str:
+def _told(cluster: Cluster, node: KubeNode, profile: str, count: int) -> str:
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
     nodes = "1 node" if count == 1 else f"{count} nodes"

@@ -17,8 +17,8 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 from allocator.request import PodRequest
 from gpupack.errors import InputError
-from gpupack.whatif.objects import AskNode, AskPod, is_placeholder, load_all
-from gpupack.whatif.unknown_requests import readable
+from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
+from gpupack.whatif.unknown_requests import drop_unknown_policies
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.budgets import BudgetLite, Budgets
 from scheduler_plugin.cache.charges import TOMBSTONE_S
@@ -29,7 +29,7 @@ from scheduler_plugin.scheduling.cluster_policies import Policies
 
 if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
-    from gpupack.whatif.kube_checks import Hosts
+    from gpupack.whatif.kube_checks import KubeSchedulerChecks
 
 _NAMED: Final = 5
 _COMPARED: Final = 2000
@@ -52,8 +52,8 @@ class Cluster:
         source: What was asked, for messages.
     """
 
-    nodes: dict[str, AskNode]
-    pods: dict[str, AskPod]
+    nodes: dict[str, KubeNode]
+    pods: dict[str, KubePod]
     unit_mib: int
     budgets: Budgets | None = None
     source: str = "the cluster"
@@ -65,14 +65,14 @@ class Cluster:
         self.policies = Policies()
         self.state.broken.connect(lambda _name, _error: None)  # the row says that its words are corrupt
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
-        self.state.replace_pods([readable(pod) for pod in self.pods.values()], "", 0.0)
+        self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
         self.state.expire(TOMBSTONE_S)
 
     @classmethod
-    def of(
+    def from_objects(
         cls,
-        nodes: Iterable[AskNode],
-        pods: Iterable[AskPod],
+        nodes: Iterable[KubeNode],
+        pods: Iterable[KubePod],
         *,
         unit_mib: int | None = None,
         budgets: Sequence[BudgetLite] | None = None,
@@ -88,7 +88,7 @@ class Cluster:
             source: What was asked, for messages.
         """
         by_name = {node.metadata.name: node for node in nodes}
-        by_uid: dict[str, AskPod] = {}
+        by_uid: dict[str, KubePod] = {}
         for pod in pods:
             pod.metadata.uid = pod.metadata.uid or pod.full_name
             by_uid[pod.metadata.uid] = pod
@@ -96,17 +96,25 @@ class Cluster:
         if budgets is not None:
             known = Budgets()
             known.replace(budgets, "")
-        return cls(by_name, by_uid, unit_mib or UsualUnit(by_name.values()).mib or MIB_PER_GIB, known, source)
+        return cls(
+            by_name,
+            by_uid,
+            unit_mib or UnitCounter(by_name.values()).most_common_mib or MIB_PER_GIB,
+            known,
+            source,
+        )
 
     @classmethod
-    def read(cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file") -> "Cluster":
+    def from_json(
+        cls, text: str | bytes, *, unit_mib: int | None = None, source: str = "the file"
+    ) -> "Cluster":
         """Build it from the output of `kubectl get nodes,pods -A -o json`.
 
         Raises:
             InputError: the text is something else.
         """
-        nodes, pods, budgets = load_all(text)
-        return cls.of(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
+        nodes, pods, budgets = load_objects(text)
+        return cls.from_objects(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
 
     def in_unit(self, unit_mib: int) -> "Cluster":
         """The same cluster as pods see it that ask in units of so many MiB."""
@@ -116,33 +124,33 @@ class Cluster:
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
-    def put_node(self, node: AskNode, now: float | None = None) -> None:
+    def put_node(self, node: KubeNode, now: float | None = None) -> None:
         """Take a new or changed node."""
         self.nodes[node.metadata.name] = node
         self.state.apply_node(node, _at(now))
-        self._changed(now)
+        self._expire_and_forget(now)
 
     def drop_node(self, name: str, resource_version: str, now: float | None = None) -> None:
         """Take the end of a node."""
         self.nodes.pop(name, None)
         self.state.delete_node(name, resource_version, _at(now))
-        self._changed(now)
+        self._expire_and_forget(now)
 
-    def put_pod(self, pod: AskPod, now: float | None = None) -> None:
+    def put_pod(self, pod: KubePod, now: float | None = None) -> None:
         """Take a new or changed pod."""
         self.pods[pod.metadata.uid] = pod
-        self.state.apply_pod(readable(pod), _at(now))
-        self._changed(now)
+        self.state.apply_pod(drop_unknown_policies(pod), _at(now))
+        self._expire_and_forget(now)
 
-    def drop_pod(self, pod: AskPod, resource_version: str, now: float | None = None) -> None:
+    def drop_pod(self, pod: KubePod, resource_version: str, now: float | None = None) -> None:
         """Take the end of a pod."""
         self.pods.pop(pod.metadata.uid, None)
         self.state.delete_pod(pod, resource_version, _at(now))
-        self._changed(now)
+        self._expire_and_forget(now)
 
-    def _changed(self, now: float | None) -> None:
+    def _expire_and_forget(self, now: float | None) -> None:
         self.state.expire(_at(now))
-        for name in ("hosts", "rows", "unread"):
+        for name in ("kube_checks", "rows", "unreadable_nodes"):
             self.__dict__.pop(name, None)
 
     # Questions.
@@ -154,11 +162,11 @@ class Cluster:
         return np.array([nodes.rows[name] for name in nodes.sorted_names], dtype=np.intp)
 
     @cached_property
-    def hosts(self) -> "Hosts":
+    def kube_checks(self) -> "KubeSchedulerChecks":
         """What kube-scheduler looks at besides the cards."""
-        from gpupack.whatif.kube_checks import Hosts  # noqa: PLC0415 - it needs this module
+        from gpupack.whatif.kube_checks import KubeSchedulerChecks  # noqa: PLC0415 - it needs this module
 
-        return Hosts(self)
+        return KubeSchedulerChecks(self)
 
     @property
     def has_words(self) -> bool:
@@ -166,30 +174,30 @@ class Cluster:
         return bool(self.state.nodes.usable.any())
 
     @cached_property
-    def unread(self) -> tuple[str, ...]:
+    def unreadable_nodes(self) -> tuple[str, ...]:
         """Names of the nodes whose words cannot be read."""
-        return self._excluded(Exclusion.CORRUPT)
+        return self._list_excluded(Exclusion.CORRUPT)
 
     @property
-    def first_unread(self) -> str:
+    def first_unreadable_node(self) -> str:
         """The first of them, and what is wrong with its words: "gpu-a: layout says ..."."""
         from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
         from gpupack.inventory.rows import rows  # noqa: PLC0415
 
-        name = self.unread[0]
+        name = self.unreadable_nodes[0]
         error = rows(TopCluster([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
         return f"{name}: {error or 'see gpupack top'}"
 
-    def left_out(self, *, named: bool = True) -> tuple[str, ...]:
+    def list_omissions(self, *, named: bool = True) -> tuple[str, ...]:
         """List what an answer about all nodes leaves out, or took long for; `named`: with names of nodes."""
         notes = []
-        if self.unread:
-            first = f" (first: {self.first_unread})" if named else ""
+        if self.unreadable_nodes:
+            first = f" (first: {self.first_unreadable_node})" if named else ""
             notes.append(
-                f"{_are(len(self.unread), len(self.nodes))} left out: "
-                f"{'its' if len(self.unread) == 1 else 'their'} packed words cannot be read{first}"
+                f"{_are(len(self.unreadable_nodes), len(self.nodes))} left out: "
+                f"{'its' if len(self.unreadable_nodes) == 1 else 'their'} packed words cannot be read{first}"
             )
-        without = self._excluded(Exclusion.NO_WORDS)
+        without = self._list_excluded(Exclusion.NO_WORDS)
         if without:
             first = f" (first: {without[0]})" if named else ""
             notes.append(
@@ -198,11 +206,11 @@ class Cluster:
             )
         return (*notes, *self.policies.told)
 
-    def _excluded(self, reason: Exclusion) -> tuple[str, ...]:
+    def _list_excluded(self, reason: Exclusion) -> tuple[str, ...]:
         nodes = self.state.nodes
         return tuple(nodes.names[row] for row in self.rows[nodes.exclusion[self.rows] == reason].tolist())
 
-    def find(self, namespace: str, name: str) -> AskPod:
+    def find_pod(self, namespace: str, name: str) -> KubePod:
         """Find a pod.
 
         Raises:
@@ -229,18 +237,18 @@ class Cluster:
             more = f"; did you mean {', '.join(map(shown, near))}?" if near else ""
         raise InputError(where + more)
 
-    def request_of(self, pod: AskPod) -> PodRequest | None:
+    def read_request(self, pod: KubePod) -> PodRequest | None:
         """What a pod asks of cards, None: nothing.
 
         Raises:
             RequestError: it asks for what cannot be given.
         """
-        found = read_asking(readable(pod), self.state.resource)
+        found = read_asking(drop_unknown_policies(pod), self.state.resource)
         if found.error:
             raise RequestError(found.error)
         return found.request
 
-    def waiting(self) -> list[AskPod]:
+    def list_waiting_pods(self) -> list[KubePod]:
         """Pods that ask for cards and have no node, by namespace and name."""
         found = [
             pod
@@ -253,7 +261,7 @@ class Cluster:
         ]
         return sorted(found, key=lambda pod: pod.full_name)
 
-    def rows_of_top(self) -> "list[NodeRow]":
+    def build_inventory(self) -> "list[NodeRow]":
         """The nodes, their cards and the pods on them, as `gpupack top` shows them."""
         from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
         from gpupack.inventory.rows import rows  # noqa: PLC0415
@@ -269,39 +277,39 @@ def _at(now: float | None) -> float:
     return time.monotonic() if now is None else now
 
 
-class UsualUnit:
+class UnitCounter:
     """Counts the nodes that publish their words in each unit."""
 
-    def __init__(self, nodes: Iterable[AskNode] = ()) -> None:
-        self._of: dict[str, int] = {}
+    def __init__(self, nodes: Iterable[KubeNode] = ()) -> None:
+        self._unit_by_node: dict[str, int] = {}
         self._counts: Counter[int] = Counter()
         for node in nodes:
             self.put(node)
 
-    def put(self, node: AskNode) -> None:
+    def put(self, node: KubeNode) -> None:
         """Take a node that is new or has changed."""
         self.drop(node.metadata.name)
         text = (node.status.allocatable or {}).get(PACKED_LAYOUT)
         if text is not None:
             with suppress(AllocatorError):
                 unit = Layout.from_header(parse_integer(text)).unit_mib
-                self._of[node.metadata.name] = unit
+                self._unit_by_node[node.metadata.name] = unit
                 self._counts[unit] += 1
 
     def drop(self, name: str) -> None:
         """Take a node away."""
-        unit = self._of.pop(name, None)
+        unit = self._unit_by_node.pop(name, None)
         if unit is not None:
             self._counts[unit] -= 1
 
     @property
-    def mib(self) -> int | None:
+    def most_common_mib(self) -> int | None:
         """MiB of the unit that most nodes publish; None where none does."""
         counts = +self._counts
         return max(counts, key=lambda unit: (counts[unit], unit == MIB_PER_GIB, unit), default=None)
 
 
-def unit_asked(pod: AskPod) -> int | None:
+def read_requested_unit(pod: KubePod) -> int | None:
     """MiB of the unit that a pod asks in; 0: in percent; None: it asks for no GPU memory."""
     percent = False
     for container in (*(pod.spec.containers or ()), *(pod.spec.init_containers or ())):

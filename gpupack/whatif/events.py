@@ -37,7 +37,7 @@ class PodEvent(Struct):
     count: int | None = None
 
     @property
-    def at_s(self) -> float:
+    def last_seen_s(self) -> float:
         """When it was seen last, seconds since the epoch; 0 where nothing readable says so."""
         observed = self.series.last_observed_time if self.series is not None else None
         for text in (observed, self.last_timestamp, self.event_time, self.first_timestamp):
@@ -47,7 +47,7 @@ class PodEvent(Struct):
         return 0.0
 
     @property
-    def times(self) -> int:
+    def seen_count(self) -> int:
         """How often it was seen."""
         counts = (self.count, self.series.count if self.series is not None else None)
         return max(1, *(count or 0 for count in counts))
@@ -59,7 +59,7 @@ class PodEvents(Struct):
     items: tuple[PodEvent, ...]
 
 
-def tell_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[str, ...]:
+def format_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[str, ...]:
     """Write the newest Events, the oldest of them first.
 
     Args:
@@ -67,12 +67,12 @@ def tell_events(events: Iterable[PodEvent], uids: Collection[str]) -> tuple[str,
         uids: Of the pod that is asked about.
     """
     own = [event for event in events if event.involved_object.uid in uids]
-    own.sort(key=lambda event: event.at_s)
+    own.sort(key=lambda event: event.last_seen_s)
     return tuple(_line(event) for event in own[-MOST_EVENTS:])
 
 
 def _line(event: PodEvent) -> str:
-    at = event.at_s
+    at = event.last_seen_s
     when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} " if at else ""
-    often = f" (x{event.times})" if event.times > 1 else ""
+    often = f" (x{event.seen_count})" if event.seen_count > 1 else ""
     return f"{when}{event.reason}: {event.message}{often}"

@@ -13,8 +13,8 @@ from allocator.names import POD_REQUEUED, QUEUE_GATE
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.events import PodEvent, PodEvents, tell_events
-from gpupack.whatif.objects import AskNode, AskPod, gates_of
+from gpupack.whatif.events import PodEvent, PodEvents, format_events
+from gpupack.whatif.objects import KubeNode, KubePod, list_gates
 from scheduler_plugin.cache.budgets import BUDGETS_PATH, BudgetLite
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DEFAULT: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ClusterSource:
     """Where a cluster is read from.
 
     Attributes:
@@ -42,7 +42,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class PodContext:
     """What else is known of a pod.
 
     Attributes:
@@ -56,7 +56,7 @@ class Around:
     queued: "tuple[QueueWhy, ...] | None" = None
 
 
-async def read(source: Source, *, budgets: bool = False) -> Cluster:
+async def read_cluster(source: ClusterSource, *, budgets: bool = False) -> Cluster:
     """Read all nodes and pods.
 
     Args:
@@ -70,7 +70,7 @@ async def read(source: Source, *, budgets: bool = False) -> Cluster:
     """
     if source.filename is not None:
         try:
-            return Cluster.read(_bytes(source.filename), unit_mib=source.unit_mib)
+            return Cluster.from_json(_bytes(source.filename), unit_mib=source.unit_mib)
         except InputError as error:
             raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
     async with await connect(source.kubeconfig, source.context) as client:
@@ -81,16 +81,18 @@ def _bytes(filename: str) -> bytes:
     return sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
 
 
-async def read_about(source: Source, namespace: str | None, name: str) -> tuple[Cluster, Around]:
+async def read_cluster_and_pod(
+    source: ClusterSource, namespace: str | None, name: str
+) -> tuple[Cluster, PodContext]:
     """Read all nodes and pods, and what the API server knows of one pod besides.
 
     Args:
-        source: Where; errors are those of `read`.
+        source: Where; errors are those of `read_cluster`.
         namespace: Of the pod, None: the one of the kubeconfig's context, else default.
         name: Of the pod.
     """
     if source.filename is not None:
-        return await read(source), Around(namespace or DEFAULT)
+        return await read_cluster(source), PodContext(namespace or DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
         namespace = namespace or client.namespace or DEFAULT
         cluster, events = await asyncio.gather(
@@ -101,34 +103,34 @@ async def read_about(source: Source, namespace: str | None, name: str) -> tuple[
             for pod in cluster.pods.values()
             if pod.metadata.name == name and pod.metadata.namespace == namespace
         ]
-        gates = {gate for pod in pods for gate in gates_of(pod)}
+        gates = {gate for pod in pods for gate in list_gates(pod)}
         queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
-        told = tell_events(events, {pod.metadata.uid for pod in pods})
-        return cluster, Around(namespace, told, queued)
+        told = format_events(events, {pod.metadata.uid for pod in pods})
+        return cluster, PodContext(namespace, told, queued)
 
 
-async def read_waiting(source: Source) -> tuple[Cluster, Around]:
+async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
     """Read all nodes and pods, and who waits in the queue where pods wait for one.
 
     Args:
-        source: Where; errors are those of `read`.
+        source: Where; errors are those of `read_cluster`.
     """
     if source.filename is not None:
-        return await read(source), Around(DEFAULT)
+        return await read_cluster(source), PodContext(DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
         cluster = await _listed(client, source, budgets=False)
-        gates = {gate for pod in cluster.waiting() for gate in gates_of(pod)}
+        gates = {gate for pod in cluster.list_waiting_pods() for gate in list_gates(pod)}
         queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
-        return cluster, Around(client.namespace or DEFAULT, queued=queued)
+        return cluster, PodContext(client.namespace or DEFAULT, queued=queued)
 
 
-async def _listed(client: "KubeClient", source: Source, *, budgets: bool) -> Cluster:
+async def _listed(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
     nodes, pods, found = await asyncio.gather(
-        list_all(client, NODES_PATH, AskNode, "nodes"),
-        list_all(client, PODS_PATH, AskPod, "pods"),
+        list_all(client, NODES_PATH, KubeNode, "nodes"),
+        list_all(client, PODS_PATH, KubePod, "pods"),
         _budgets(client) if budgets else _nothing(),
     )
-    return Cluster.of(nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster")
+    return Cluster.from_objects(nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster")
 
 
 async def _nothing() -> None:

@@ -13,9 +13,9 @@ from allocator.place import place
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
 from gpupack.errors import InputError
-from gpupack.whatif.answers import Fit, FitAnswer, NodePods
+from gpupack.whatif.answers import FitAnswer, FitCount, NodePods
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import Wish, any_pod, plain_pod
+from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, require_of_plain_pod
 from gpupack.whatif.node_results import OFFERED
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import cards_of
@@ -28,7 +28,7 @@ from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_
 
 
 @dataclass(frozen=True, slots=True)
-class FitAsk:
+class FitQuestion:
     """What is asked about.
 
     Attributes:
@@ -46,7 +46,7 @@ class FitAsk:
     more: tuple[int, ...] = ()
 
 
-def request_of(ask: FitAsk, resource: str) -> PodRequest:
+def build_request(ask: FitQuestion, resource: str) -> PodRequest:
     """Read a question as the request of a pod.
 
     Raises:
@@ -72,7 +72,7 @@ def request_of(ask: FitAsk, resource: str) -> PodRequest:
     return request
 
 
-def _check_amount(ask: FitAsk, units: int) -> None:
+def _check_amount(ask: FitQuestion, units: int) -> None:
     """Check what one container is to ask for.
 
     Raises:
@@ -88,8 +88,8 @@ def _check_amount(ask: FitAsk, units: int) -> None:
         raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
 
 
-def fit(
-    cluster: Cluster, ask: FitAsk, changed: Cluster | None = None, notes: Sequence[str] = ()
+def answer_fit(
+    cluster: Cluster, ask: FitQuestion, changed: Cluster | None = None, notes: Sequence[str] = ()
 ) -> FitAnswer:
     """Say how many pods fit now and where, and the largest request that fits; the same after a change.
 
@@ -106,21 +106,21 @@ def fit(
         InputError: something is wrong with the question, or no node has cards.
     """
     if changed is None or not changed.has_words:
-        need_words(cluster)
-    request = request_of(ask, cluster.state.resource)
-    now = count(cluster, request)
+        require_cards(cluster)
+    request = build_request(ask, cluster.state.resource)
+    now = count_fit(cluster, request)
     return FitAnswer(
         pods=now.pods,
         largest_units=now.largest_units,
         nodes=now.nodes,
         asked=demanded(request.demands, cluster.unit_mib),
-        after=None if changed is None else count(changed, request),
-        notes=(*notes, *unmatched(cluster, request), *cluster.left_out()),
+        after=None if changed is None else count_fit(changed, request),
+        notes=(*notes, *explain_unmatched_model(cluster, request), *cluster.list_omissions()),
         unit_mib=cluster.unit_mib,
     )
 
 
-def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
+def explain_unmatched_model(cluster: Cluster, request: PodRequest) -> list[str]:
     """Say that no card of the cluster is of a model that was asked for, and which models there are."""
     selector, nodes = request.selector, cluster.state.nodes
     rows = cluster.rows[nodes.usable[cluster.rows]]
@@ -132,17 +132,17 @@ def unmatched(cluster: Cluster, request: PodRequest) -> list[str]:
     return [said + say_widened(widened(nodes, selector, rows))]
 
 
-def need_words(cluster: Cluster) -> None:
+def require_cards(cluster: Cluster) -> None:
     """Check that a cluster has cards at all.
 
     Raises:
         InputError: no node offers any in this unit.
     """
     if not cluster.has_words:
-        if cluster.unread:
+        if cluster.unreadable_nodes:
             raise InputError(
                 f"no node of {cluster.source} has packed words that can be read "
-                f"(first: {cluster.first_unread}): see docs/troubleshooting.md"
+                f"(first: {cluster.first_unreadable_node}): see docs/troubleshooting.md"
             )
         raise InputError(
             f"no node of {cluster.source} offers GPU memory in units of {cluster.unit_mib} MiB: "
@@ -150,29 +150,36 @@ def need_words(cluster: Cluster) -> None:
         )
 
 
-def count(cluster: Cluster, request: PodRequest, wish: Wish | None = None) -> Fit:
+def count_fit(
+    cluster: Cluster, request: PodRequest, requirements: HostRequirements | None = None
+) -> FitCount:
     """Count the pods that fit, one after the other on what the ones before left."""
-    nodes, hosts = cluster.state.nodes, cluster.hosts
-    wish = any_pod() if wish is None else wish
-    query = cluster.policies.query(nodes, request, wish.cpu_milli, wish.memory_bytes)
-    blocks = hosts.blocks(wish)
-    rows = cluster.rows[[nodes.names[row] not in blocks for row in cluster.rows.tolist()]]
+    nodes, hosts = cluster.state.nodes, cluster.kube_checks
+    requirements = require_of_any_pod() if requirements is None else requirements
+    query = cluster.policies.query(nodes, request, requirements.cpu_milli, requirements.memory_bytes)
+    rejections = hosts.find_rejections(requirements)
+    rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
     most = {
-        name: min(hosts.pod_room(name), most_left(cluster, request, name) // request.effective_units)
+        name: min(
+            hosts.get_pods_left(name),
+            find_largest_sum_left(cluster, request, name) // request.effective_units,
+        )
         for row in rows.tolist()
         for name in (nodes.names[row],)
     }
-    numbers = placed_pods(cluster, query, rows, most)
-    plain = plain_pod()
+    numbers = count_fit_by_node(cluster, query, rows, most)
+    plain = require_of_plain_pod()
     found = tuple(
-        NodePods(name, pods, tuple(hosts.taints(name, plain)))
+        NodePods(name, pods, tuple(hosts.list_repelling_taints(name, plain)))
         for name, pods in sorted(numbers.items())
         if pods
     )
-    return Fit(sum(each.pods for each in found), largest(cluster, query, rows), found)
+    return FitCount(sum(each.pods for each in found), find_largest_request(cluster, query, rows), found)
 
 
-def placed_pods(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+def count_fit_by_node(
+    cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]
+) -> Counter[str]:
     """How many pods each node takes, by the card policy; at most so many as `most` says.
 
     Pods that ask for one card fill each card by itself, whichever is first. With more cards the order of the
@@ -245,10 +252,10 @@ def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: 
 
 def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
     """Place pods on one node, until it takes no other."""
-    return one_by_one(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
+    return count_fit_on_cards(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
 
 
-def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
+def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:
     """Place pods on cards one after the other, until they take no other; at most so many."""
     left = list(cards)
     for number in range(most):
@@ -260,7 +267,7 @@ def one_by_one(cards: Sequence[Card], request: PodRequest, card_policy: str, mos
     return most
 
 
-def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
+def find_largest_request(cluster: Cluster, query: Query, rows: RowArray) -> int:
     """Find the largest request over as many cards that any node takes now; percent in percent.
 
     Returns:
@@ -271,7 +278,7 @@ def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
         return 0
     if request.percent:
         rows = rows[nodes.percent[rows]]
-    rows = rows[[most_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
+    rows = rows[[find_largest_sum_left(cluster, request, nodes.names[row]) > 0 for row in rows.tolist()]]
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0
     free = nodes.free[rows].astype(np.int64)
@@ -282,13 +289,15 @@ def largest(cluster: Cluster, query: Query, rows: RowArray) -> int:
         shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)
         free = np.where(shares * size >= WHOLE, shares, 0)
     each = np.sort(free, axis=1)[:, -request.cards]
-    sums = np.array([most_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64)
+    sums = np.array(
+        [find_largest_sum_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64
+    )
     return int(np.minimum(each, sums // request.cards).max()) * request.cards
 
 
-def most_left(cluster: Cluster, request: PodRequest, name: str) -> int:
+def find_largest_sum_left(cluster: Cluster, request: PodRequest, name: str) -> int:
     """What kube-scheduler's count of a node leaves for one more pod: units, or percent; 0: no pod at all."""
     resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
-    if cluster.hosts.pod_room(name) < 1:
+    if cluster.kube_checks.get_pods_left(name) < 1:
         return 0
-    return max(0, cluster.hosts.sum_left(name, resource))
+    return max(0, cluster.kube_checks.get_sum_left(name, resource))

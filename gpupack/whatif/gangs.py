@@ -11,11 +11,11 @@ from allocator.names import PERCENT_RESOURCE, POD_GANG
 from allocator.place import place
 from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
-from gpupack.whatif.affinity import apart
+from gpupack.whatif.affinity import read_anti_affinity
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.fit import placed_pods
-from gpupack.whatif.kube_checks import Wish
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.fit import count_fit_by_node
+from gpupack.whatif.kube_checks import HostRequirements
+from gpupack.whatif.objects import KubePod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import cards_of
@@ -31,17 +31,17 @@ _HOSTNAME: Final = "kubernetes.io/hostname"
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class GangMembers:
     """Waiting pods of a gang that ask for the same.
 
     Attributes:
         query: What each of them asks of cards.
-        wish: What each asks for besides.
+        requirements: What each asks for besides.
         pods: How many they are.
     """
 
     query: Query
-    wish: Wish
+    requirements: HostRequirements
     pods: int
 
 
@@ -61,11 +61,11 @@ class WaitingGang:
     name: str
     size: int
     pods: int
-    others: tuple[Kind, ...] = ()
+    others: tuple[GangMembers, ...] = ()
     refused: str = ""
 
 
-def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
+def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     """Find the gang of a pod that waits; None where it starts alone."""
     name, size, fault = read_gang(pod.metadata.annotations or {})
     if fault or not name or size <= 1:
@@ -78,7 +78,7 @@ def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
         and not is_terminal(each.status.phase)
     ]
     waiting = [each for each in members if not each.spec.node_name]
-    kinds: dict[object, list[AskPod]] = {}
+    kinds: dict[object, list[KubePod]] = {}
     for each in waiting:
         kinds.setdefault(_asked(cluster, each), []).append(each)
     alike = len(kinds.pop(_asked(cluster, pod), ()))
@@ -86,34 +86,36 @@ def gang_of(cluster: Cluster, pod: AskPod) -> WaitingGang | None:
     others, refused = [], ""
     for pods in kinds.values():
         try:
-            request = cluster.request_of(pods[0])
+            request = cluster.read_request(pods[0])
         except RequestError as error:
             refused = f"{pods[0].full_name} is refused: {error}"
             continue
         if request is not None:
-            wish = Wish.of(pods[0])
-            others.append(Kind(query_for(cluster, request, wish), wish, len(pods)))
+            requirements = HostRequirements.from_pod(pods[0])
+            others.append(GangMembers(make_query(cluster, request, requirements), requirements, len(pods)))
     return WaitingGang(name, size, alike + missing, tuple(others), refused)
 
 
-def query_for(cluster: Cluster, request: PodRequest, wish: Wish) -> Query:
+def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> Query:
     """Make a request ready."""
-    return cluster.policies.query(cluster.state.nodes, request, wish.cpu_milli, wish.memory_bytes)
+    return cluster.policies.query(
+        cluster.state.nodes, request, requirements.cpu_milli, requirements.memory_bytes
+    )
 
 
-def _asked(cluster: Cluster, pod: AskPod) -> object:
+def _asked(cluster: Cluster, pod: KubePod) -> object:
     """Everything that decides where a pod may go."""
     try:
-        request = cluster.request_of(pod)
+        request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
     return request, pod_requests(pod), node_rules(pod)
 
 
-def rows_for(
+def find_rows(
     cluster: Cluster,
     query: Query,
-    wish: Wish,
+    requirements: HostRequirements,
     leaving: Collection[str] = (),
     only: RowArray | None = None,
 ) -> RowArray:
@@ -122,7 +124,7 @@ def rows_for(
     Args:
         cluster: The cluster.
         query: What it asks of cards.
-        wish: What it asks for besides.
+        requirements: What it asks for besides.
         leaving: UIDs of pods that are gone.
         only: Rows to look at, None: all.
     """
@@ -133,14 +135,14 @@ def rows_for(
         return rows
     names = [nodes.names[row] for row in rows.tolist()]
     request = query.request
-    blocks = cluster.hosts.blocks(wish, leaving=leaving, only=names)
-    short = cluster.hosts.too_little(
+    rejections = cluster.kube_checks.find_rejections(requirements, leaving=leaving, only=names)
+    short = cluster.kube_checks.find_nodes_short_of_sum(
         request.effective_units, percent=request.percent, leaving=leaving, only=names
     )
-    return rows[[name not in blocks and name not in short for name in names]]
+    return rows[[name not in rejections and name not in short for name in names]]
 
 
-def fit_together(cluster: Cluster, kinds: Sequence[Kind], leaving: Collection[str] = ()) -> bool:
+def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Collection[str] = ()) -> bool:
     """Tell whether room is found for all pods of a gang at once: each in turn, the largest ones first.
 
     Where it is found all of them fit. Where it is not, another order might find it.
@@ -153,14 +155,14 @@ def fit_together(cluster: Cluster, kinds: Sequence[Kind], leaving: Collection[st
     nodes = cluster.state.nodes
     hosts: dict[str, _Host] = {}
     for kind in sorted(kinds, key=_hardness):
-        rows = rows_for(cluster, kind.query, kind.wish, leaving)
+        rows = find_rows(cluster, kind.query, kind.requirements, leaving)
         scores = score(cluster.policies.of(kind.query.request), nodes, kind.query, rows)
         order = [nodes.names[rows[at]] for at in best(scores, nodes.name_rank[rows], len(rows)).tolist()]
         left = kind.pods
         for name in order:
             host = hosts.get(name) or _Host(cluster, name, leaving)
             hosts[name] = host
-            while left and host.take(kind):
+            while left and host.try_place(kind):
                 left -= 1
             if not left:
                 break
@@ -169,7 +171,7 @@ def fit_together(cluster: Cluster, kinds: Sequence[Kind], leaving: Collection[st
     return True
 
 
-def _hardness(kind: Kind) -> tuple[int, int]:
+def _hardness(kind: GangMembers) -> tuple[int, int]:
     """Order pods, those that need most of a card first."""
     demands = kind.query.request.demands
     return -max(demand.per_card for demand in demands), -kind.query.request.effective_units
@@ -191,12 +193,12 @@ class _Host:
         row = cluster.state.nodes.rows[name]
         self._cards = list(cards_of(cluster.state.nodes, row))
         self._left: dict[_Thing, int] = {}
-        self._there: set[Kind] = set()
+        self._there: set[GangMembers] = set()
 
-    def take(self, kind: Kind) -> bool:
+    def try_place(self, kind: GangMembers) -> bool:
         """Put a pod there; tells whether it fits."""
         request = kind.query.request
-        asked = _beside_cards(self._cluster, request, kind.wish)
+        asked = _beside_cards(self._cluster, request, kind.requirements)
         for thing in asked:
             if thing not in self._left:
                 self._left[thing] = _left_of(self._cluster, self._name, thing, self._leaving)
@@ -213,67 +215,77 @@ class _Host:
         self._there.add(kind)
         return True
 
-    def _is_kept_off(self, kind: Kind) -> bool:
+    def _is_kept_off(self, kind: GangMembers) -> bool:
         """Tell whether a pod that was put there and this one want a port, or to be on different nodes."""
         return any(
-            bool(kind.wish.ports & other.wish.ports)
-            or _are_apart(kind.wish.pod, other.wish.pod)
-            or _are_apart(other.wish.pod, kind.wish.pod)
+            bool(kind.requirements.ports & other.requirements.ports)
+            or _are_apart(kind.requirements.pod, other.requirements.pod)
+            or _are_apart(other.requirements.pod, kind.requirements.pod)
             for other in self._there
         )
 
 
 def count_at_once(
-    cluster: Cluster, query: Query, wish: Wish, rows: RowArray, most: int, leaving: Collection[str] = ()
+    cluster: Cluster,
+    query: Query,
+    requirements: HostRequirements,
+    rows: RowArray,
+    most: int,
+    leaving: Collection[str] = (),
 ) -> int:
     """Count the pods alike that fit at once, at most so many.
 
     Args:
         cluster: The cluster.
         query: What each of the pods asks of cards.
-        wish: What each asks for besides.
+        requirements: What each asks for besides.
         rows: Of nodes that take one of them.
         most: Where to stop.
         leaving: UIDs of pods that are gone.
     """
     names = [cluster.state.nodes.names[row] for row in rows.tolist()]
     rooms = {
-        name: min(most, most_beside_cards(cluster, query.request, wish, name, leaving)) for name in names
+        name: min(most, bound_by_host_resources(cluster, query.request, requirements, name, leaving))
+        for name in names
     }
-    return min(most, sum(placed_pods(cluster, query, rows, rooms).values()))
+    return min(most, sum(count_fit_by_node(cluster, query, rows, rooms).values()))
 
 
-def count_ever(cluster: Cluster, query: Query, wish: Wish, most: int) -> int:
+def count_on_empty_cluster(cluster: Cluster, query: Query, requirements: HostRequirements, most: int) -> int:
     """Count the pods alike that could be there at once with nobody else, at most so many; no fewer fit."""
-    nodes, blocks = cluster.state.nodes, cluster.hosts.blocks_of_nodes(wish)
-    rows = cluster.rows[[nodes.names[row] not in blocks for row in cluster.rows.tolist()]]
+    nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
+    rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
     pods = most_pods(nodes, query, rows, emptied=True)
     for needed, capacity in (
-        (wish.cpu_milli, nodes.cpu_capacity[rows]),
-        (wish.memory_bytes, nodes.memory_capacity[rows]),
+        (requirements.cpu_milli, nodes.cpu_capacity[rows]),
+        (requirements.memory_bytes, nodes.memory_capacity[rows]),
     ):
         if needed:
             pods = np.minimum(pods, capacity // needed)
-    if _one_a_node(wish):
+    if _one_a_node(requirements):
         pods = np.minimum(pods, 1)
     return min(most, int(pods.sum()))
 
 
-def most_beside_cards(
-    cluster: Cluster, request: PodRequest, wish: Wish, name: str, leaving: Collection[str] = ()
+def bound_by_host_resources(
+    cluster: Cluster,
+    request: PodRequest,
+    requirements: HostRequirements,
+    name: str,
+    leaving: Collection[str] = (),
 ) -> int:
     """Count the pods alike that a node takes at most by what it has besides its cards.
 
     Args:
         cluster: The cluster.
         request: What each of the pods asks of cards.
-        wish: What each asks for besides.
+        requirements: What each asks for besides.
         name: Of the node.
         leaving: UIDs of pods that are gone.
     """
-    asked = _beside_cards(cluster, request, wish)
+    asked = _beside_cards(cluster, request, requirements)
     left = [_left_of(cluster, name, thing, leaving) // amount for thing, amount in asked.items()]
-    return max(0, min([*left, 1] if _one_a_node(wish) else left))
+    return max(0, min([*left, 1] if _one_a_node(requirements) else left))
 
 
 class _Thing(NamedTuple):
@@ -283,53 +295,57 @@ class _Thing(NamedTuple):
     name: str = ""
 
 
-def _beside_cards(cluster: Cluster, request: PodRequest, wish: Wish) -> dict[_Thing, int]:
+def _beside_cards(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> dict[_Thing, int]:
     """What a pod takes of a node besides its cards."""
     units = PERCENT_RESOURCE if request.percent else cluster.state.resource
     found = {
         _Thing("pods"): 1,
         _Thing("sum", units): request.effective_units,
-        _Thing("cpu"): wish.cpu_milli,
-        _Thing("memory"): wish.memory_bytes,
+        _Thing("cpu"): requirements.cpu_milli,
+        _Thing("memory"): requirements.memory_bytes,
     }
-    found |= {_Thing("other", name): amount for name, amount in wish.others.items()}
+    found |= {_Thing("other", name): amount for name, amount in requirements.others.items()}
     return {thing: amount for thing, amount in found.items() if amount}
 
 
 def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str]) -> int:
     """What a node has left of something once pods are gone."""
-    hosts, nodes = cluster.hosts, cluster.state.nodes
+    hosts, nodes = cluster.kube_checks, cluster.state.nodes
     row = nodes.rows[name]
     gone = [pod for uid in leaving if (pod := cluster.pods.get(uid)) is not None]
     gone = [pod for pod in gone if pod.spec.node_name == name]
     match thing.kind:
         case "pods":
-            return hosts.pod_room(name) + len(gone)
+            return hosts.get_pods_left(name) + len(gone)
         case "sum":
-            return hosts.sum_left(name, thing.name) + _of(gone, thing.name)
+            return hosts.get_sum_left(name, thing.name) + _of(gone, thing.name)
         case "cpu":
             back = sum(pod_requests(pod)[0] for pod in gone)
             return int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + back
         case "memory":
             back = sum(pod_requests(pod)[1] for pod in gone)
             return int(nodes.memory_capacity[row] - nodes.memory_used[row]) + back
-    return hosts.capacity(name, thing.name) - hosts.in_use(thing.name)[name] + _of(gone, thing.name)
+    return (
+        hosts.get_capacity(name, thing.name)
+        - hosts.get_used_amounts(thing.name)[name]
+        + _of(gone, thing.name)
+    )
 
 
-def _of(pods: Collection[AskPod], resource: str) -> int:
+def _of(pods: Collection[KubePod], resource: str) -> int:
     return sum(requested(pod, resource, parse_bytes) for pod in pods)
 
 
-def _one_a_node(wish: Wish) -> bool:
+def _one_a_node(requirements: HostRequirements) -> bool:
     """Tell whether two such pods cannot run on one node: they want its port, or to be apart."""
-    return bool(wish.ports) or _are_apart(wish.pod, wish.pod)
+    return bool(requirements.ports) or _are_apart(requirements.pod, requirements.pod)
 
 
-def _are_apart(owner: AskPod | None, other: AskPod | None) -> bool:
+def _are_apart(owner: KubePod | None, other: KubePod | None) -> bool:
     """Tell whether a pod wants no such other one on its node."""
     if owner is None or other is None:
         return False
     return any(
-        term.readable and term.topology_key == _HOSTNAME and term.matches(owner, other)
-        for term in apart(owner)
+        term.is_readable and term.topology_key == _HOSTNAME and term.matches(owner, other)
+        for term in read_anti_affinity(owner)
     )

@@ -1,7 +1,7 @@
 """What kube-scheduler looks at besides the cards, as far as nodes and pods tell it.
 
 NodeUnschedulable, NodeAffinity, TaintToleration, NodePorts, NodeResourcesFit and the required half of
-InterPodAffinity. Not volumes, claims of resources and topology spread: `unchecked` names a pod's.
+InterPodAffinity. Not volumes, claims of resources and topology spread: `list_unchecked_rules` names a pod's.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ import numpy as np
 from allocator.errors import QuantityError
 from allocator.names import PERCENT_RESOURCE
 from allocator.quantity import parse_bytes
-from gpupack.whatif.affinity import Neighbours
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.affinity import InterPodAffinity
+from gpupack.whatif.objects import KubePod
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.pods import other_requests, pod_requests, requested
@@ -49,7 +49,7 @@ UNKNOWN: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Rejection:
     """Why kube-scheduler does not offer a node.
 
     Attributes:
@@ -62,7 +62,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Wish:
+class HostRequirements:
     """What a pod asks of a node besides cards.
 
     Attributes:
@@ -81,10 +81,10 @@ class Wish:
     memory_bytes: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
     ports: frozenset[int] = frozenset()
-    pod: AskPod | None = None
+    pod: KubePod | None = None
 
     @classmethod
-    def of(cls, pod: AskPod) -> "Wish":
+    def from_pod(cls, pod: KubePod) -> "HostRequirements":
         """What a pod asks for."""
         rules = node_rules(pod)
         cpu_milli, memory_bytes = pod_requests(pod)
@@ -94,22 +94,22 @@ class Wish:
             cpu_milli,
             memory_bytes,
             dict(other_requests(pod)),
-            ports(pod),
+            list_host_ports(pod),
             pod,
         )
 
 
-def any_pod() -> Wish:
+def require_of_any_pod() -> HostRequirements:
     """A pod of which nothing is known: it tolerates the taints of people, and none of Kubernetes' own."""
-    return Wish(lambda taint: not taint.key.startswith(SYSTEM))
+    return HostRequirements(lambda taint: not taint.key.startswith(SYSTEM))
 
 
-def plain_pod() -> Wish:
+def require_of_plain_pod() -> HostRequirements:
     """A pod that tolerates no taint, and of which nothing else is known."""
-    return Wish(lambda _taint: False)
+    return HostRequirements(lambda _taint: False)
 
 
-class Hosts:
+class KubeSchedulerChecks:
     """Everything about nodes that kube-scheduler looks at; of one moment.
 
     Args:
@@ -120,85 +120,97 @@ class Hosts:
         self._cluster = cluster
         self._sums: dict[str, Counter[str]] = {}
         self._left: dict[str, dict[str, int]] = {}
-        self._asked: list[tuple[Wish, dict[str, Block]]] = []
+        self._remembered: list[tuple[HostRequirements, dict[str, Rejection]]] = []
 
-    def blocks(
-        self, wish: Wish, *, leaving: Iterable[str] = (), only: Iterable[str] | None = None
-    ) -> dict[str, Block]:
+    def find_rejections(
+        self,
+        requirements: HostRequirements,
+        *,
+        leaving: Iterable[str] = (),
+        only: Iterable[str] | None = None,
+    ) -> dict[str, Rejection]:
         """Say of every node that kube-scheduler would not offer why not: the first reason in its order.
 
         Args:
-            wish: What the pod asks for.
+            requirements: What the pod asks for.
             leaving: UIDs of pods to leave out of what is in use: the pod itself, when it is to move.
             only: Names of the nodes to look at, None: all.
         """
         gone = frozenset(leaving)
         names = None if only is None else list(only)
-        if gone or self._is_cheaper(wish, names):
-            return self._blocks(wish, gone, self._cluster.nodes if names is None else names)
-        known = self._known(wish)
+        if gone or self._is_cheaper(requirements, names):
+            return self._check_nodes(requirements, gone, self._cluster.nodes if names is None else names)
+        known = self._find_remembered(requirements)
         return known if names is None else {name: known[name] for name in names if name in known}
 
-    def _is_cheaper(self, wish: Wish, names: list[str] | None) -> bool:
+    def _is_cheaper(self, requirements: HostRequirements, names: list[str] | None) -> bool:
         """Tell whether to look at some nodes alone, in place of all nodes once."""
-        if names is None or any(each is wish for each, _ in self._asked):
+        if names is None or any(each is requirements for each, _ in self._remembered):
             return False
         return _FEW * len(names) < len(self._cluster.nodes)
 
-    def blocks_of_nodes(self, wish: Wish) -> dict[str, Block]:
+    def find_lasting_rejections(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """Say of every node that a pod may not run on why not, whatever runs there."""
-        blocks = ((name, self._by_node(name, wish)) for name in self._cluster.nodes)
-        return {name: block for name, block in blocks if block is not None}
+        rejections = ((name, self._check_node(name, requirements)) for name in self._cluster.nodes)
+        return {name: rejection for name, rejection in rejections if rejection is not None}
 
-    def lets(self, wish: Wish, name: str, gone: frozenset[str]) -> bool:
+    def is_open(self, requirements: HostRequirements, name: str, gone: frozenset[str]) -> bool:
         """Tell whether kube-scheduler would offer a node on which enough of everything is left."""
-        if self._by_node(name, wish) is not None:
+        if self._check_node(name, requirements) is not None:
             return False
-        return not (wish.ports and wish.ports & self._ports(name, gone))
+        return not (requirements.ports and requirements.ports & self._ports_in_use(name, gone))
 
-    def _known(self, wish: Wish) -> dict[str, Block]:
+    def _find_remembered(self, requirements: HostRequirements) -> dict[str, Rejection]:
         """What was found for a wish before: one pod is asked about many times."""
-        for each, known in self._asked:
-            if each is wish:
+        for each, known in self._remembered:
+            if each is requirements:
                 return known
-        known = self._blocks(wish, frozenset(), self._cluster.nodes)
-        self._asked = [*self._asked[-_REMEMBERED:], (wish, known)]
+        known = self._check_nodes(requirements, frozenset(), self._cluster.nodes)
+        self._remembered = [*self._remembered[-_REMEMBERED:], (requirements, known)]
         return known
 
-    def _blocks(self, wish: Wish, gone: frozenset[str], names: Iterable[str]) -> dict[str, Block]:
-        near = None if wish.pod is None else self.neighbours.blocked(wish.pod, gone)
-        found: dict[str, Block] = {}
+    def _check_nodes(
+        self, requirements: HostRequirements, gone: frozenset[str], names: Iterable[str]
+    ) -> dict[str, Rejection]:
+        near = (
+            None
+            if requirements.pod is None
+            else self.inter_pod_affinity.make_node_check(requirements.pod, gone)
+        )
+        found: dict[str, Rejection] = {}
         for name in names:
-            block = self._by_node(name, wish) or self._by_room(name, wish, gone)
-            if block is None and near is not None:
+            rejection = self._check_node(name, requirements) or self._check_capacity(name, requirements, gone)
+            if rejection is None and near is not None:
                 detail = near(name, self._cluster.nodes[name])
-                block = Block(NEIGHBOURS, detail) if detail else None
-            if block is not None:
-                found[name] = block
+                rejection = Rejection(NEIGHBOURS, detail) if detail else None
+            if rejection is not None:
+                found[name] = rejection
         return found
 
-    def _by_node(self, name: str, wish: Wish) -> Block | None:
+    def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
         """What the node's own words say: ready, cordon, selectors, taints."""
         node = self._cluster.nodes[name]
         if node.ready is False:
-            return Block(NOT_READY)
-        if node.spec.unschedulable and not wish.tolerates(UNSCHEDULABLE):
-            return Block(CORDONED)
-        if not wish.rules.selects_node(name, node.metadata.labels or {}):
-            return Block(SELECTOR)
-        taints = self.taints(name, wish)
-        return Block(TAINT, taints[0]) if taints else None
+            return Rejection(NOT_READY)
+        if node.spec.unschedulable and not requirements.tolerates(UNSCHEDULABLE):
+            return Rejection(CORDONED)
+        if not requirements.rules.selects_node(name, node.metadata.labels or {}):
+            return Rejection(SELECTOR)
+        taints = self.list_repelling_taints(name, requirements)
+        return Rejection(TAINT, taints[0]) if taints else None
 
-    def taints(self, name: str, wish: Wish) -> list[str]:
+    def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
         """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
         spec = self._cluster.nodes[name].spec
         return [
             f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
             for taint in list_repelling_taints(spec.taints or (), unschedulable=spec.unschedulable)
-            if not (spec.unschedulable and taint == UNSCHEDULABLE) and not wish.tolerates(taint)
+            if not (spec.unschedulable and taint == UNSCHEDULABLE) and not requirements.tolerates(taint)
         ]
 
-    def _by_room(self, name: str, wish: Wish, gone: frozenset[str]) -> Block | None:
+    def _check_capacity(
+        self, name: str, requirements: HostRequirements, gone: frozenset[str]
+    ) -> Rejection | None:
         """What the pods of the node leave: their number, cpu, host memory, other resources, ports."""
         nodes = self._cluster.state.nodes
         row = nodes.rows[name]
@@ -208,22 +220,22 @@ class Hosts:
             if (pod := self._cluster.pods.get(uid)) is not None and pod.spec.node_name == name
         ]
         back = [pod_requests(pod) for pod in pods]
-        if self.pod_room(name) + len(pods) < 1:
-            return Block(PODS)
-        if wish.cpu_milli:
+        if self.get_pods_left(name) + len(pods) < 1:
+            return Rejection(PODS)
+        if requirements.cpu_milli:
             left = self._free_cpu[row] + sum(milli for milli, _ in back)
-            if wish.cpu_milli > left:
-                return Block(CPU)
-        if wish.memory_bytes:
+            if requirements.cpu_milli > left:
+                return Rejection(CPU)
+        if requirements.memory_bytes:
             left = self._free_memory[row] + sum(size for _, size in back)
-            if wish.memory_bytes > left:
-                return Block(MEMORY)
-        for resource, amount in wish.others.items():
-            left = self.capacity(name, resource) - self.in_use(resource)[name]
+            if requirements.memory_bytes > left:
+                return Rejection(MEMORY)
+        for resource, amount in requirements.others.items():
+            left = self.get_capacity(name, resource) - self.get_used_amounts(resource)[name]
             if amount > left + sum(requested(pod, resource, _whole) for pod in pods):
-                return Block(RESOURCE, resource)
-        if wish.ports and wish.ports & self._ports(name, gone):
-            return Block(PORTS)
+                return Rejection(RESOURCE, resource)
+        if requirements.ports and requirements.ports & self._ports_in_use(name, gone):
+            return Rejection(PORTS)
         return None
 
     @cached_property
@@ -238,14 +250,14 @@ class Hosts:
         free: list[int] = (nodes.memory_capacity - nodes.memory_used).tolist()
         return free
 
-    def sum_left(self, name: str, resource: str) -> int:
+    def get_sum_left(self, name: str, resource: str) -> int:
         """What kube-scheduler has left of a resource of GPU memory: allocatable less what pods ask for.
 
         It counts a pod on an unhealthy card, whose units the node does not offer, against the healthy ones.
         """
-        return self.sums(resource)[name]
+        return self.get_sums_left(resource)[name]
 
-    def sums(self, resource: str) -> dict[str, int]:
+    def get_sums_left(self, resource: str) -> dict[str, int]:
         """`sum_left` of every node; very much where a node does not say how much it offers."""
         known = self._left.get(resource)
         if known is None:
@@ -254,7 +266,7 @@ class Hosts:
             known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
         return known
 
-    def too_little(
+    def find_nodes_short_of_sum(
         self,
         units: int,
         *,
@@ -272,14 +284,14 @@ class Hosts:
             pod = self._cluster.pods.get(uid)
             if pod is not None:
                 back[pod.spec.node_name] += requested(pod, resource, _whole)
-        sums = self.sums(resource)
+        sums = self.get_sums_left(resource)
         return frozenset(
             name
             for name in (self._cluster.nodes if only is None else only)
             if sums[name] + (back[name] if back else 0) < units
         )
 
-    def capacity(self, name: str, resource: str) -> int:
+    def get_capacity(self, name: str, resource: str) -> int:
         """What a node offers of a resource; 0 where it says nothing that can be read."""
         value = (self._cluster.nodes[name].status.allocatable or {}).get(resource, 0)
         try:
@@ -287,28 +299,28 @@ class Hosts:
         except QuantityError:
             return 0
 
-    def pod_room(self, name: str) -> int:
+    def get_pods_left(self, name: str) -> int:
         """How many more pods a node takes; very many where it does not say."""
-        return self._pod_rooms[name]
+        return self._pods_left[name]
 
-    def in_use(self, resource: str) -> Counter[str]:
+    def get_used_amounts(self, resource: str) -> Counter[str]:
         """What the pods of every node ask of a resource that is not ours; of those see `sums`."""
         known = self._sums.get(resource)
         if known is None:
             known = self._sums[resource] = Counter()
-            for pod in self._living:
+            for pod in self._running_pods:
                 amount = requested(pod, resource, _whole)
                 if amount:
                     known[pod.spec.node_name] += amount
         return known
 
     @cached_property
-    def neighbours(self) -> Neighbours:
+    def inter_pod_affinity(self) -> InterPodAffinity:
         """Pods that want others near or far."""
-        return Neighbours(self._cluster.nodes, self._living)
+        return InterPodAffinity(self._cluster.nodes, self._running_pods)
 
     @cached_property
-    def _living(self) -> list[AskPod]:
+    def _running_pods(self) -> list[KubePod]:
         """Pods that have a node and are not over."""
         records = self._cluster.state.pods
         return [
@@ -318,36 +330,36 @@ class Hosts:
         ]
 
     @cached_property
-    def _pod_rooms(self) -> dict[str, int]:
-        counts = Counter(pod.spec.node_name for pod in self._living)
+    def _pods_left(self) -> dict[str, int]:
+        counts = Counter(pod.spec.node_name for pod in self._running_pods)
         return {
-            name: self.capacity(name, "pods") - counts[name]
+            name: self.get_capacity(name, "pods") - counts[name]
             if "pods" in (node.status.allocatable or {})
             else UNKNOWN
             for name, node in self._cluster.nodes.items()
         }
 
-    def _ports(self, name: str, gone: frozenset[str]) -> set[int]:
+    def _ports_in_use(self, name: str, gone: frozenset[str]) -> set[int]:
         return {
             port
-            for pod in self._with_ports
+            for pod in self._pods_with_ports
             if pod.spec.node_name == name and pod.metadata.uid not in gone
-            for port in ports(pod)
+            for port in list_host_ports(pod)
         }
 
     @cached_property
-    def _with_ports(self) -> list[AskPod]:
-        return [pod for pod in self._living if ports(pod)]
+    def _pods_with_ports(self) -> list[KubePod]:
+        return [pod for pod in self._running_pods if list_host_ports(pod)]
 
-    def offered(self, blocks: Mapping[str, Block]) -> BoolArray:
+    def mask_offered(self, rejections: Mapping[str, Rejection]) -> BoolArray:
         """The rows of nodes that kube-scheduler offers: bool[R]."""
         nodes = self._cluster.state.nodes
         mask: BoolArray = np.zeros(nodes.row_count, dtype=np.bool_)
-        mask[[row for name, row in nodes.rows.items() if name not in blocks]] = True
+        mask[[row for name, row in nodes.rows.items() if name not in rejections]] = True
         return mask
 
 
-def unchecked(pod: AskPod) -> list[str]:
+def list_unchecked_rules(pod: KubePod) -> list[str]:
     """Name what kube-scheduler looks at for a pod and nodes and pods do not tell."""
     found = []
     for volume in pod.spec.volumes or ():
@@ -362,7 +374,7 @@ def unchecked(pod: AskPod) -> list[str]:
     return found
 
 
-def ports(pod: AskPod) -> frozenset[int]:
+def list_host_ports(pod: KubePod) -> frozenset[int]:
     """Ports of the host that a pod wants."""
     return frozenset(
         port.host_port

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from allocator.names import PERCENT_RESOURCE
-from gpupack.whatif.answers import Best, NodeGroup
+from gpupack.whatif.answers import ClosestNode, NodeGroup
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import (
     CORDONED,
@@ -21,8 +21,8 @@ from gpupack.whatif.kube_checks import (
     SELECTOR,
     SUM,
     TAINT,
-    Block,
-    Wish,
+    HostRequirements,
+    Rejection,
 )
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.scheduling.available import offered, say_widened, widened
@@ -65,73 +65,81 @@ OFFERED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class NodeResults:
     """What was found of every node.
 
     Attributes:
         fits: Names of the nodes that take the pod, in order.
-        blocks: Of the others.
+        rejections: Of the others.
         groups: The others, grouped.
     """
 
     fits: tuple[str, ...]
-    blocks: dict[str, Block]
+    rejections: dict[str, Rejection]
     groups: tuple[NodeGroup, ...]
 
 
-def verdicts(cluster: Cluster, query: Query, wish: Wish) -> Verdicts:
+def collect_node_results(cluster: Cluster, query: Query, requirements: HostRequirements) -> NodeResults:
     """Ask kube-scheduler's rules and filter about every node.
 
     Args:
         cluster: The cluster.
         query: What the pod asks of cards.
-        wish: What it asks for besides.
+        requirements: What it asks for besides.
     """
     nodes, rows = cluster.state.nodes, cluster.rows
-    blocks = cluster.hosts.blocks(wish)
+    rejections = cluster.kube_checks.find_rejections(requirements)
     out = rows[~filter_nodes(nodes, query, rows)]
     codes = explain_rejections(nodes, query, out)
-    sums = cluster.hosts.too_little(query.request.effective_units, percent=query.request.percent)
-    found = {nodes.names[row]: Block(FilterReason(code).json_name) for row, code in _pairs(out, codes)}
+    sums = cluster.kube_checks.find_nodes_short_of_sum(
+        query.request.effective_units, percent=query.request.percent
+    )
+    found = {nodes.names[row]: Rejection(FilterReason(code).json_name) for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
-    for name, block in blocks.items():
-        if found.get(name) != Block(FilterReason.NO_WORDS.json_name):
-            found[name] = block
+    for name, rejection in rejections.items():
+        if found.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
+            found[name] = rejection
     for name in sums:
-        found.setdefault(name, Block(SUM))
+        found.setdefault(name, Rejection(SUM))
     fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in found)
-    return Verdicts(fits, found, _groups(cluster, query, wish, found))
+    return NodeResults(fits, found, _groups(cluster, query, requirements, found))
 
 
 def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
     return zip(rows.tolist(), codes.tolist(), strict=True)
 
 
-def _groups(cluster: Cluster, query: Query, wish: Wish, blocks: dict[str, Block]) -> tuple[NodeGroup, ...]:
-    names: defaultdict[Block, list[str]] = defaultdict(list)
-    for name in sorted(blocks):
-        names[blocks[name]].append(name)
-    groups = [_group(cluster, query, wish, block, members) for block, members in names.items()]
+def _groups(
+    cluster: Cluster, query: Query, requirements: HostRequirements, rejections: dict[str, Rejection]
+) -> tuple[NodeGroup, ...]:
+    names: defaultdict[Rejection, list[str]] = defaultdict(list)
+    for name in sorted(rejections):
+        names[rejections[name]].append(name)
+    groups = [
+        _group(cluster, query, requirements, rejection, members) for rejection, members in names.items()
+    ]
     return tuple(sorted(groups, key=lambda group: (ORDER.index(group.reason), -group.count, group.text)))
 
 
-def _group(cluster: Cluster, query: Query, wish: Wish, block: Block, names: list[str]) -> NodeGroup:
+def _group(
+    cluster: Cluster, query: Query, requirements: HostRequirements, rejection: Rejection, names: list[str]
+) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
-    best, asked = closest(cluster, query, rows) if block.reason in _WITH_CARDS else (None, 0)
-    if block.reason in {CPU, MEMORY, SUM}:
-        best = _roomiest(cluster, query, block, rows)
+    best, asked = find_closest_node(cluster, query, rows) if rejection.reason in _WITH_CARDS else (None, 0)
+    if rejection.reason in {CPU, MEMORY, SUM}:
+        best = _roomiest(cluster, query, rejection, rows)
     if not asked:
         asked = max(
             demand.units_on(0) if not query.request.percent else 0 for demand in query.request.demands
         )
-    text = _Sentences(cluster, query, wish).of(block, rows, best, asked)
-    return NodeGroup(block.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
+    text = _Sentences(cluster, query, requirements).explain(rejection, rows, best, asked)
+    return NodeGroup(rejection.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
 
 
-def _roomiest(cluster: Cluster, query: Query, block: Block, rows: RowArray) -> Best:
+def _roomiest(cluster: Cluster, query: Query, rejection: Rejection, rows: RowArray) -> ClosestNode:
     """Find the node with the most left of what is the reason; no card of it is."""
-    left = _sums(cluster, query, rows) if block.reason == SUM else _left(cluster, block.reason, rows)
-    return Best(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
+    left = _sums(cluster, query, rows) if rejection.reason == SUM else _left(cluster, rejection.reason, rows)
+    return ClosestNode(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
 
 
 def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
@@ -148,7 +156,9 @@ def _sums(cluster: Cluster, query: Query, rows: RowArray) -> LongArray:
     """What kube-scheduler's count leaves of the nodes' units, or percent."""
     resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
     names = cluster.state.nodes.names
-    return np.array([cluster.hosts.sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64)
+    return np.array(
+        [cluster.kube_checks.get_sum_left(names[row], resource) for row in rows.tolist()], dtype=np.int64
+    )
 
 
 def _cores(milli: int) -> str:
@@ -157,7 +167,7 @@ def _cores(milli: int) -> str:
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
-def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
+def free_of_admitted_cards(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
     """Free units of the cards that the pod admits: int32[m, K], 0 for others."""
     nodes = cluster.state.nodes
     free = nodes.free[rows]
@@ -165,7 +175,7 @@ def admitted_free(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
     return result
 
 
-def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None, int]:
+def find_closest_node(cluster: Cluster, query: Query, rows: RowArray) -> tuple[ClosestNode | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
     Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
@@ -176,7 +186,7 @@ def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None
     demand = demands[at]
     if not len(rows) or demand.cards > nodes.free.shape[1]:
         return None, 0
-    free = admitted_free(cluster, query, rows)
+    free = free_of_admitted_cards(cluster, query, rows)
     left = free - units_by_card(nodes, query, rows)[at]
     left[nodes.size[rows] == 0] = -(1 << 40)
     order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
@@ -187,20 +197,20 @@ def closest(cluster: Cluster, query: Query, rows: RowArray) -> tuple[Best | None
     if not nodes.size[row, card]:
         return None, 0
     indexes = cluster.state.books[nodes.names[row]].indexes
-    best = Best(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
+    best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
     return best, demand.units_on(int(nodes.size[row, card]))
 
 
 class _Sentences:
     """Says why, with the numbers of a group."""
 
-    def __init__(self, cluster: Cluster, query: Query, wish: Wish) -> None:
+    def __init__(self, cluster: Cluster, query: Query, requirements: HostRequirements) -> None:
         self._cluster = cluster
         self._query = query
-        self._wish = wish
+        self._wish = requirements
         self._unit = cluster.unit_mib
 
-    def of(self, block: Block, rows: RowArray, best: Best | None, asked: int) -> str:
+    def explain(self, rejection: Rejection, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
         """Say why not, of the nodes of a group."""
         special = {
             FilterReason.NOT_FREE.json_name: self._not_free,
@@ -210,24 +220,24 @@ class _Sentences:
             CPU: self._cpu,
             MEMORY: self._memory,
             SUM: self._sum,
-        }.get(block.reason)
+        }.get(rejection.reason)
         if special is not None:
             return special(rows, best, asked)
-        fixed = _SENTENCES.get(block.reason)
+        fixed = _SENTENCES.get(rejection.reason)
         if fixed is not None:
             return fixed.format(unit=memory(1, self._unit))
         return {
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",
-            TAINT: f"the node has the taint {block.detail}, which the pod does not tolerate",
+            TAINT: f"the node has the taint {rejection.detail}, which the pod does not tolerate",
             SELECTOR: "the pod's nodeSelector or node affinity does not match the node",
             PODS: "the node has as many pods as it may have",
             PORTS: "another pod has a host port that this one wants",
-            RESOURCE: f"not enough {block.detail} is left beside the cards",
-            NEIGHBOURS: f"the required pod {block.detail or 'affinity'} does not allow the node",
-        }[block.reason]
+            RESOURCE: f"not enough {rejection.detail} is left beside the cards",
+            NEIGHBOURS: f"the required pod {rejection.detail or 'affinity'} does not allow the node",
+        }[rejection.reason]
 
-    def _not_free(self, rows: RowArray, best: Best | None, asked: int) -> str:
+    def _not_free(self, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
         demands = self._query.request.demands
         wanted = demanded(demands, self._unit)
         if best is None or best.free_units is None:
@@ -241,7 +251,7 @@ class _Sentences:
         if demand.cards == 1:
             return f"the largest free share of a card is {free}, {what}: {short} short"
         units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
-        there = admitted_free(self._cluster, self._query, rows) >= units
+        there = free_of_admitted_cards(self._cluster, self._query, rows) >= units
         most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
         if not most:
             each = amount(demand, self._unit)
@@ -252,7 +262,7 @@ class _Sentences:
             f"{amount(demand, self._unit)} free, asked are {demand.cards}"
         )
 
-    def _too_small(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+    def _too_small(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         sizes = self._cluster.state.nodes.evictable[rows]
         if self._query.ask.admits is not None:
             sizes = np.where(self._query.ask.admits[rows], sizes, 0)
@@ -276,24 +286,24 @@ class _Sentences:
         ]
         return bool(np.logical_and.reduce(there).any())
 
-    def _not_admitted(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+    def _not_admitted(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         selector = self._query.request.selector
         there = offered(self._cluster.state.nodes, selector, rows, OFFERED)
         said = f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
         return said + say_widened(widened(self._cluster.state.nodes, selector, rows))
 
-    def _cpu(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+    def _cpu(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = max(0, int(_left(self._cluster, CPU, rows).max()))
         return f"the most cpu that a node has left is {_cores(most)}, asked {_cores(self._wish.cpu_milli)}"
 
-    def _memory(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+    def _memory(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = int(_left(self._cluster, MEMORY, rows).max())
         return (
             f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
             f"asked {self._wish.memory_bytes >> 20} MiB"
         )
 
-    def _sum(self, rows: RowArray, _best: Best | None, _asked: int) -> str:
+    def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = max(0, int(_sums(self._cluster, self._query, rows).max()))
         left = f"{most} percent" if self._query.request.percent else memory(most, self._unit)
         return (

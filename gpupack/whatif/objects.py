@@ -32,7 +32,7 @@ class NodeCondition(Struct):
     status: str = ""
 
 
-class AskNodeStatus(Struct):
+class KubeNodeStatus(Struct):
     """`status` of a node."""
 
     allocatable: dict[str, str | int] | None = None
@@ -40,10 +40,10 @@ class AskNodeStatus(Struct):
     conditions: list[NodeCondition] | None = None
 
 
-class AskNode(QueueNode, tag_field="kind", tag="Node"):
+class KubeNode(QueueNode, tag_field="kind", tag="Node"):
     """A node."""
 
-    status: AskNodeStatus = msgspec.field(default_factory=AskNodeStatus)  # type: ignore[assignment]
+    status: KubeNodeStatus = msgspec.field(default_factory=KubeNodeStatus)  # type: ignore[assignment]
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class AskNode(QueueNode, tag_field="kind", tag="Node"):
         return None
 
 
-class Owner(Struct):
+class OwnerReference(Struct):
     """One of `metadata.ownerReferences`."""
 
     uid: str = ""
@@ -68,40 +68,40 @@ class Owner(Struct):
     name: str = ""
 
 
-class AskMetadata(QueueMetadata):
+class KubePodMetadata(QueueMetadata):
     """`metadata` of a pod."""
 
-    owner_references: list[Owner] | None = None  # type: ignore[assignment]
+    owner_references: list[OwnerReference] | None = None  # type: ignore[assignment]
 
 
-class Port(Struct):
+class ContainerPort(Struct):
     """One of a container's ports."""
 
     host_port: int = 0
 
 
-class AskContainer(ContainerLite):
+class KubeContainer(ContainerLite):
     """A container or init container."""
 
-    ports: list[Port] | None = None
+    ports: list[ContainerPort] | None = None
 
 
-class Terms(Struct):
+class AffinityTerms(Struct):
     """Required and preferred terms, as they are written."""
 
     required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
     preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
 
 
-class AskAffinity(Struct):
+class KubeAffinity(Struct):
     """`spec.affinity`; what it says of pods is read where it matters."""
 
     node_affinity: NodeAffinity | None = None
-    pod_affinity: Terms | None = None
-    pod_anti_affinity: Terms | None = None
+    pod_affinity: AffinityTerms | None = None
+    pod_anti_affinity: AffinityTerms | None = None
 
 
-class Claim(Struct):
+class VolumeClaimSource(Struct):
     """`persistentVolumeClaim` of a volume."""
 
     claim_name: str = ""
@@ -110,15 +110,15 @@ class Claim(Struct):
 class Volume(Struct):
     """One of `spec.volumes`."""
 
-    persistent_volume_claim: Claim | None = None
+    persistent_volume_claim: VolumeClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
 
 
-class AskSpec(QueueSpec):
+class KubePodSpec(QueueSpec):
     """`spec` of a pod."""
 
-    affinity: AskAffinity | None = None  # type: ignore[assignment]
-    containers: list[AskContainer] | None = None  # type: ignore[assignment]
+    affinity: KubeAffinity | None = None  # type: ignore[assignment]
+    containers: list[KubeContainer] | None = None  # type: ignore[assignment]
     scheduler_name: str = ""
     volumes: list[Volume] | None = None
     resource_claims: list[dict[str, Any]] | None = None
@@ -145,28 +145,28 @@ class ContainerState(Struct):
     terminated: Terminated | None = None
 
 
-class ContainerStatus(Struct):
+class KubeContainerStatus(Struct):
     """One of a pod's `containerStatuses`."""
 
     state: ContainerState | None = None
 
 
-class AskPodStatus(QueueStatus):
+class KubePodStatus(QueueStatus):
     """`status` of a pod."""
 
-    container_statuses: list[ContainerStatus] | None = None
+    container_statuses: list[KubeContainerStatus] | None = None
 
     conditions: list[PodCondition] | None = None  # type: ignore[assignment]
     reason: str = ""
     message: str = ""
 
 
-class AskPod(QueuePod, tag_field="kind", tag="Pod"):
+class KubePod(QueuePod, tag_field="kind", tag="Pod"):
     """A pod."""
 
-    metadata: AskMetadata = msgspec.field(default_factory=AskMetadata)
-    spec: AskSpec = msgspec.field(default_factory=AskSpec)
-    status: AskPodStatus = msgspec.field(default_factory=AskPodStatus)
+    metadata: KubePodMetadata = msgspec.field(default_factory=KubePodMetadata)
+    spec: KubePodSpec = msgspec.field(default_factory=KubePodSpec)
+    status: KubePodStatus = msgspec.field(default_factory=KubePodStatus)
 
     @property
     def full_name(self) -> str:
@@ -174,12 +174,12 @@ class AskPod(QueuePod, tag_field="kind", tag="Pod"):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
-class AskBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
+class KubeBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
     """A PodDisruptionBudget."""
 
 
 class _List(msgspec.Struct):
-    items: list[AskNode | AskPod | AskBudget]
+    items: list[KubeNode | KubePod | KubeBudget]
 
 
 class _Kind(msgspec.Struct):
@@ -191,13 +191,13 @@ class _Kind(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def load(text: str | bytes) -> tuple[list[AskNode], list[AskPod]]:
-    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_all`."""
-    nodes, pods, _ = load_all(text)
+def load_nodes_and_pods(text: str | bytes) -> tuple[list[KubeNode], list[KubePod]]:
+    """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_objects`."""
+    nodes, pods, _ = load_objects(text)
     return nodes, pods
 
 
-def load_all(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBudget]]:
+def load_objects(text: str | bytes) -> tuple[list[KubeNode], list[KubePod], list[KubeBudget]]:
     """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
 
     Raises:
@@ -209,11 +209,11 @@ def load_all(text: str | bytes) -> tuple[list[AskNode], list[AskPod], list[AskBu
         items = msgspec.json.decode(text, type=_List).items
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InputError(f"{_wrong(text, error)}: {_ALLOWED}") from error
-    nodes = [item for item in items if isinstance(item, AskNode)]
-    pods = [item for item in items if isinstance(item, AskPod)]
+    nodes = [item for item in items if isinstance(item, KubeNode)]
+    pods = [item for item in items if isinstance(item, KubePod)]
     if not nodes:
         raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}: {_ALLOWED}")
-    return nodes, pods, [item for item in items if isinstance(item, AskBudget)]
+    return nodes, pods, [item for item in items if isinstance(item, KubeBudget)]
 
 
 def _wrong(text: str | bytes, error: Exception) -> str:
@@ -235,14 +235,14 @@ def _wrong(text: str | bytes, error: Exception) -> str:
     return f"the input does not hold nodes and pods ({error})"
 
 
-def is_placeholder(pod: AskPod) -> bool:
+def is_placeholder(pod: KubePod) -> bool:
     """Tell whether a pod is one of ours that asks a cluster autoscaler for a node, and never runs."""
     return (
         PLACEHOLDER_LABEL in (pod.metadata.labels or {}) and pod.spec.scheduler_name == PLACEHOLDER_SCHEDULER
     )
 
 
-def gates_of(pod: AskPod) -> list[str]:
+def list_gates(pod: KubePod) -> list[str]:
     """Names of a pod's scheduling gates, and of the queue's annotation where its release was taken back."""
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     return [*gates, POD_REQUEUED] if is_requeued(pod) else gates

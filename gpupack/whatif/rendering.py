@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 
-from gpupack.whatif.answers import Advice, Best, CardUse, Fit, FitAnswer, Why
+from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
 from scheduler_plugin.scheduling.reasons import memory
 
 _NODES_SHOWN = 10
 
 
-def why_text(answer: Why) -> str:
+def format_why(answer: PodExplanation) -> str:
     """Write why a pod is as it is."""
     return "\n".join(make_printable(line) if line.strip() else "" for line in _why(answer))
 
 
-def _why(answer: Why) -> Iterator[str]:
+def _why(answer: PodExplanation) -> Iterator[str]:
     asks = f", which asks for {answer.asked}," if answer.asked else ""
     yield f"Pod {answer.namespace}/{answer.pod}{asks} {answer.text}."
     for card in answer.cards:
@@ -38,7 +38,7 @@ def _why(answer: Why) -> Iterator[str]:
     yield from _listed("Events:", answer.events)
 
 
-def _best(best: Best) -> str:
+def _best(best: ClosestNode) -> str:
     return f"node {best.node}" if best.card is None else f"node {best.node}, card {best.card}"
 
 
@@ -54,7 +54,7 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
+def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
     model = f" ({card.model})" if card.model else ""
     yield (
         f"  card {card.card}{model}: promised to it {memory(card.promised_units, unit_mib)} of "
@@ -77,13 +77,13 @@ def _card(card: CardUse, unit_mib: int) -> Iterator[str]:
         yield f"    beside {other.namespace}/{other.pod}: {memory(other.units, unit_mib)}"
 
 
-def fit_text(answer: FitAnswer) -> str:
+def format_fit(answer: FitAnswer) -> str:
     """Write how many pods fit."""
     return "\n".join(make_printable(line) if line.strip() else "" for line in _fit(answer))
 
 
 def _fit(answer: FitAnswer) -> Iterator[str]:
-    now = Fit(answer.pods, answer.largest_units, answer.nodes)
+    now = FitCount(answer.pods, answer.largest_units, answer.nodes)
     yield from _count(now, answer, "now")
     if answer.after is not None:
         yield ""
@@ -92,7 +92,7 @@ def _fit(answer: FitAnswer) -> Iterator[str]:
     yield from _listed("Also:", answer.notes)
 
 
-def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
+def _count(found: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     percent = answer.asked.endswith("percent")
     units = f"{found.largest_units} percent" if percent else memory(found.largest_units, answer.unit_mib)
     pods = "1 pod" if found.pods == 1 else f"{found.pods} pods"
@@ -108,7 +108,7 @@ def _count(found: Fit, answer: FitAnswer, when: str) -> Iterator[str]:
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
 
 
-def advice_text(answer: Advice) -> str:
+def format_advice(answer: Advice) -> str:
     """Write a list of moves."""
     return "\n".join(make_printable(line) if line.strip() else "" for line in _advice(answer))
 

@@ -13,9 +13,9 @@ from typing import Final
 from allocator.names import QUEUE_NAME
 from allocator.request import WHOLE, PodRequest
 from gpupack.errors import InputError
-from gpupack.whatif.cluster import Cluster, unit_asked
-from gpupack.whatif.objects import AskPod
-from gpupack.whatif.unknown_requests import readable
+from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.objects import KubePod
+from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.pods import other_requests, pod_requests, read_asking
@@ -81,16 +81,16 @@ class Snapshot:
         written = []
         for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
             text = StringIO()
-            table = csv.writer(text, lineterminator="\n")
-            table.writerow((*header, *self.others))
-            table.writerows(rows)
+            plan_state = csv.writer(text, lineterminator="\n")
+            plan_state.writerow((*header, *self.others))
+            plan_state.writerows(rows)
             path = folder / name
             path.write_text(text.getvalue(), encoding="utf-8")
             written.append(path)
         return written
 
 
-def snapshot(
+def make_snapshot(
     cluster: Cluster, *, hidden: bool = False, unit_mib: int | None = None, others: Sequence[str] = ()
 ) -> Snapshot:
     """Write a cluster down as a trace.
@@ -114,7 +114,7 @@ def snapshot(
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
     written = tuple(_nodes(cluster, name_of, scale, notes, others))
     told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
-    return Snapshot(written, tuple(rows), told + cluster.left_out(named=not hidden), tuple(others))
+    return Snapshot(written, tuple(rows), told + cluster.list_omissions(named=not hidden), tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
 
 def _pod(
     cluster: Cluster,
-    pod: AskPod,
+    pod: KubePod,
     name_of: Callable[[str, str], str],
     scale: _Scale,
     usual: int,
@@ -219,10 +219,10 @@ def _pod(
     notes: Counter[str],
 ) -> Row | None:
     """A row of a pod, None where it asks for no cards that can be given."""
-    unit = unit_asked(pod)
+    unit = read_requested_unit(pod)
     if unit is None:
         return None
-    request = read_asking(readable(pod), cluster.state.resource).request
+    request = read_asking(drop_unknown_policies(pod), cluster.state.resource).request
     if request is None:
         notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
         return None
@@ -268,7 +268,7 @@ def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | i
     return cards, amounts, min(CARD, max(1, total * CARD // usual // cards))
 
 
-def _ended(pod: AskPod) -> int:
+def _ended(pod: KubePod) -> int:
     """When a pod ended, in seconds; 0: it runs, or nobody says."""
     if not is_terminal(pod.status.phase):
         return 0
@@ -284,7 +284,7 @@ def _whole_seconds(time: str | None) -> int:
     return max(0, int(parse_time(time) or 0))
 
 
-def told(snapshot_: Snapshot, written: Sequence[Path]) -> list[str]:
+def describe_snapshot(snapshot_: Snapshot, written: Sequence[Path]) -> list[str]:
     """Say what was written."""
     files = f"wrote {written[0]} ({len(snapshot_.nodes)} nodes) and {written[1]} ({len(snapshot_.pods)} pods)"
     return [files, *snapshot_.notes]

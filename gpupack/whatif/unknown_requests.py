@@ -23,7 +23,7 @@ from allocator.names import (
 )
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Registry, is_name
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import KubePod
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 _KINDS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
@@ -36,7 +36,7 @@ _KNOWN: Final = frozenset(value for name, value in vars(names).items() if name.s
 _USERS: Final = sorted(_KNOWN - {POD_ALLOCATION, POD_ASSIGNED, POD_PLANNED, POD_REQUEUED})
 
 
-class Unknown(NamedTuple):
+class UnknownPolicy(NamedTuple):
     """A policy that a pod names: the annotation, its value, and the policies that are known in its place."""
 
     annotation: str
@@ -47,21 +47,21 @@ class Unknown(NamedTuple):
         return f"{self.registry.kind} {shown(self.name)}"
 
 
-def unknown_policies(pod: AskPod) -> tuple[Unknown, ...]:
+def find_unknown_policies(pod: KubePod) -> tuple[UnknownPolicy, ...]:
     """Find the policies of a pod that are not known here; a name that none can have is a mistake instead."""
     annotations = pod.metadata.annotations
     if not annotations:
         return ()
     return tuple(
-        Unknown(annotation, name, registry)
+        UnknownPolicy(annotation, name, registry)
         for annotation, registry in _KINDS
         if (name := annotations.get(annotation)) is not None and name not in registry and is_name(name)
     )
 
 
-def readable(pod: AskPod) -> AskPod:
+def drop_unknown_policies(pod: KubePod) -> KubePod:
     """The pod, without policies that are not known here."""
-    unknown = {policy.annotation for policy in unknown_policies(pod)}
+    unknown = {policy.annotation for policy in find_unknown_policies(pod)}
     if not unknown:
         return pod
     annotations = {
@@ -72,9 +72,9 @@ def readable(pod: AskPod) -> AskPod:
     )
 
 
-def refused(pod: AskPod, said: str) -> str:
+def find_policy_refusal(pod: KubePod, said: str) -> str:
     """Find the extender's refusal of a policy in what kube-scheduler says of a pod; empty: none."""
-    for policy in unknown_policies(pod):
+    for policy in find_unknown_policies(pod):
         begin = re.escape(f"annotation {policy.annotation} is {shown(policy.name)}: allowed are ")
         found = re.search(rf"{begin}[a-z0-9-]+(?:, [a-z0-9-]+)*(?=[,.;]|$)", said)
         if found is not None:
@@ -82,7 +82,7 @@ def refused(pod: AskPod, said: str) -> str:
     return ""
 
 
-def note(pod: AskPod) -> tuple[str, ...]:
+def describe_unknowns(pod: KubePod) -> tuple[str, ...]:
     """Say of a pod what is not known about its policies and annotations, a sentence for each."""
     strange = sorted(
         name
@@ -93,7 +93,7 @@ def note(pod: AskPod) -> tuple[str, ...]:
         f"this command does not know the {policy} of the pod, and looks at it as if it named none: known are "
         f"{policy.registry.allowed}. Install the package that has it beside this command, too; an extender "
         "without it refuses the pod"
-        for policy in unknown_policies(pod)
+        for policy in find_unknown_policies(pod)
     )
     if strange:
         said += (

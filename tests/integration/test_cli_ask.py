@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from gpupack.cli.app import cli
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.simulating import scenarios
-from gpupack.whatif.snapshot import snapshot
+from gpupack.whatif.simulation import make_scenarios
+from gpupack.whatif.snapshot import make_snapshot
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 from tests.cluster_builders import container, node_object, pod_object
@@ -172,7 +172,7 @@ def test_a_snapshot_hides_names(run, cluster_file, tmp_path):
 
 
 def test_a_snapshot_in_other_units_rounds_cards_down_and_requests_up():
-    taken = snapshot(Cluster.read(EXAMPLE.text), unit_mib=4096)
+    taken = make_snapshot(Cluster.from_json(EXAMPLE.text), unit_mib=4096)
 
     assert {row[0]: row[-1] for row in taken.nodes} == {"gpu-a": 9, "gpu-b": 9, "gpu-c": 11, "gpu-d": 9}
     assert {row[0]: row[-1] for row in taken.pods}["team-a/chat-1"] == 3
@@ -216,7 +216,7 @@ def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp
     told = json.loads((tmp_path / "out.json").read_text())
     assert list(told) == ["as it is", "with 2xt4x2"]
     assert set(told["as it is"]["mean"]) == {"best-fit"}
-    changed = scenarios(Cluster.read(EXAMPLE.text), ["gpu-a"], [], 2048)
+    changed = make_scenarios(Cluster.from_json(EXAMPLE.text), ["gpu-a"], [], 2048)
     assert [each.label for each in changed] == ["as it is", "without gpu-a", "with units of 2 GiB"]
     assert (tmp_path / "plots" / "with-2xt4x2" / "allocation.png").stat().st_size > 0
 

@@ -22,7 +22,7 @@ from gpupack.cli.app import cli
 from gpupack.dashboard.advice import pending, waiting
 from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
-from gpupack.whatif.objects import load
+from gpupack.whatif.objects import load_nodes_and_pods
 from scheduler_plugin.cache.nodes import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.settings import QueueSettings
@@ -264,7 +264,7 @@ def test_advise_moves_pods_that_name_them():
 @pytest.mark.usefixtures("installed")
 def test_the_dashboard_knows_them():
     board = Board()
-    nodes, pods = load(TEXT)
+    nodes, pods = load_nodes_and_pods(TEXT)
     board.replace_nodes(nodes)
     board.replace_pods(pods)
     cluster = board.cluster()

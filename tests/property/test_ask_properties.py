@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from allocator.cards import Card
 from allocator.names import DEFAULT_CARD_POLICY
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.planning import TOGETHER
-from gpupack.whatif import FitAsk, fit
-from gpupack.whatif.fit import one_by_one, request_of
+from gpupack.whatif import FitQuestion, answer_fit
+from gpupack.whatif.fit import build_request, count_fit_on_cards
 from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, most_pods, offered, seats
 
 MODELS = ("NVIDIA A100", "NVIDIA L40S")
@@ -88,7 +88,7 @@ def waiting(draw):
 def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(world, pod):
     asked = world.but(pod)
 
-    answer = why(asked.cluster, "default", "w", ways=False)
+    answer = explain_pod(asked.cluster, "default", "w", ways=False)
 
     expected = can_take(world, pod)
     assert set(answer.fits) == expected
@@ -101,7 +101,7 @@ def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(worl
 @settings(max_examples=50, deadline=None)
 @given(worlds(), waiting())
 def test_each_way_out_lets_the_pod_fit(world, pod):
-    answer = why(world.but(pod).cluster, "default", "w")
+    answer = explain_pod(world.but(pod).cluster, "default", "w")
     for way in answer.ways_out:
         then, other = _taken(world, pod, way)
         assert way.node in can_take(then, other), way
@@ -180,9 +180,9 @@ def _goes(world, pod, move):
 def test_fit_counts_what_can_be_placed(world, each, cards, model):
     pod = Pod("f", each * cards, count=cards, model=model, tolerates=("gpu",))
 
-    answer = fit(world.cluster, FitAsk(each * cards, cards, model))
+    answer = answer_fit(world.cluster, FitQuestion(each * cards, cards, model))
 
-    request = request_of(FitAsk(each * cards, cards), MEMORY)
+    request = build_request(FitQuestion(each * cards, cards), MEMORY)
     by_node = {found.node: found.pods for found in answer.nodes}
     assert answer.pods == sum(by_node.values())
     largest = 0
@@ -197,7 +197,7 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
                 Card(at, "", "", size, size - units)
                 for at, (size, units) in enumerate(zip(node.sizes, free, strict=True))
             ]
-            most = one_by_one(left, request, DEFAULT_CARD_POLICY, most)
+            most = count_fit_on_cards(left, request, DEFAULT_CARD_POLICY, most)
         assert by_node.get(node.name, 0) == most
         kth = sorted(free, reverse=True)[cards - 1 : cards]
         largest = max([largest, *(min(units, room // cards) * cards for units in kth)])
@@ -210,7 +210,7 @@ SMALL = {"most_nodes": 2, "most_cards": 3, "most_pods": 5}
 @settings(max_examples=60, deadline=None)
 @given(worlds(plain=True, **SMALL) | mixed(**SMALL), st.sampled_from((6, 7, 8, 12)), st.integers(1, 3))
 def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pods):
-    advice = advise_start(world.cluster, FitAsk(units), pods)
+    advice = advise_start(world.cluster, FitQuestion(units), pods)
 
     assert advice.before.pods == _count(world, units)
     then = _moved(world, advice.moves, together=TOGETHER in advice.notes)

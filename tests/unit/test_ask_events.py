@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from gpupack.whatif.events import MOST_EVENTS, PodEvents, tell_events
+from gpupack.whatif.events import MOST_EVENTS, PodEvents, format_events
 
 
 def event(message, uid="u-1", **more):
@@ -17,7 +17,7 @@ def event(message, uid="u-1", **more):
 
 
 def told(*events, uids=("u-1",)):
-    return tell_events(msgspec.json.decode(json.dumps({"items": events}), type=PodEvents).items, uids)
+    return format_events(msgspec.json.decode(json.dumps({"items": events}), type=PodEvents).items, uids)
 
 
 def test_events_of_a_deleted_pod_of_the_same_name_are_left_out():

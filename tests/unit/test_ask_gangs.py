@@ -5,9 +5,9 @@ import json
 import pytest
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
-from gpupack.diagnose.why import why
+from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import gang_of
+from gpupack.whatif.gangs import find_gang
 from tests.ask_world import Node, Pod, World
 
 
@@ -20,7 +20,7 @@ def gang(number=4, units=30, **more):
 
 
 def ask(nodes, pods, name="g0"):
-    return why(World(tuple(nodes), tuple(pods)).cluster, "default", name)
+    return explain_pod(World(tuple(nodes), tuple(pods)).cluster, "default", name)
 
 
 END_OF_ONE = (
@@ -127,7 +127,7 @@ def changed_ask(nodes, pods, change):
     for item in raw["items"]:
         if item["kind"] == "Pod":
             change(item)
-    return why(Cluster.read(json.dumps(raw)), "default", "g0")
+    return explain_pod(Cluster.from_json(json.dumps(raw)), "default", "g0")
 
 
 def test_who_is_of_the_gang():
@@ -141,14 +141,14 @@ def test_who_is_of_the_gang():
         member("far", namespace="other"),
     )
     cluster = World((Node("a", (39, 39)),), pods).cluster
-    found = gang_of(cluster, cluster.find("default", "g0"))
+    found = find_gang(cluster, cluster.find_pod("default", "g0"))
     assert (found.size, found.pods, [kind.pods for kind in found.others]) == (4, 2, [1])
     # Pods that are not there yet ask for the same, as far as anybody knows.
     missing = World((Node("a"),), (waiting,)).cluster
-    assert gang_of(missing, missing.find("default", "g0")).pods == 4
+    assert find_gang(missing, missing.find_pod("default", "g0")).pods == 4
     for odd in (member("g0", size="many"), member("g0", gang=""), member("g0", size=1)):
         alone = World((Node("a"),), (odd,)).cluster
-        assert gang_of(alone, alone.find("default", "g0")) is None
+        assert find_gang(alone, alone.find_pod("default", "g0")) is None
 
 
 NO_ROOM = "no room was found for all of its {} pods at once"
@@ -241,9 +241,9 @@ def test_pods_of_a_gang_that_ask_for_different_things_share_what_else_a_node_has
 def test_what_cannot_be_read_is_alike_only_with_itself():
     bad = Pod("g1", 30, policies=((POD_GANG, "g"), (POD_GANG_SIZE, "2"), ("gpupack.io/cards", "x")))
     cluster = World((Node("a", (39, 39)),), (member("g0", size=2), bad)).cluster
-    found = gang_of(cluster, cluster.find("default", "g0"))
+    found = find_gang(cluster, cluster.find_pod("default", "g0"))
     assert (found.pods, found.others) == (1, ())
     assert found.refused.startswith("default/g1 is refused: annotation gpupack.io/cards")
-    answer = why(cluster, "default", "g0")
+    answer = explain_pod(cluster, "default", "g0")
     assert (answer.state, answer.fits, answer.ways_out) == ("pending", (), ())
     assert "its gang starts together, and pod default/g1 is refused" in answer.text

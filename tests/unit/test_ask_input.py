@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from allocator.names import PACKED_LAYOUT, POD_CARDS
 from gpupack import InputError
 from gpupack.cli.app import cli
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
-from gpupack.whatif import Cluster, FitAsk, fit
-from gpupack.whatif.objects import load
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif.objects import load_nodes_and_pods
 from tests.ask_world import EXAMPLE, Node, Pod, World
 
 
@@ -39,7 +39,7 @@ def test_a_pod_that_is_not_there(namespace, name, said):
 
 
 def test_a_pod_as_kubectl_and_our_own_answers_write_it():
-    """`why` says "Pod team-a/inference": that can be pasted, and so can kubectl's pod/inference."""
+    """`explain_pod` says "Pod team-a/inference": that can be pasted, and so can kubectl's pod/inference."""
     plain = run("why", "inference", "-n", "team-a")
 
     assert plain.exit_code == 0
@@ -69,7 +69,7 @@ def test_a_pod_as_kubectl_and_our_own_answers_write_it():
 )
 def test_a_file_of_something_else(text, said):
     with pytest.raises(InputError) as raised:
-        load(text)
+        load_nodes_and_pods(text)
     assert said in str(raised.value)
     assert "kubectl get nodes,pods -A -o json" in str(raised.value)
 
@@ -86,34 +86,34 @@ def changed(change, names=("gpu-a", "gpu-b", "gpu-c", "gpu-d")):
     for item in everything["items"]:
         if item["metadata"]["name"] in names:
             change(item)
-    return Cluster.read(json.dumps(everything))
+    return Cluster.from_json(json.dumps(everything))
 
 
 def test_a_cluster_without_any_gpupack():
     cluster = changed(without_words)
 
-    answer = why(cluster, "team-a", "inference")
+    answer = explain_pod(cluster, "team-a", "inference")
 
     assert answer.state == "pending"
     assert "none of the 4 nodes of the file offers GPU memory" in answer.text
     with pytest.raises(InputError, match="is gpupack node running on them"):
-        fit(cluster, FitAsk(8))
+        answer_fit(cluster, FitQuestion(8))
     with pytest.raises(InputError, match="no node of the file offers GPU memory"):
-        advise_start(cluster, FitAsk(8))
+        advise_start(cluster, FitQuestion(8))
 
 
 def test_half_a_cluster_with_gpupack_says_so_of_the_other_half():
-    answer = why(changed(without_words, ("gpu-c", "gpu-d")), "team-a", "inference")
+    answer = explain_pod(changed(without_words, ("gpu-c", "gpu-d")), "team-a", "inference")
 
     assert {group.reason: group.count for group in answer.nodes} == {"NotFree": 2, "NoWords": 2}
-    assert fit(changed(without_words, ("gpu-c", "gpu-d")), FitAsk(27)).pods == 1
+    assert answer_fit(changed(without_words, ("gpu-c", "gpu-d")), FitQuestion(27)).pods == 1
 
 
 def test_a_node_with_corrupt_words_is_a_group_of_its_own_and_the_rest_is_answered():
     def corrupt(node):
         node["status"]["allocatable"][PACKED_LAYOUT] = "7"
 
-    answer = why(changed(corrupt, ("gpu-b",)), "team-a", "inference")
+    answer = explain_pod(changed(corrupt, ("gpu-b",)), "team-a", "inference")
 
     assert {group.reason for group in answer.nodes} >= {"NotFree", "CorruptWords"}
     assert "words that cannot be read are on gpu-b" in answer.notes
@@ -124,7 +124,7 @@ def test_a_pod_whose_request_cannot_be_given_is_refused_with_the_reason():
     everything = json.loads(world.text)
     everything["items"][-1]["metadata"]["annotations"][POD_CARDS] = "2"
 
-    answer = why(Cluster.read(json.dumps(everything)), "default", "p")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "p")
 
     assert answer.state == "refused"
     assert "allowed is a multiple of the number of cards" in answer.text
@@ -136,17 +136,17 @@ def test_a_pod_without_gpu_memory_and_pods_that_are_over():
     plain["spec"]["containers"][0]["resources"] = {}
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no devices"}
     done["status"] = {"phase": "Succeeded"}
-    cluster = Cluster.read(json.dumps(everything))
+    cluster = Cluster.from_json(json.dumps(everything))
 
-    assert why(cluster, "default", "a").state == "no-cards"
-    answer = why(cluster, "default", "b")
+    assert explain_pod(cluster, "default", "a").state == "no-cards"
+    answer = explain_pod(cluster, "default", "b")
     assert (answer.state, answer.text) == ("failed", "failed: UnexpectedAdmissionError: no devices")
     assert "the kubelet refused it" in answer.notes[0]
-    assert why(cluster, "default", "c").state == "ended"
+    assert explain_pod(cluster, "default", "c").state == "ended"
 
 
 def test_a_running_pod_has_its_cards_and_neighbours():
-    answer = why(EXAMPLE.cluster, "team-a", "chat-1")
+    answer = explain_pod(EXAMPLE.cluster, "team-a", "chat-1")
 
     (card,) = answer.cards
     assert (answer.state, answer.node, card.card, card.promised_units) == ("running", "gpu-a", 1, 10)
@@ -160,7 +160,7 @@ def test_a_gated_pod_says_which_queue():
     pod["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
     pod["metadata"]["labels"] = {"gpupack.io/queue-name": "research"}
 
-    answer = why(Cluster.read(json.dumps(everything)), "team-a", "inference")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "team-a", "inference")
 
     assert answer.state == "gated"
     assert (answer.ways_out[0].kind, answer.ways_out[0].queue) == ("queue", "research")
@@ -245,7 +245,7 @@ def test_the_keys_that_scripts_rely_on():
 def test_what_may_not_move_and_why():
     world = World((Node("n", (16,)), Node("m", (16,))), (Pod("alone", 9, "n", (0,), owned=False),))
 
-    assert not advise_start(world.cluster, FitAsk(16), 2).moves
+    assert not advise_start(world.cluster, FitQuestion(16), 2).moves
     advice = advise_empty(world.cluster, "n/0")
     assert not advice.moves
     assert advice.notes == ("default/alone stays: no controller starts it again",)
@@ -256,18 +256,18 @@ def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():
     cluster = world.cluster
     (pod,) = cluster.pods.values()
     node = cluster.nodes["n"]
-    assert fit(cluster, FitAsk(4)).pods == 1
+    assert answer_fit(cluster, FitQuestion(4)).pods == 1
 
     cluster.drop_pod(pod, "200", now=1000.0)
     # The kubelet may have started it before it heard of the end, and the words do not say.
-    assert fit(cluster, FitAsk(4)).pods == 1
+    assert answer_fit(cluster, FitQuestion(4)).pods == 1
     cluster.put_node(node, now=1031.0)
-    assert fit(cluster, FitAsk(4)).pods == 4
+    assert answer_fit(cluster, FitQuestion(4)).pods == 4
 
     cluster.put_pod(pod, now=1040.0)
     cluster.drop_node("n", "300", now=1050.0)
     with pytest.raises(InputError):
-        fit(cluster, FitAsk(4))
+        answer_fit(cluster, FitQuestion(4))
 
 
 SIMULATE = ("simulate", "--cluster", "--jobs", "1", "--policy", "best-fit")

@@ -2,12 +2,12 @@
 
 import json
 
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.rebalance import plan_state as tables
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.planning import TOGETHER
-from gpupack.whatif import Cluster, FitAsk
-from gpupack.whatif.rendering import advice_text
+from gpupack.whatif import Cluster, FitQuestion
+from gpupack.whatif.rendering import format_advice
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import uuid
 
@@ -19,7 +19,7 @@ def with_pods(world, **changes):
     everything = json.loads(world.text)
     for item in everything["items"]:
         changes.get(item["metadata"]["name"], lambda _: None)(item)
-    return Cluster.read(json.dumps(everything))
+    return Cluster.from_json(json.dumps(everything))
 
 
 def test_a_pod_on_two_cards_moves_to_any_two():
@@ -27,7 +27,7 @@ def test_a_pod_on_two_cards_moves_to_any_two():
     single = tuple(Pod(f"s{at}", units, "n", (0,)) for at, units in enumerate((1, 4, 1, 1)))
 
     advice = advise_start(
-        World((CARDS,), (*single, Pod("two", 2, "n", (1, 2), count=2))).cluster, FitAsk(8), 3
+        World((CARDS,), (*single, Pod("two", 2, "n", (1, 2), count=2))).cluster, FitQuestion(8), 3
     )
 
     assert (advice.before.pods, advice.after.pods, len(advice.moves), advice.optimal) == (2, 3, 2, True)
@@ -41,7 +41,7 @@ def test_two_pods_on_two_cards_move_to_the_same_ones():
         Pod("second", 2, "n", (0, 2), count=2),
     )
 
-    advice = advise_start(World((CARDS,), pods).cluster, FitAsk(8), 3)
+    advice = advise_start(World((CARDS,), pods).cluster, FitQuestion(8), 3)
 
     assert (advice.before.pods, advice.after.pods, len(advice.moves), advice.optimal) == (2, 3, 2, True)
 
@@ -50,10 +50,10 @@ def test_a_list_that_leaves_choices_of_cards_out_is_not_called_complete(monkeypa
     pods = (Pod("x", 1, "n", (0,)), Pod("y", 2, "n", (1,)), Pod("two", 2, "n", (1, 2), count=2))
     asked = World((CARDS,), pods).cluster
     note = "a list with which more of them start may exist: not all were tried"
-    assert note not in advise_start(asked, FitAsk(12), 2).notes
+    assert note not in advise_start(asked, FitQuestion(12), 2).notes
 
     monkeypatch.setattr(tables, "MOST_CHOICES", 1)
-    advice = advise_start(asked, FitAsk(12), 2)
+    advice = advise_start(asked, FitQuestion(12), 2)
 
     assert (len(advice.moves), advice.after.pods) == (1, 1)
     assert note in advice.notes
@@ -65,7 +65,7 @@ def test_a_node_that_has_as_many_pods_as_it_may_needs_one_to_go_and_not_more():
     pods = (Pod("p", 1, "a", (0,)), Pod("q", 1, "b", (0,)), Pod("r", 1, "b", (0,)))
     full = with_pods(World(nodes, pods), a=lambda node: node["status"]["allocatable"].update(pods="1"))
 
-    advice = advise_start(full, FitAsk(8))
+    advice = advise_start(full, FitQuestion(8))
 
     assert ([move.pod for move in advice.moves], advice.optimal, advice.at_least) == (["p"], True, 1)
 
@@ -99,12 +99,12 @@ def test_a_list_is_not_called_complete_where_pods_that_move_keep_each_other_off(
     labels = (("app", "x"),)
     pods = (Pod("p", 9, "a", (0,), labels=labels), Pod("q", 2, "b", (0,), labels=labels))
 
-    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitAsk(12))
-    alone = advise_start(World(nodes, pods).cluster, FitAsk(12))
+    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitQuestion(12))
+    alone = advise_start(World(nodes, pods).cluster, FitQuestion(12))
 
     assert (advice.moves, advice.optimal) == ((), False)
     tried = "of the lists of moves that were tried none lets another one start"
-    assert tried in advice_text(advice)
+    assert tried in format_advice(advice)
     assert ([move.pod for move in alone.moves], alone.optimal) == (["p"], True)
 
 
@@ -113,7 +113,9 @@ def test_why_says_that_pods_trade_places():
     nodes = (Node("a", (8,)), Node("b", (10,)))
     pods = (Pod("p", 8, "b", (0,)), Pod("q", 5, "a", (0,)), Pod("w", 5))
 
-    (way,) = [way for way in why(World(nodes, pods).cluster, "default", "w").ways_out if way.kind == "moves"]
+    (way,) = [
+        way for way in explain_pod(World(nodes, pods).cluster, "default", "w").ways_out if way.kind == "moves"
+    ]
 
     assert {move.pod for move in way.moves} == {"p", "q"}
     assert way.text == f"2 moves let it start on node b ({TOGETHER}):"
@@ -127,7 +129,7 @@ def test_of_two_pods_that_keep_each_other_off_one_moves_and_the_list_is_not_call
     )
     pods = tuple(Pod(name, 3, node, (0,), labels=(("app", "x"),)) for name, node in (("p", "a"), ("q", "b")))
 
-    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitAsk(12), 2)
+    advice = advise_start(with_pods(World(nodes, pods), p=apart, q=apart), FitQuestion(12), 2)
 
     assert (advice.before.pods, advice.after.pods, len(advice.moves)) == (0, 1, 1)
     assert "a list with which more of them start may exist: not all were tried" in advice.notes

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpupack.diagnose import why
-from gpupack.rebalance import verified_ways
+from gpupack.diagnose import explain_pod
+from gpupack.rebalance import verified_moves
 from gpupack.rebalance.advise import advise_empty, advise_start
-from gpupack.rebalance.planning import NEAR_NODES, Limits
-from gpupack.whatif import Cluster, FitAsk, fit
-from gpupack.whatif.objects import AskBudget
-from gpupack.whatif.rendering import advice_text, why_text
+from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif.objects import KubeBudget
+from gpupack.whatif.rendering import format_advice, format_why
 from scheduler_plugin.cache.budgets import BudgetSpec, BudgetStatus, LabelSelector
 from scheduler_plugin.cache.objects import Metadata
 from tests.ask_world import Node, Pod, World
@@ -28,11 +28,11 @@ def cluster(change=None, **more):
         for item in everything["items"]:
             if item["metadata"]["name"] == "small":
                 change(item)
-    return Cluster.read(json.dumps(everything))
+    return Cluster.from_json(json.dumps(everything))
 
 
 def moved(cluster, limits=None):
-    return [move.pod for move in advise_start(cluster, FitAsk(16), 1, limits).moves]
+    return [move.pod for move in advise_start(cluster, FitQuestion(16), 1, limits).moves]
 
 
 def test_the_smallest_pod_moves():
@@ -49,7 +49,7 @@ def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_f
         Node("g", (16,), ready=False),
     )
 
-    advice = advise_start(cluster(nodes=nodes), FitAsk(16))
+    advice = advise_start(cluster(nodes=nodes), FitQuestion(16))
 
     assert (advice.before.pods, advice.after.pods, advice.optimal) == (0, 1, True)
     assert [(move.pod, move.target.node) for move in advice.moves] == [("large", "c")]
@@ -59,7 +59,7 @@ def test_new_pods_tolerate_nothing_so_tainted_and_cordoned_nodes_are_no_places_f
         "2 nodes are left out: new pods do not tolerate the taints gpu:NoSchedule, team:NoSchedule",
         "1 node (e) is left out: cordoned",
     ]
-    enough = advise_start(cluster(nodes=(*nodes, Node("f", (16,)))), FitAsk(16))
+    enough = advise_start(cluster(nodes=(*nodes, Node("f", (16,)))), FitQuestion(16))
     assert (enough.before.pods, enough.moves) == (1, ())
     assert list(enough.notes) == left_out
 
@@ -109,7 +109,7 @@ def test_a_pod_that_must_not_be_moved_stays(change, why_not):
 
 
 def budget(allowed, name="pdb"):
-    return AskBudget(
+    return KubeBudget(
         metadata=Metadata(name=name, namespace="default"),
         spec=BudgetSpec(LabelSelector({"app": "x"})),
         status=BudgetStatus(allowed),
@@ -124,8 +124,8 @@ def test_a_budget_keeps_its_pods():
 def test_a_budget_counts_over_all_moves_and_may_stand_in_a_file():
     labelled = tuple(replace(pod, labels=(("app", "x"),)) for pod in PODS)
     nodes = (*NODES, Node("d", (16,), foreign=(4,)))
-    two = advise_start(World(nodes, labelled, (budget(2),)).cluster, FitAsk(16), 2)
-    one = advise_start(World(nodes, labelled, (budget(1),)).cluster, FitAsk(16), 2)
+    two = advise_start(World(nodes, labelled, (budget(2),)).cluster, FitQuestion(16), 2)
+    one = advise_start(World(nodes, labelled, (budget(1),)).cluster, FitQuestion(16), 2)
     assert (len(two.moves), len(one.moves)) == (2, 1)
 
     told = json.loads(World(nodes, labelled).text)
@@ -137,7 +137,7 @@ def test_a_budget_counts_over_all_moves_and_may_stand_in_a_file():
             "status": {"disruptionsAllowed": 0},
         }
     )
-    assert not advise_start(Cluster.read(json.dumps(told)), FitAsk(16), 2).moves
+    assert not advise_start(Cluster.from_json(json.dumps(told)), FitQuestion(16), 2).moves
 
 
 def test_priorities_decide_between_pods_that_would_do_and_a_limit_keeps_higher_ones():
@@ -145,14 +145,14 @@ def test_priorities_decide_between_pods_that_would_do_and_a_limit_keeps_higher_o
     assert moved(cluster(pods=pods)) == ["large"]
     pods = (replace(PODS[0], priority=100), replace(PODS[1], priority=200))
     assert moved(cluster(pods=pods)) == ["small"]
-    assert moved(cluster(pods=pods), Limits(max_priority=50)) == []
+    assert moved(cluster(pods=pods), SearchLimits(max_priority=50)) == []
 
 
 def test_a_moved_pod_goes_only_where_its_selector_taints_and_anti_affinity_allow():
     nodes = (*NODES[:2], replace(NODES[2], taints=("gpu",)))
     # Only b is left for `small`.
     assert moved(cluster(nodes=nodes)) == ["small"]
-    assert advise_start(cluster(nodes=nodes), FitAsk(16)).moves[0].target.node == "b"
+    assert advise_start(cluster(nodes=nodes), FitQuestion(16)).moves[0].target.node == "b"
 
     def apart(pod):
         term = {"topologyKey": "host", "labelSelector": {}}
@@ -161,7 +161,7 @@ def test_a_moved_pod_goes_only_where_its_selector_taints_and_anti_affinity_allow
         }
 
     hosts = tuple(replace(node, labels=(("host", node.name),)) for node in NODES)
-    assert advise_start(cluster(apart, nodes=hosts), FitAsk(16)).moves[0].target.node == "c"
+    assert advise_start(cluster(apart, nodes=hosts), FitQuestion(16)).moves[0].target.node == "c"
 
 
 def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
@@ -169,7 +169,7 @@ def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
     # The words say 16 of 16, of which the pod has 6: nobody knows what is free without it.
     blocked = world.but(Pod("x", 16, "b", (0,), owned=False))
 
-    answer = why(blocked.cluster, "default", "w")
+    answer = explain_pod(blocked.cluster, "default", "w")
 
     assert [way.kind for way in answer.ways_out] == ["pods-end"]
     assert answer.ways_out[0].pods[0].pod == "x"
@@ -178,7 +178,7 @@ def test_processes_of_others_that_fill_a_card_are_not_taken_for_room():
 def test_the_fewest_pods_end_wherever_they_are():
     pods = (Pod("a1", 4, "a", (0,)), Pod("a2", 4, "a", (0,)), Pod("b1", 12, "b", (0,)), Pod("w", 14))
 
-    answer = why(World(NODES[:2], pods).cluster, "default", "w")
+    answer = explain_pod(World(NODES[:2], pods).cluster, "default", "w")
 
     # On a less is missing, and both would have to go.
     (way,) = [way for way in answer.ways_out if way.kind == "pods-end"]
@@ -194,7 +194,7 @@ def test_one_large_pod_moves_rather_than_two_small_ones():
     )
     world = World(nodes, (Pod("large", 32, "a", (0,)), Pod("s", 3, "b", (0,)), Pod("t", 3, "d", (0,))))
 
-    advice = advise_start(world.cluster, FitAsk(16, model="A"), 2)
+    advice = advise_start(world.cluster, FitQuestion(16, model="A"), 2)
 
     assert [move.pod for move in advice.moves] == ["large"]
     assert (advice.optimal, advice.after.pods, advice.at_least) == (True, 2, 1)
@@ -208,10 +208,10 @@ def nodes_of_more_than_are_all_tried():
 def test_a_list_as_short_as_any_has_to_be_is_optimal_on_a_large_cluster_too(nodes_of_more_than_are_all_tried):
     asked = cluster(nodes=nodes_of_more_than_are_all_tried)
 
-    for advice in (advise_empty(asked, "a/0"), advise_start(asked, FitAsk(16))):
+    for advice in (advise_empty(asked, "a/0"), advise_start(asked, FitQuestion(16))):
         assert (len(advice.moves), advice.at_least, advice.optimal) == (1, 1, True)
         assert not [note for note in advice.notes if "list" in note]
-        assert "\n\nNo shorter list reaches as much.\n\n" in advice_text(advice)
+        assert "\n\nNo shorter list reaches as much.\n\n" in format_advice(advice)
 
 
 def test_a_list_that_may_not_be_the_shortest_says_how_many_moves_are_needed(
@@ -225,7 +225,7 @@ def test_a_list_that_may_not_be_the_shortest_says_how_many_moves_are_needed(
 
     assert (len(advice.moves), advice.at_least, advice.optimal) == (2, 1, False)
     assert "a list of fewer moves may exist: at least 1 move is needed" in advice.notes
-    assert "\n\n\n" not in advice_text(advice)
+    assert "\n\n\n" not in format_advice(advice)
 
 
 def test_fewer_than_asked_for_on_a_large_cluster_may_not_be_the_most(nodes_of_more_than_are_all_tried):
@@ -233,7 +233,7 @@ def test_fewer_than_asked_for_on_a_large_cluster_may_not_be_the_most(nodes_of_mo
         replace(node, foreign=(9,)) if node.name == "c" else node for node in nodes_of_more_than_are_all_tried
     )
 
-    advice = advise_start(cluster(nodes=nodes), FitAsk(16), 2)
+    advice = advise_start(cluster(nodes=nodes), FitQuestion(16), 2)
 
     assert (len(advice.moves), advice.after.pods, advice.optimal) == (1, 1, True)
     assert "a list with which more of them start may exist: not all were tried" in advice.notes
@@ -243,17 +243,17 @@ def test_in_a_large_cluster_why_says_who_finds_moves(monkeypatch):
     waits = Pod("w", 32, count=2, model="*A100*")
     nodes = (Node("a", (16, 16)), Node("b", (16,)))
     pods = (*PODS, waits)
-    small = why(cluster(nodes=nodes, pods=pods), "default", "w")
+    small = explain_pod(cluster(nodes=nodes, pods=pods), "default", "w")
     assert "moves" in {way.kind for way in small.ways_out}
     assert not [note for note in small.notes if "advise" in note]
 
-    monkeypatch.setattr(verified_ways, "MOST_NODES", 1)
-    large = why(cluster(nodes=nodes, pods=pods), "default", "w")
+    monkeypatch.setattr(verified_moves, "MOST_NODES", 1)
+    large = explain_pod(cluster(nodes=nodes, pods=pods), "default", "w")
 
     assert "moves" not in {way.kind for way in large.ways_out}
     command = "`gpupack advise --for 32 --cards 2 --model '*A100*'` looks for them"
     assert large.notes == (f"moves of other pods are not looked for here above 1 nodes: {command}",)
-    assert command in why_text(large)
+    assert command in format_why(large)
 
 
 def test_pods_near_each_other_and_the_first_of_them():
@@ -261,16 +261,16 @@ def test_pods_near_each_other_and_the_first_of_them():
     everything = json.loads(World(hosts, (*PODS, Pod("w", 2, labels=(("app", "y"),)))).text)
     waiting = everything["items"][-1]
     near(waiting)
-    assert why(Cluster.read(json.dumps(everything)), "default", "w").fits == ("a",)
+    assert explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w").fits == ("a",)
 
     term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "y"}}}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     waiting["spec"]["affinity"] = {"podAffinity": required}
-    assert why(Cluster.read(json.dumps(everything)), "default", "w").fits == ("a", "b", "c")
+    assert explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w").fits == ("a", "b", "c")
 
     waiting["spec"]["affinity"] = {}
     everything["items"][3]["spec"]["affinity"] = {"podAntiAffinity": required}  # of `small`, on a
-    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
     assert answer.fits == ("b", "c")
     assert answer.nodes[0].reason == "PodAffinity"
 
@@ -281,22 +281,22 @@ def test_other_resources_ports_and_the_number_of_pods():
     running, _, waiting = everything["items"][2:]
     a["status"]["allocatable"]["rdma/ib"] = "1"
     waiting["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
-    asked = Cluster.read(json.dumps(everything))
-    assert why(asked, "default", "w").fits == ("a",)
+    asked = Cluster.from_json(json.dumps(everything))
+    assert explain_pod(asked, "default", "w").fits == ("a",)
 
     running["spec"]["containers"][0]["resources"]["limits"]["rdma/ib"] = "1"
-    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
     assert {group.reason for group in answer.nodes} == {"OtherResource"}
     assert "pods-end" in {way.kind for way in answer.ways_out}
 
     b["status"]["allocatable"] |= {"rdma/ib": "5", "pods": "1"}
-    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
     assert {group.reason for group in answer.nodes} == {"OtherResource", "Pods"}
 
     b["status"]["allocatable"]["pods"] = "2"
     for pod in (everything["items"][3], waiting):
         pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 8080}]
-    answer = why(Cluster.read(json.dumps(everything)), "default", "w")
+    answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "w")
     assert {group.reason for group in answer.nodes} == {"OtherResource", "Ports"}
 
 
@@ -308,9 +308,9 @@ def test_kube_schedulers_sum_counts_pods_on_unhealthy_cards():
     cards[0]["healthy"] = False
     node["metadata"]["annotations"]["gpupack.io/cards"] = json.dumps(cards)
     node["status"]["allocatable"]["gpupack.io/gpu-memory-gib"] = "8"
-    found = Cluster.read(json.dumps(everything))
+    found = Cluster.from_json(json.dumps(everything))
 
-    answer = why(found, "default", "w")
+    answer = explain_pod(found, "default", "w")
 
     assert [group.reason for group in answer.nodes] == ["NodeSum"]
-    assert fit(found, FitAsk(8)).pods == 0
+    assert answer_fit(found, FitQuestion(8)).pods == 0

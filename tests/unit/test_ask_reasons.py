@@ -7,11 +7,11 @@ import pytest
 import gpupack
 from allocator.names import PACKED_LAYOUT, resource_name
 from gpupack import InputError
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_start
-from gpupack.whatif import Cluster, FitAsk, fit
-from gpupack.whatif.rendering import fit_text, why_text
-from gpupack.whatif.snapshot import snapshot
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
+from gpupack.whatif.rendering import format_fit, format_why
+from gpupack.whatif.snapshot import make_snapshot
 from tests.ask_world import Node, Pod, World
 
 GIB = resource_name(1024)
@@ -24,7 +24,7 @@ def changed(world, **changes):
         change = changes.get(item["metadata"]["name"])
         if change is not None:
             change(item)
-    return Cluster.read(json.dumps(everything))
+    return Cluster.from_json(json.dumps(everything))
 
 
 def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
@@ -32,12 +32,12 @@ def test_too_little_cpu_names_the_node_with_the_most_left_and_no_card():
         (Node("a", cpu=4), Node("b", cpu=8)), (Pod("used", 1, "b", (0,), cpu=1), Pod("p", 4, cpu=50))
     )
 
-    answer = why(world.cluster, "default", "p")
+    answer = explain_pod(world.cluster, "default", "p")
 
     (group,) = answer.nodes
     assert (group.reason, group.best.node, group.best.card, group.best.free_units) == ("Cpu", "b", None, None)
     assert group.text == "the most cpu that a node has left is 7 cpu, asked 50 cpu"
-    assert "asked 50 cpu (node b)" in why_text(answer)
+    assert "asked 50 cpu (node b)" in format_why(answer)
 
 
 def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
@@ -47,11 +47,13 @@ def test_too_little_host_memory_names_the_node_with_the_most_left_and_no_card():
     def larger(node):
         node["status"]["allocatable"]["memory"] = "8000Gi"
 
-    answer = why(changed(World((Node("a"), Node("b")), (Pod("p", 4),)), p=ask, b=larger), "default", "p")
+    answer = explain_pod(
+        changed(World((Node("a"), Node("b")), (Pod("p", 4),)), p=ask, b=larger), "default", "p"
+    )
 
     (group,) = answer.nodes
     assert (group.reason, group.best.node, group.best.card) == ("Memory", "b", None)
-    assert "(node b)" in why_text(answer)
+    assert "(node b)" in format_why(answer)
 
 
 def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_card():
@@ -63,7 +65,7 @@ def test_too_little_of_the_nodes_sum_names_the_node_with_the_most_left_and_no_ca
 
     cluster = changed(World((Node("a"), Node("b")), (Pod("p", 8),)), a=less(3), b=less(5))
 
-    (group,) = why(cluster, "default", "p").nodes
+    (group,) = explain_pod(cluster, "default", "p").nodes
 
     assert (group.reason, group.best.node, group.best.card) == ("NodeSum", "b", None)
     assert "too little is left (5 GiB)" in group.text
@@ -73,7 +75,7 @@ def test_a_limit_of_zero_is_refused_with_the_reason():
     def ask(pod):
         pod["spec"]["containers"][0]["resources"] = {"limits": {GIB: "0"}, "requests": {GIB: "0"}}
 
-    answer = why(changed(World((Node("n"),), (Pod("p", 4),)), p=ask), "default", "p")
+    answer = explain_pod(changed(World((Node("n"),), (Pod("p", 4),)), p=ask), "default", "p")
 
     assert answer.state == "refused"
     assert f"{GIB}: 0 in its limits, which asks for no GPU memory: allowed are 1 to 131072" in answer.text
@@ -82,7 +84,7 @@ def test_a_limit_of_zero_is_refused_with_the_reason():
 def test_no_card_of_any_node_is_not_at_most_0_cards():
     world = World((Node("n", foreign=(9, 9)),), (Pod("p", 32, count=2),))
 
-    (group,) = why(world.cluster, "default", "p").nodes
+    (group,) = explain_pod(world.cluster, "default", "p").nodes
 
     assert group.text == "no card of any node has 16 GiB free, asked are 2; the closest node has 2 with 7 GiB"
 
@@ -108,35 +110,35 @@ UNREAD = (
 def test_nodes_that_cannot_be_read_are_told_with_the_first_reason():
     cluster = changed(THREE, a=corrupt)
 
-    assert fit(cluster, FitAsk(8)).notes == (UNREAD,)
-    assert UNREAD in fit_text(fit(cluster, FitAsk(8)))
+    assert answer_fit(cluster, FitQuestion(8)).notes == (UNREAD,)
+    assert UNREAD in format_fit(answer_fit(cluster, FitQuestion(8)))
     assert gpupack.advise(cluster, 16, 4).notes[-1] == UNREAD
     assert gpupack.advise(cluster, empty="c").notes[-1] == UNREAD
-    assert snapshot(cluster).notes == (UNREAD,)
-    assert snapshot(cluster, hidden=True).notes == (UNREAD.partition(" (")[0],)
-    assert not fit(THREE.cluster, FitAsk(8)).notes
+    assert make_snapshot(cluster).notes == (UNREAD,)
+    assert make_snapshot(cluster, hidden=True).notes == (UNREAD.partition(" (")[0],)
+    assert not answer_fit(THREE.cluster, FitQuestion(8)).notes
 
 
 def test_nodes_without_words_are_told_and_a_node_that_is_mended_no_more():
     cluster = changed(THREE, a=without_words, b=corrupt)
-    assert len(fit(cluster, FitAsk(8)).notes) == 2
-    assert fit(cluster, FitAsk(8)).notes[1] == (
+    assert len(answer_fit(cluster, FitQuestion(8)).notes) == 2
+    assert answer_fit(cluster, FitQuestion(8)).notes[1] == (
         "1 of 3 nodes is left out: no gpupack daemon has published cards there (first: a)"
     )
 
     mended = THREE.cluster.nodes["b"]
     mended.metadata.resource_version = "99999"
     cluster.put_node(mended)
-    assert len(fit(cluster, FitAsk(8)).notes) == 1
+    assert len(answer_fit(cluster, FitQuestion(8)).notes) == 1
 
 
 def test_where_no_node_can_be_read_the_words_are_the_reason():
     cluster = changed(THREE, a=corrupt, b=corrupt, c=corrupt)
 
     with pytest.raises(InputError, match=r"words that can be read \(first: a: layout header 7") as raised:
-        fit(cluster, FitAsk(8))
+        answer_fit(cluster, FitQuestion(8))
     assert "is gpupack node running" not in str(raised.value)
-    text = why(cluster, "default", "p").text
+    text = explain_pod(cluster, "default", "p").text
     assert "the packed words of 3 of the 3 nodes of the file cannot be read (first: a: layout" in text
     assert "is gpupack node running" not in text
 
@@ -146,19 +148,19 @@ def other_scheduler(pod):
 
 
 def test_a_pod_of_another_scheduler_waits_for_one_that_never_asks_gpupack():
-    answer = why(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
+    answer = explain_pod(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
     # The extender has bound a pod of that scheduler: it has joined it.
     assert "never asks" not in answer.text
 
     world = World((Node("a"),), (Pod("p", 8), Pod("large", 17)))
     cluster = changed(world, p=other_scheduler, large=other_scheduler)
-    answer = why(cluster, "default", "p")
+    answer = explain_pod(cluster, "default", "p")
     assert answer.state == "pending"
     assert answer.text == "waits for its scheduler default-scheduler, which never asks gpupack"
     assert [way.kind for way in answer.ways_out] == ["scheduler-name"]
     assert "schedulerName: gpupack-scheduler; node a would take it now" in answer.ways_out[0].text
-    assert "will try it again" not in why_text(answer)
-    answer = why(cluster, "default", "large")
+    assert "will try it again" not in format_why(answer)
+    answer = explain_pod(cluster, "default", "large")
     assert answer.text.endswith("never asks gpupack; 0 of 1 nodes take 17 GiB")
     assert answer.ways_out[0].kind == "scheduler-name"
 
@@ -168,7 +170,7 @@ def test_a_pod_that_was_deleted_is_ending():
         pod["metadata"]["deletionTimestamp"] = "2026-11-22T09:00:00Z"
 
     cluster = changed(THREE, p=delete, q=delete)
-    waits, runs = why(cluster, "default", "p"), why(cluster, "default", "q")
+    waits, runs = explain_pod(cluster, "default", "p"), explain_pod(cluster, "default", "q")
 
     assert (waits.state, runs.state) == ("ending", "ending")
     assert waits.text.startswith("is ending: it was deleted, and has until 2026-11-22T09:00:00Z")
@@ -183,7 +185,7 @@ def test_a_uuid_that_no_card_has_is_told_beside_those_that_there_are():
 
     cluster = changed(World((Node("n"),), (Pod("p", 4),)), p=ask)
 
-    (group,) = why(cluster, "default", "p").nodes
+    (group,) = explain_pod(cluster, "default", "p").nodes
 
     there = ", ".join(cluster.state.nodes.uuids[cluster.state.nodes.rows["n"]])
     assert group.text == f'the pod\'s gpu-uuid is "GPU-nope", and the cards there are {there}'
@@ -194,26 +196,26 @@ def test_a_model_that_no_card_is_of_is_told_beside_those_that_there_are():
     cluster = World((Node("a", model="NVIDIA L4"), Node("b", model="Tesla T4")), ()).cluster
     said = ('no card matches: gpu-model is "*l40s*", and the cluster has NVIDIA L4, Tesla T4',)
 
-    answer = fit(cluster, FitAsk(8, model="*L40S*"))
+    answer = answer_fit(cluster, FitQuestion(8, model="*L40S*"))
 
     assert (answer.pods, answer.notes) == (0, said)
-    assert advise_start(cluster, FitAsk(8, model="*L40S*")).notes == said
-    assert fit(cluster, FitAsk(8, model="*t4*")).notes == ()
-    (starless,) = fit(cluster, FitAsk(8, model="T4,L40S")).notes
+    assert advise_start(cluster, FitQuestion(8, model="*L40S*")).notes == said
+    assert answer_fit(cluster, FitQuestion(8, model="*t4*")).notes == ()
+    (starless,) = answer_fit(cluster, FitQuestion(8, model="T4,L40S")).notes
     assert starless.endswith('; "*t4*" would match: a pattern without stars is the whole name')
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (FitAsk(8, 3), "8 units on 3 cards: allowed is a multiple of the number of cards"),
-        (FitAsk(101, percent=True), "101 percent on 1 card: allowed are at most 100"),
-        (FitAsk(202, 2, percent=True), "202 percent on 2 cards: allowed are at most 200"),
+        (FitQuestion(8, 3), "8 units on 3 cards: allowed is a multiple of the number of cards"),
+        (FitQuestion(101, percent=True), "101 percent on 1 card: allowed are at most 100"),
+        (FitQuestion(202, 2, percent=True), "202 percent on 2 cards: allowed are at most 200"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_in_the_words_of_the_question(asked, words):
     with pytest.raises(InputError) as caught:
-        fit(THREE.cluster, asked)
+        answer_fit(THREE.cluster, asked)
     assert str(caught.value) == words
 
 
@@ -222,7 +224,7 @@ def test_a_pod_that_starts_keeps_none_of_another_shape_off_that_asks_for_as_much
     waits = Pod("w", 2, model="NVIDIA A100")
     world = World((Node("a", (4, 4)),), (*starts, Pod("z", 1, "a", (0,), held=False), waits))
 
-    answer = why(world.cluster, "default", "w")
+    answer = explain_pod(world.cluster, "default", "w")
 
     assert (answer.state, answer.fits) == ("fits", ("a",))
 
@@ -233,16 +235,16 @@ def test_a_resource_that_no_node_has_is_named():
     def misspell(item):
         item["spec"]["containers"][0]["resources"] = {"limits": {"gpupack.io/gpu-memory-gb": "8"}}
 
-    answer = why(changed(World((Node("a"),), (Pod("p", 4),)), p=misspell), "default", "p")
+    answer = explain_pod(changed(World((Node("a"),), (Pod("p", 4),)), p=misspell), "default", "p")
     assert answer.state == "no-cards"
     assert "gpupack.io/gpu-memory-gb is no resource of this cluster's nodes" in answer.text
 
 
 def test_a_model_without_stars_that_stars_would_match_is_told_with_a_way_out():
-    """The pod waited for good, and only `fit` knew."""
+    """The pod waited for good, and only `answer_fit` knew."""
     world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", 8, model="A100"),))
 
-    answer = why(world.cluster, "default", "p")
+    answer = explain_pod(world.cluster, "default", "p")
 
     assert answer.nodes[0].text == (
         """the pod's gpu-model is "a100", and the cards there are NVIDIA A100-SXM4-40GB; """
@@ -266,7 +268,7 @@ def test_a_model_without_stars_that_stars_would_match_is_told_with_a_way_out():
 )
 def test_stars_are_proposed_only_where_they_help(model, units, kinds):
     world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", units, model=model),))
-    found = [way.kind for way in why(world.cluster, "default", "p").ways_out]
+    found = [way.kind for way in explain_pod(world.cluster, "default", "p").ways_out]
     assert [kind for kind in found if kind in {"model-pattern", "other-model"}] == kinds
 
 
@@ -292,6 +294,6 @@ def test_several_containers_that_fit_each_by_itself_are_said_not_to_fit_together
             {"name": f"c{at}", "resources": {"limits": {GIB: str(each)}}} for at, each in enumerate(units)
         ]
 
-    (group,) = why(changed(world, p=ask), "default", "p").nodes
+    (group,) = explain_pod(changed(world, p=ask), "default", "p").nodes
     assert group.reason == reason
     assert group.text.startswith(text)

@@ -9,9 +9,9 @@ from allocator.names import POD_CARD_POLICY, POD_NODE_POLICY
 from allocator.policies import CARD_POLICIES
 from allocator.request import unknown_policy
 from gpupack.cli.app import cli
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.rebalance.advise import advise_empty, advise_start
-from gpupack.whatif import Cluster, FitAsk, fit
+from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.ask_world import Node, Pod, World
 
@@ -35,7 +35,7 @@ BOTH = (NODE, CARD)
 
 def asked(pod, *others):
     world = World((Node("a"), Node("b", sizes=(8,))), (*others, pod))
-    return why(Cluster.read(world.text), "default", pod.name)
+    return explain_pod(Cluster.from_json(world.text), "default", pod.name)
 
 
 @pytest.mark.parametrize("policies", [(NODE,), (CARD,), BOTH])
@@ -78,18 +78,18 @@ def test_a_name_that_no_policy_can_have_is_a_mistake(name):
 
 def test_the_cards_of_a_pod_that_runs_count():
     runs = Pod("runs", 12, "a", (0,), policies=BOTH)
-    answer = why(Cluster.read(World((Node("a"),), (runs,)).text), "default", "runs")
+    answer = explain_pod(Cluster.from_json(World((Node("a"),), (runs,)).text), "default", "runs")
 
     assert answer.state == "running"
     assert [(card.card, card.promised_units) for card in answer.cards] == [(0, 12)]
-    free = fit(Cluster.read(World((Node("a"),), (runs,)).text), FitAsk(8))
+    free = answer_fit(Cluster.from_json(World((Node("a"),), (runs,)).text), FitQuestion(8))
     assert free.pods == 2
 
 
 def test_top_shows_it_on_the_cards_that_the_scheduler_chose():
     runs = Pod("runs", 12, "a", (0, 1), held=False, count=2, policies=BOTH)
 
-    (row,) = Cluster.read(World((Node("a"),), (runs,)).text).rows_of_top()
+    (row,) = Cluster.from_json(World((Node("a"),), (runs,)).text).build_inventory()
 
     assert [[(pod.name, pod.units) for pod in card.pods] for card in row.cards] == [[("runs", 6)]] * 2
 
@@ -97,9 +97,9 @@ def test_top_shows_it_on_the_cards_that_the_scheduler_chose():
 def test_it_is_moved_like_others():
     """Lists of moves do not go by policies: a moved pod may go to any cards."""
     pods = (Pod("one", 8, "a", (0,), policies=BOTH), Pod("fixed", 4, "b", (0,), owned=False))
-    cluster = Cluster.read(World((Node("a", (16,)), Node("b", (16,))), pods).text)
+    cluster = Cluster.from_json(World((Node("a", (16,)), Node("b", (16,))), pods).text)
 
-    for answer in (advise_start(cluster, FitAsk(16)), advise_empty(cluster, "a")):
+    for answer in (advise_start(cluster, FitQuestion(16)), advise_empty(cluster, "a")):
         assert [move.pod for move in answer.moves] == ["one"]
 
 

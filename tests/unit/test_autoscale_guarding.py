@@ -16,7 +16,7 @@ from gpupack.autoscale.guarding import (
     nodes_to_empty,
     nodes_to_keep,
 )
-from gpupack.whatif.objects import AskNode
+from gpupack.whatif.objects import KubeNode
 from tests.autoscale_world import Node, Pod, grown
 
 
@@ -81,7 +81,7 @@ def test_so_many_nodes_may_go_at_one_time():
 
 def node(**annotations):
     made = {"kind": "Node", "metadata": {"name": "n1", "annotations": annotations}}
-    return msgspec.json.decode(json.dumps(made), type=AskNode)
+    return msgspec.json.decode(json.dumps(made), type=KubeNode)
 
 
 KEPT = {"n1": KeptNode(Kept.NO_CARDS, "default/a")}

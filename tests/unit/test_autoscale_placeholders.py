@@ -7,8 +7,8 @@ import msgspec
 
 from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
 from gpupack.dashboard.advice import explained, waiting
-from gpupack.diagnose.why import why
-from gpupack.whatif.objects import AskPod
+from gpupack.diagnose.why import explain_pod
+from gpupack.whatif.objects import KubePod
 from scheduler_plugin.extender.unschedulable_pods import Waiting
 from tests.autoscale_world import fragments, grown, plan_of, waits
 
@@ -26,7 +26,7 @@ def there(placeholder, number, *, namespace=NAMESPACE, marked=True, **meta):
     made["metadata"] |= {"uid": f"uid-{number}", **meta}
     if marked:
         made |= condition_patch("2027-01-15T08:00:00Z")
-    return msgspec.json.decode(json.dumps(made), type=AskPod)
+    return msgspec.json.decode(json.dumps(made), type=KubePod)
 
 
 def test_what_is_missing_is_created_under_names_of_its_own():
@@ -91,9 +91,9 @@ def with_placeholder():
 
 def test_why_says_which_placeholder_stands_for_a_pod_and_what_that_is():
     name, cluster = with_placeholder()
-    said = why(cluster, "default", "waits")
+    said = explain_pod(cluster, "default", "waits")
     assert f"pod {NAMESPACE}/{name} stands for it, and asks a cluster autoscaler for a node" in said.notes
-    said = why(cluster, NAMESPACE, name)
+    said = explain_pod(cluster, NAMESPACE, name)
     assert said.text == "never runs: it asks a cluster autoscaler for a node, for default/waits"
 
 
@@ -111,5 +111,5 @@ def nobody(_namespace, _name):
 
 def test_placeholders_do_not_count_as_pods_that_wait():
     _, cluster = with_placeholder()
-    assert [pod.metadata.name for pod in cluster.waiting()] == ["waits"]
+    assert [pod.metadata.name for pod in cluster.list_waiting_pods()] == ["waits"]
     assert Waiting(cluster.state.pods).by_reason()["not_refused"] == 1

@@ -12,7 +12,7 @@ from gpupack.dashboard.live import Live
 from gpupack.dashboard.records import STATES, node_tile
 from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Point, Trend
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import KubePod
 
 GIB = 1024
 
@@ -91,7 +91,7 @@ def test_a_pod_that_moves_is_on_one_node_only():
     board.drop_pod(moved)
     del one.pods[name]
     two.pods[name] = {card: 1}
-    board.put_pod(msgspec.convert(fleet.pod_object(name, 1, two), AskPod))
+    board.put_pod(msgspec.convert(fleet.pod_object(name, 1, two), KubePod))
     for each in (one, two):
         board.put_node(node(fleet.node_object(each)))
     assert board.refresh() == {one.name, two.name}

@@ -8,7 +8,7 @@ import pytest
 from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import Board
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import Reason, Why
 from tests.ask_world import Node, Pod, World
 
@@ -17,11 +17,11 @@ NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does n
 
 def board_of(world, gates=(QUEUE_GATE,)):
     board = Board()
-    board.replace_nodes([msgspec.convert(node.object(world.pods), AskNode) for node in world.nodes])
+    board.replace_nodes([msgspec.convert(node.object(world.pods), KubeNode) for node in world.nodes])
     for pod in world.pods:
         made = json.loads(json.dumps(pod.object()))
         made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
-        board.put_pod(msgspec.convert(made, AskPod))
+        board.put_pod(msgspec.convert(made, KubePod))
     return board
 
 

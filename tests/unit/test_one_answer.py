@@ -8,12 +8,12 @@ import pytest
 
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
-from gpupack.diagnose.evictions import lets_start
-from gpupack.diagnose.why import why
+from gpupack.diagnose.evictions import can_start_without
+from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.kube_checks import Wish
+from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER
-from gpupack.whatif.trials import Held, Trial
+from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.objects import Metadata
 from scheduler_plugin.extender.unschedulable_pods import Refusal
@@ -43,14 +43,14 @@ def allowed_by_queue(world, node, pod):
     ids=["open", "cordoned", "taint-only", "both"],
 )
 def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
-    """The taint of a cordon without the cordon: `why` called the node open, the queue closed."""
+    """The taint of a cordon without the cordon: `explain_pod` called the node open, the queue closed."""
     world = World((node,), (Pod("p", 8, tolerates=tolerates),))
     cluster = world.cluster
-    blocks = cluster.hosts.blocks(Wish.of(cluster.find("default", "p")))
+    blocks = cluster.kube_checks.find_rejections(HostRequirements.from_pod(cluster.find_pod("default", "p")))
 
     assert (blocks["n"].reason if blocks else None) == (None if tolerates else found)
     assert allowed_by_queue(world, "n", "p") == (not blocks)
-    answer = why(cluster, "default", "p")
+    answer = explain_pod(cluster, "default", "p")
     assert answer.fits == (() if blocks else ("n",))
     if not blocks:
         assert answer.state == "fits"
@@ -72,12 +72,14 @@ def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_other
     pods = [Pod("large", 6, "n", (0,)), Pod("small", 1, "n", (0,))]
     waiting = Pod("w", 4, priority=1)
     made = [node_object("n", (4,), (4,), extra=holds) | {"kind": "Node"}]
-    cluster = Cluster.read(msgspec.json.encode({"items": made + [pod.object() for pod in (*pods, waiting)]}))
+    cluster = Cluster.from_json(
+        msgspec.json.encode({"items": made + [pod.object() for pod in (*pods, waiting)]})
+    )
     state = cluster.state
     record = state.pods["uid-w"]
     query = cluster.policies.query(state.nodes, record.request, 0, 0)
     room = room_on(state, "n", query)
-    trial = Trial(cluster, query, Wish.of(cluster.find("default", "w")))
+    trial = WhatIf(cluster, query, HostRequirements.from_pod(cluster.find_pod("default", "w")))
 
     def left(*names):
         return [card.size_units - card.used_units for card in room.after([f"uid-{name}" for name in names])]
@@ -85,8 +87,8 @@ def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_other
     assert left("large") == [3]
     assert left("large", "small") == [4]
     ends = [state.pods["uid-large"], state.pods["uid-small"]]
-    assert not lets_start(trial, Held(cluster), "n", ends[:1])
-    assert lets_start(trial, Held(cluster), "n", ends)
+    assert not can_start_without(trial, PodCardUsage(cluster), "n", ends[:1])
+    assert can_start_without(trial, PodCardUsage(cluster), "n", ends)
     assert state.nodes.free[state.nodes.rows["n"]].tolist()[:1] == [0]
 
 
@@ -109,7 +111,7 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
         Pod("w", 5).object(),
         node_object("n", (8, 8), (8, 0), **about) | {"kind": "Node"},
     ]
-    answer = why(Cluster.read(msgspec.json.encode({"items": objects})), "default", "w")
+    answer = explain_pod(Cluster.from_json(msgspec.json.encode({"items": objects})), "default", "w")
     assert answer.fits == (("n",) if fits else ())
 
 
@@ -124,13 +126,13 @@ def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
     shares |= {POD_ALLOCATION: dump_allocation("uid-p", given)}
     moved = pod_object("p", 6, node="n", phase="Running", annotations=shares) | {"kind": "Pod"}
     made = node_object("n", (8, 8), (0, 7)) | {"kind": "Node"}
-    cluster = Cluster.read(msgspec.json.encode({"items": [made, moved, Pod("w", 8).object()]}))
+    cluster = Cluster.from_json(msgspec.json.encode({"items": [made, moved, Pod("w", 8).object()]}))
     state = cluster.state
     query = cluster.policies.query(state.nodes, state.pods["uid-w"].request, 0, 0)
 
     room = room_on(state, "n", query)
     assert room.freed["uid-p"] == {0: 6}
     assert [card.size_units - card.used_units for card in room.after(["uid-p"])] == [8, 1]
-    (row,) = cluster.rows_of_top()
+    (row,) = cluster.build_inventory()
     assert [card.in_use_units for card in row.cards] == [6, 7]
     assert [[pod.units for pod in card.pods] for card in row.cards] == [[6], []]

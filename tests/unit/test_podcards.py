@@ -19,8 +19,8 @@ from gpupack.dashboard.board import Board
 from gpupack.inventory.objects import load_nodes
 from gpupack.inventory.rows import rows
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import AskNode, AskPod
-from gpupack.whatif.trials import Held
+from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.what_if import PodCardUsage
 from scheduler_plugin.preemption.node_victims import room_on
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
 
@@ -132,13 +132,17 @@ def by_top(made, pods):
 
 
 def cluster_of(made, pods):
-    nodes = [msgspec.convert({**made, "kind": "Node"}, AskNode)]
-    return Cluster.of(nodes, [msgspec.convert({**pod, "kind": "Pod"}, AskPod) for pod in pods])
+    nodes = [msgspec.convert({**made, "kind": "Node"}, KubeNode)]
+    return Cluster.from_objects(nodes, [msgspec.convert({**pod, "kind": "Pod"}, KubePod) for pod in pods])
 
 
 def by_why(cluster):
-    held = Held(cluster)
-    return {uid: dict(held.freed(record)) for uid, record in cluster.state.pods.items() if held.freed(record)}
+    held = PodCardUsage(cluster)
+    return {
+        uid: dict(held.get_freed_units(record))
+        for uid, record in cluster.state.pods.items()
+        if held.get_freed_units(record)
+    }
 
 
 def by_preemption(cluster):
@@ -207,8 +211,8 @@ def test_a_pods_cards_are_the_same_for_top_why_and_preemption(world, expected):
 def test_what_is_promised_to_a_pod(world, mib):
     made, pods = world
     board = Board()
-    board.replace_nodes([msgspec.convert({**made, "kind": "Node"}, AskNode)])
-    board.replace_pods([msgspec.convert({**pod, "kind": "Pod"}, AskPod) for pod in pods])
+    board.replace_nodes([msgspec.convert({**made, "kind": "Node"}, KubeNode)])
+    board.replace_pods([msgspec.convert({**pod, "kind": "Pod"}, KubePod) for pod in pods])
     board.refresh()
     assert sum(seat.promised for seat in board.seats["n"] if seat.uid == "uid-p") == mib
 

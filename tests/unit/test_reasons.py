@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from allocator.request import Demand
-from gpupack.whatif.kube_checks import Block, Wish
+from gpupack.whatif.kube_checks import HostRequirements, Rejection
 from gpupack.whatif.node_results import ORDER, _Sentences
-from gpupack.whatif.trials import query_for
+from gpupack.whatif.what_if import make_query
 from scheduler_plugin.cache.nodes import Exclusion
 from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, event_text, memory
@@ -47,12 +47,12 @@ def test_every_reason_is_whole(reason: FilterReason) -> None:
     """Wordings, a place in the order of `why`, a label of metrics, and a name that the docs explain."""
     assert event_text(reason, ONE, 1024)
     cluster = World((Node("n", (16,)),), (Pod("p", 8),)).cluster
-    pod = cluster.find("default", "p")
-    wish = Wish.of(pod)
+    pod = cluster.find_pod("default", "p")
+    wish = HostRequirements.from_pod(pod)
     sentences = _Sentences(
-        cluster, query_for(cluster, cluster.state.pods[pod.metadata.uid].request, wish), wish
+        cluster, make_query(cluster, cluster.state.pods[pod.metadata.uid].request, wish), wish
     )
-    assert sentences.of(Block(reason.json_name), cluster.rows, None, 0)
+    assert sentences.explain(Rejection(reason.json_name), cluster.rows, None, 0)
     assert ORDER.count(reason.json_name) == 1
     assert reason.metric_label in _REASONS
     assert f"`{reason.json_name}`" in (Path(__file__).parents[2] / "docs" / "ask.md").read_text()

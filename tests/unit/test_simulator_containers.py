@@ -4,7 +4,7 @@ import pytest
 
 from allocator.names import POD_CARDS
 from gpupack.whatif.cluster import Cluster as Asked
-from gpupack.whatif.simulating import trace_of
+from gpupack.whatif.simulation import make_trace
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import make
@@ -177,7 +177,7 @@ def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
             made["metadata"]["annotations"] |= annotations
             return made
 
-    taken = trace_of(Asked.read(World((Node("n", (5, 5)),), (Waits("p", 1),)).text))
+    taken = make_trace(Asked.from_json(World((Node("n", (5, 5)),), (Waits("p", 1),)).text))
     (written,) = taken.pods
     assert (written[3], written[4], written[-1]) == row
     assert taken.notes == ()

@@ -8,7 +8,7 @@ import pytest
 from gpupack.diagnose.listing import list_text, list_waiting, list_workload, parse_workload
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import AskPod
+from gpupack.whatif.objects import KubePod
 from scheduler_plugin.queue.controller.status import Why as QueueWhy
 from tests.ask_world import Node, Pod, World
 
@@ -22,7 +22,7 @@ def pods_of(*pods: Pod) -> list[dict]:
 
 def cluster_of(*changed: dict, nodes: tuple[Node, ...] = (Node("n1", (16, 16)),)) -> Cluster:
     items = [*(node.object(()) for node in nodes), *changed]
-    return Cluster.read(json.dumps({"kind": "List", "items": items}))
+    return Cluster.from_json(json.dumps({"kind": "List", "items": items}))
 
 
 def test_all_that_wait_with_their_closest_reason() -> None:
@@ -79,7 +79,7 @@ def test_the_queue_says_why_where_it_holds_a_pod() -> None:
     assert unasked.text.startswith("waits for the scheduling gate gpupack.io/queue")
 
 
-def pod(owner: tuple[str, str] | None = None, **labels: str) -> AskPod:
+def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:
     meta: dict[str, object] = {
         "name": "p",
         "namespace": "default",
@@ -87,7 +87,7 @@ def pod(owner: tuple[str, str] | None = None, **labels: str) -> AskPod:
     }
     if owner is not None:
         meta["ownerReferences"] = [{"kind": owner[0], "name": owner[1], "uid": "u", "controller": True}]
-    return msgspec.json.decode(json.dumps({"kind": "Pod", "metadata": meta}), type=AskPod)
+    return msgspec.json.decode(json.dumps({"kind": "Pod", "metadata": meta}), type=KubePod)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def pod(owner: tuple[str, str] | None = None, **labels: str) -> AskPod:
         ("lws/llm", pod(None, **{"leaderworkerset.sigs.k8s.io__name": "llm"}), pod(("StatefulSet", "llm"))),
     ],
 )
-def test_whose_pods_are_meant(text: str, theirs: AskPod, not_theirs: AskPod) -> None:
+def test_whose_pods_are_meant(text: str, theirs: KubePod, not_theirs: KubePod) -> None:
     workload = parse_workload(text)
     assert workload is not None
     assert workload.owns(theirs)
@@ -134,4 +134,4 @@ def test_the_pods_of_a_workload_are_listed_wherever_they_are() -> None:
 
 def test_the_world_of_other_tests_has_one_that_waits() -> None:
     world = World((Node("n1"),), (Pod("w", 20),))
-    assert [line.pod for line in list_waiting(Cluster.read(world.text), NOW).pods] == ["w"]
+    assert [line.pod for line in list_waiting(Cluster.from_json(world.text), NOW).pods] == ["w"]

@@ -9,8 +9,8 @@ from allocator.cards import Card
 from allocator.names import POD_REQUEUED
 from allocator.request import PodRequest
 from gpupack.rebalance.advise import advise_start
-from gpupack.rebalance.planning import Limits
-from gpupack.whatif import FitAsk, fit
+from gpupack.rebalance.planning import SearchLimits
+from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import cards_of
 from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, Reason
@@ -22,7 +22,7 @@ from .host import UNIT_MIB, request_of
 from .places import Places
 from .scene import NOT_READY, Scene
 
-QUICK: Final = Limits(steps=50)
+QUICK: Final = SearchLimits(steps=50)
 
 
 def check_asking(scene: Scene, places: Places, name: str) -> None:
@@ -124,7 +124,7 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
 def check_people(
     scene: Scene, places: Places, name: str, passes: set[str], why_not: Mapping[str, str]
 ) -> None:
-    """What `why`, the dashboard, `fit` and `advise` say of the same."""
+    """What `why`, the dashboard, `answer_fit` and `advise` say of the same."""
     pod = scene.pods[name]
     expected = {node for node in passes if _offers(scene, node, pod)}
     told = places.why(name)
@@ -158,13 +158,13 @@ def check_people(
 
 
 def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
-    """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
+    """What `answer_fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
     request = request_of(pod)
     if request.shared or not request.selector.admits_all:
         return
     units, *more = (container.units for container in request.containers)
-    ask = FitAsk(units, request.cards, percent=request.percent, more=tuple(more))
-    found = fit(places.cluster, ask)
+    ask = FitQuestion(units, request.cards, percent=request.percent, more=tuple(more))
+    found = answer_fit(places.cluster, ask)
     systems = {UNSCHEDULABLE.key, NOT_READY}
     open_nodes = {
         node

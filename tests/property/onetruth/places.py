@@ -13,15 +13,15 @@ from allocator.names import POD_ASSIGNED, POD_REQUEUED
 from allocator.request import ContainerRequest, PodRequest
 from gpupack.dashboard.advice import Pending, explained
 from gpupack.dashboard.board import Board
-from gpupack.diagnose import why
+from gpupack.diagnose import explain_pod
 from gpupack.inventory import load_nodes, rows
 from gpupack.inventory.records import NodeRow
-from gpupack.rebalance.movable_pods import Movers
-from gpupack.rebalance.plan_state import Table
+from gpupack.rebalance.movable_pods import MovablePods
+from gpupack.rebalance.plan_state import PlanState
 from gpupack.whatif import Cluster
-from gpupack.whatif.answers import Why
-from gpupack.whatif.objects import AskNode, AskPod
-from gpupack.whatif.trials import Held
+from gpupack.whatif.answers import PodExplanation
+from gpupack.whatif.objects import KubeNode, KubePod
+from gpupack.whatif.what_if import PodCardUsage
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.objects import NodeLite, PodLite
@@ -77,8 +77,8 @@ class Places:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The cluster of `why`, `fit`, `advise` and the simulator."""
-        return Cluster.read(self.scene.text)
+        """The cluster of `explain_pod`, `fit`, `advise` and the simulator."""
+        return Cluster.from_json(self.scene.text)
 
     @cached_property
     def queue(self) -> Queue:
@@ -106,20 +106,20 @@ class Places:
         """The dashboard; it hears of the last node and the last pod later than of the others."""
         nodes, pods = self._items
         board = Board()
-        board.replace_nodes([msgspec.convert(each, AskNode) for each in nodes[:-1]])
-        board.replace_pods([msgspec.convert(each, AskPod) for each in pods[:-1]])
+        board.replace_nodes([msgspec.convert(each, KubeNode) for each in nodes[:-1]])
+        board.replace_pods([msgspec.convert(each, KubePod) for each in pods[:-1]])
         board.cluster()
         for each in nodes[-1:]:
-            board.put_node(msgspec.convert(each, AskNode))
+            board.put_node(msgspec.convert(each, KubeNode))
         for each in pods[-1:]:
-            board.put_pod(msgspec.convert(each, AskPod))
+            board.put_pod(msgspec.convert(each, KubePod))
         board.refresh()
         return board
 
     @cached_property
-    def held(self) -> Held:
-        """What pods have, as `why` and `advise` see it."""
-        return Held(self.cluster)
+    def held(self) -> PodCardUsage:
+        """What pods have, as `explain_pod` and `advise` see it."""
+        return PodCardUsage(self.cluster)
 
     @property
     def usable(self) -> list[str]:
@@ -133,7 +133,7 @@ class Places:
         """What every place says of the cards of a pod that has a node."""
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-        told = why(self.cluster, "default", name)
+        told = explain_pod(self.cluster, "default", name)
         positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
         detail = self.board.detail(node)
         assert detail is not None
@@ -154,8 +154,8 @@ class Places:
         }
         if node in self.usable:
             record = self.cluster.state.pods[uid]
-            found["ways out"] = _on(node, self.held.of(record))
-            for mover in Movers(self.cluster, self.held).on(node):
+            found["ways out"] = _on(node, self.held.get_units(record))
+            for mover in MovablePods(self.cluster, self.held).list_on_node(node):
                 if mover.uid == uid:
                     found["advise"] = _on(node, mover.units)
         return found
@@ -165,9 +165,9 @@ class Places:
         pod = self.scene.pods[name]
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
         return {
-            "ways out": _on(node, self.held.freed(self.cluster.state.pods[uid])),
+            "ways out": _on(node, self.held.get_freed_units(self.cluster.state.pods[uid])),
             "preempt": _on(node, self.room(node).freed.get(uid, {})),
-            "advise": _on(node, self.held.freed(self.board.cluster().state.pods[uid])),
+            "advise": _on(node, self.held.get_freed_units(self.board.cluster().state.pods[uid])),
         }
 
     def room(self, node: str) -> Room:
@@ -193,7 +193,7 @@ class Places:
             row = state.nodes.rows[node]
             found[place] = state.nodes.free[row, : int(state.nodes.cards[row])].tolist()
         found["top"] = [card.free_units for card in self.top[node].cards]
-        found["advise"] = list(Table(self.cluster).free(node))
+        found["advise"] = list(PlanState(self.cluster).get_free_units(node))
         found["preempt"] = [max(0, card.size_units - card.used_units) for card in self.room(node).cards]
         if self.board.tiles[node].open:
             found["dashboard"] = [card.free for card in self.board.tiles[node].cards]
@@ -257,9 +257,9 @@ class Places:
         found = answer["NodeNameToMetaVictims"].get(node)
         return None if found is None else [each["UID"] for each in found["Pods"]]
 
-    def why(self, name: str, *, ways: bool = False) -> Why:
+    def why(self, name: str, *, ways: bool = False) -> PodExplanation:
         """What `gpupack why` says of a pod."""
-        return why(self.cluster, "default", name, ways=ways)
+        return explain_pod(self.cluster, "default", name, ways=ways)
 
     def pending(self, name: str) -> Pending:
         """What the dashboard says of a pod."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from allocator.cards import Card
 from allocator.selector import ANY_CARD
-from gpupack.whatif.simulating import trace_of
+from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.simulator.cluster import Cluster as Simulated
@@ -29,7 +29,7 @@ def check_simulator(scene: Scene, places: Places) -> None:
     several nodes.
     """
     try:
-        taken = trace_of(places.cluster)
+        taken = make_trace(places.cluster)
     except TraceError:
         return
     rows = [dict(zip(NODE_HEADER, row, strict=True)) for row in taken.nodes]

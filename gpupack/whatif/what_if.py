@@ -10,8 +10,8 @@ from allocator.place import Placement
 from allocator.podcards import ByPosition
 from allocator.request import PodRequest
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.gangs import Kind, count_at_once, fit_together, query_for, rows_for
-from gpupack.whatif.kube_checks import Wish
+from gpupack.whatif.gangs import GangMembers, can_fit_together, count_at_once, find_rows, make_query
+from gpupack.whatif.kube_checks import HostRequirements
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
@@ -22,22 +22,22 @@ from scheduler_plugin.scheduling.request import Query
 
 
 @dataclass(frozen=True)
-class Trial:
+class WhatIf:
     """A pod that is asked about, as it is or changed.
 
     Attributes:
         cluster: The cluster.
         query: What it asks of cards.
-        wish: What it asks for besides.
+        requirements: What it asks for besides.
         pods: Pods of its gang that ask for the same, itself one of them: it is taken where all fit at once.
         others: Pods of its gang that ask for something else, which have to fit beside them.
     """
 
     cluster: Cluster
     query: Query
-    wish: Wish
+    requirements: HostRequirements
     pods: int = 1
-    others: tuple[Kind, ...] = ()
+    others: tuple[GangMembers, ...] = ()
 
     @property
     def is_alone(self) -> bool:
@@ -45,7 +45,7 @@ class Trial:
         return self.pods == 1 and not self.others
 
     @property
-    def who(self) -> str:
+    def subject(self) -> str:
         """Who starts, in words."""
         if self.is_alone:
             return "it"
@@ -53,15 +53,15 @@ class Trial:
         return f"all {count} pods of its gang" if self.others else f"all {count} such pods of its gang"
 
     @property
-    def fits(self) -> str:
+    def fits_phrase(self) -> str:
         """That it fits, in words."""
-        return "fits" if self.is_alone else f"fits for {self.who} at once"
+        return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
-    def asking(self, request: PodRequest) -> "Trial":
+    def with_request(self, request: PodRequest) -> "WhatIf":
         """The same pod with another request."""
-        return replace(self, query=query_for(self.cluster, request, self.wish))
+        return replace(self, query=make_query(self.cluster, request, self.requirements))
 
-    def nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
+    def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:
         """Names of the nodes that take it now, best first by the node policy.
 
         Args:
@@ -69,52 +69,52 @@ class Trial:
             only: Rows to look at, None: all.
         """
         nodes = self.cluster.state.nodes
-        kept = self.rows(leaving=leaving, only=only)
+        kept = self.find_rows(leaving=leaving, only=only)
         if not len(kept):
             return []
         scores = score(self.cluster.policies.of(self.query.request), nodes, self.query, kept)
         return [nodes.names[row] for row in kept[best(scores, nodes.name_rank[kept], len(kept))].tolist()]
 
-    def rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
+    def find_rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
         """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
-        kept = self._rows(leaving, only)
+        kept = self._find_rows(leaving, only)
         if self.is_alone or not len(kept):
             return kept
-        everywhere = kept if only is None else np.union1d(self._rows((), None), kept).astype(np.intp)
-        if self._at_once(everywhere, leaving) < self.pods:
+        everywhere = kept if only is None else np.union1d(self._find_rows((), None), kept).astype(np.intp)
+        if self._count_at_once(everywhere, leaving) < self.pods:
             return kept[:0]
-        return kept if self.fits_with_others(leaving) else kept[:0]
+        return kept if self.can_fit_with_others(leaving) else kept[:0]
 
-    def fit_at_once(self) -> int:
+    def count_at_once(self) -> int:
         """Count its pods that fit at once."""
-        return self._at_once(self._rows((), None), ())
+        return self._count_at_once(self._find_rows((), None), ())
 
-    def fits_with_others(self, leaving: Collection[str] = ()) -> bool:
+    def can_fit_with_others(self, leaving: Collection[str] = ()) -> bool:
         """Tell whether room is found for its pods and for those that ask for something else."""
-        mine = Kind(self.query, self.wish, self.pods)
-        return not self.others or fit_together(self.cluster, (mine, *self.others), leaving)
+        mine = GangMembers(self.query, self.requirements, self.pods)
+        return not self.others or can_fit_together(self.cluster, (mine, *self.others), leaving)
 
-    def _at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
-        return count_at_once(self.cluster, self.query, self.wish, rows, self.pods, leaving)
+    def _count_at_once(self, rows: RowArray, leaving: Collection[str]) -> int:
+        return count_at_once(self.cluster, self.query, self.requirements, rows, self.pods, leaving)
 
-    def fitting_rows(self, rows: RowArray) -> RowArray:
+    def filter_rows(self, rows: RowArray) -> RowArray:
         """Keep the rows of nodes whose cards take one such pod, in their order."""
         return rows[filter_nodes(self.cluster.state.nodes, self.query, rows)]
 
     def has_node(self) -> bool:
         """Tell whether any node takes one such pod now; quicker than `rows` where many do."""
-        left, count = self.fitting_rows(self.cluster.rows), 16
+        left, count = self.filter_rows(self.cluster.rows), 16
         while len(left):
-            if len(self._rows((), left[:count])):
+            if len(self._find_rows((), left[:count])):
                 return True
             left, count = left[count:], count * 4
         return False
 
-    def _rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
+    def _find_rows(self, leaving: Collection[str], only: RowArray | None) -> RowArray:
         """Rows of the nodes that take one such pod."""
-        return rows_for(self.cluster, self.query, self.wish, leaving, only)
+        return find_rows(self.cluster, self.query, self.requirements, leaving, only)
 
-    def place(self, node: str) -> Placement | None:
+    def choose_cards(self, node: str) -> Placement | None:
         """Choose the pod's cards on a node as bind does; None where it does not fit."""
         nodes = self.cluster.state.nodes
         policy = self.cluster.policies.of(self.query.request)
@@ -122,7 +122,7 @@ class Trial:
 
 
 @contextmanager
-def changed(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[None]:
+def charge_cards(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[None]:
     """Show filter cards with other units in use for a while.
 
     Args:
@@ -135,34 +135,34 @@ def changed(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterator[Non
         yield
 
 
-class Held:
+class PodCardUsage:
     """What pods have on the cards of their nodes, and what would be free without them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._by_node: dict[str, PodCards] = {}
 
-    def of(self, record: PodRecord) -> ByPosition:
+    def get_units(self, record: PodRecord) -> ByPosition:
         """Units of a pod by card position; empty where its cards are not known."""
-        return self._on(record.node).units.get(record.uid, {})
+        return self._get_pod_cards(record.node).units.get(record.uid, {})
 
-    def freed(self, record: PodRecord) -> ByPosition:
+    def get_freed_units(self, record: PodRecord) -> ByPosition:
         """Units that would be free for certain without a pod, by card position; see `PodCards.closed`."""
-        return self._on(record.node).freed(record.uid)
+        return self._get_pod_cards(record.node).freed(record.uid)
 
-    def on(self, node: str) -> list[PodRecord]:
+    def list_pods(self, node: str) -> list[PodRecord]:
         """The pods of a node that have cards there, by namespace and name."""
         book = self._cluster.state.books.get(node)
-        found = [] if book is None else [pod for pod in book.pods.values() if self.of(pod)]
+        found = [] if book is None else [pod for pod in book.pods.values() if self.get_units(pod)]
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
-    def _on(self, node: str) -> PodCards:
+    def _get_pod_cards(self, node: str) -> PodCards:
         known = self._by_node.get(node)
         if known is None:
-            known = self._by_node[node] = self._read(node)
+            known = self._by_node[node] = self._read_pod_cards(node)
         return known
 
-    def _read(self, node: str) -> PodCards:
+    def _read_pod_cards(self, node: str) -> PodCards:
         state = self._cluster.state
         book, row = state.books.get(node), state.nodes.rows.get(node)
         if book is None or row is None or not book.sizes:
@@ -170,7 +170,7 @@ class Held:
         return read_pod_cards(book, state.nodes.evictable[row].tolist())
 
 
-def numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
+def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
     """The driver's numbers of cards, as people know them."""
     book = cluster.state.books[node]
     return tuple(book.indexes[card] if book.indexes else card for card in sorted(cards))

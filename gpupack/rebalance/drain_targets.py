@@ -1,13 +1,13 @@
 """Which cards a person means, and who is on them."""
 
 from gpupack.errors import InputError
-from gpupack.rebalance.movable_pods import Mover, Movers
+from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.rebalance.plan_state import Card
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.trials import Held
+from gpupack.whatif.what_if import PodCardUsage
 
 
-def cards_named(cluster: Cluster, what: str) -> frozenset[Card]:
+def find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
     """Find a node's cards by its name, or one card by NODE/NUMBER or its UUID.
 
     Raises:
@@ -29,18 +29,18 @@ def cards_named(cluster: Cluster, what: str) -> frozenset[Card]:
     raise InputError(f"{what} is no node and no card: allowed are a node, NODE/NUMBER, or a card's UUID")
 
 
-def on_cards(
-    cluster: Cluster, held: Held, movers: Movers, cards: frozenset[Card]
-) -> tuple[list[Mover], list[tuple[str, str]]]:
+def list_pods_on_cards(
+    cluster: Cluster, usage: PodCardUsage, movable_pods: MovablePods, cards: frozenset[Card]
+) -> tuple[list[MovablePod], list[tuple[str, str]]]:
     """The pods on cards that may move, and of the others the name and why they stay."""
-    moving: list[Mover] = []
+    moving: list[MovablePod] = []
     staying: list[tuple[str, str]] = []
     for node in sorted({name for name, _ in cards}):
         here = {card for name, card in cards if name == node}
-        able = {mover.uid: mover for mover in movers.on(node)}
+        able = {movable.uid: movable for movable in movable_pods.list_on_node(node)}
         book = cluster.state.books[node]
         for uid, record in sorted(book.pods.items(), key=lambda item: (item[1].namespace, item[1].name)):
-            units = held.of(record)
+            units = usage.get_units(record)
             if not units:
                 staying.append((f"{record.namespace}/{record.name}", "nobody says on which card it is"))
             elif here.isdisjoint(units):
@@ -49,18 +49,18 @@ def on_cards(
                 moving.append(able[uid])
             else:
                 pod = cluster.pods[uid]
-                why = movers.why_not(pod, record) or "filter refuses it elsewhere"
+                why = movable_pods.explain_why_fixed(pod, record) or "filter refuses it elsewhere"
                 staying.append((f"{record.namespace}/{record.name}", why))
     return moving, staying
 
 
-def others_on(cluster: Cluster, held: Held, cards: frozenset[Card]) -> int:
+def count_unowned_units(cluster: Cluster, usage: PodCardUsage, cards: frozenset[Card]) -> int:
     """Units that are taken on cards and that no pod has, as far as anybody says."""
     nodes = cluster.state.nodes
     total = 0
     for node, card in cards:
         row = nodes.rows[node]
         if nodes.evictable[row, card]:
-            pods = sum(held.of(record).get(card, 0) for record in held.on(node))
+            pods = sum(usage.get_units(record).get(card, 0) for record in usage.list_pods(node))
             total += max(0, int(nodes.occupied[row, card]) - pods)
     return total

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpupack.whatif.changes import change
+from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.fit import need_words
-from gpupack.whatif.snapshot import FILES, Snapshot, snapshot
+from gpupack.whatif.fit import require_cards
+from gpupack.whatif.snapshot import FILES, Snapshot, make_snapshot
 from scheduler_plugin.cache.pods import pod_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
@@ -47,7 +47,7 @@ class Scenario:
     unit_mib: int
 
 
-def scenarios(
+def make_scenarios(
     cluster: Cluster, without: Sequence[str], add: Sequence[str], unit_mib: int | None
 ) -> list[Scenario]:
     """Make the clusters to simulate: as it is, then one for each kind of change.
@@ -55,9 +55,9 @@ def scenarios(
     Raises:
         InputError: a node or profile that there is not, or no node with cards.
     """
-    need_words(cluster)
+    require_cards(cluster)
     found = [Scenario(NOW, cluster, cluster.unit_mib)]
-    changed, _ = change(cluster, without, add)
+    changed, _ = apply_changes(cluster, without, add)
     if changed is not None:
         parts = [f"with {text}" for text in add] + [f"without {name}" for name in without]
         found.append(Scenario(", ".join(parts), changed, cluster.unit_mib))
@@ -66,13 +66,13 @@ def scenarios(
     return found
 
 
-def trace_of(cluster: Cluster, unit_mib: int | None = None, others: Sequence[str] = ()) -> Snapshot:
+def make_trace(cluster: Cluster, unit_mib: int | None = None, others: Sequence[str] = ()) -> Snapshot:
     """Write a cluster down as a trace that can be simulated, with what counts of further resources.
 
     Raises:
         TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
-    taken = snapshot(cluster, unit_mib=unit_mib, others=others)
+    taken = make_snapshot(cluster, unit_mib=unit_mib, others=others)
     if not taken.nodes:
         largest = memory(int(cluster.state.nodes.size.max(initial=0)), cluster.unit_mib)
         unit = memory(1, unit_mib or cluster.unit_mib)
@@ -104,7 +104,7 @@ def simulate_all(
     """
     options.check()
     others = options.other_resources
-    traces = [trace_of(scenario.cluster, scenario.unit_mib, others) for scenario in found]
+    traces = [make_trace(scenario.cluster, scenario.unit_mib, others) for scenario in found]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
         places = [Path(folder) / str(number) for number in range(len(found))]
@@ -164,7 +164,7 @@ class _Warnings:
     def _unfit(self, name: str) -> str:
         cluster, unit_mib = self.scenario.cluster, self.scenario.unit_mib
         pod = next(pod for pod in cluster.pods.values() if pod.full_name == name)
-        request = cluster.request_of(pod)
+        request = cluster.read_request(pod)
         asked = demanded(request.demands, cluster.unit_mib) if request is not None else "no"
         cpu_milli, memory_bytes = pod_requests(pod)
         besides = f"{cpu_milli / 1000:g} CPU and {memory(-(-memory_bytes // _MIB), 1)} of memory"

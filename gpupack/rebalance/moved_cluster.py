@@ -8,13 +8,13 @@ from allocator.errors import AllocatorError
 from allocator.names import NODE_HOLDS, PACKED_PREFIX, POD_ALLOCATION, POD_ASSIGNED
 from allocator.packing import NodeWords, node_resources, read_node
 from allocator.records import Holds, dump_assigned, dump_holds, load_holds
-from gpupack.rebalance.movable_pods import Mover
-from gpupack.rebalance.plan_state import Target
+from gpupack.rebalance.movable_pods import MovablePod
+from gpupack.rebalance.plan_state import Destination
 from gpupack.whatif.cluster import Cluster
-from gpupack.whatif.objects import AskNode, AskPod
+from gpupack.whatif.objects import KubeNode, KubePod
 
 
-def after(cluster: Cluster, moves: Sequence[tuple[Mover, Target]]) -> Cluster:
+def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]]) -> Cluster:
     """Make the cluster after moves: words without the pods, and the pods bound elsewhere as bind would.
 
     Args:
@@ -22,13 +22,13 @@ def after(cluster: Cluster, moves: Sequence[tuple[Mover, Target]]) -> Cluster:
         moves: Pods and where each goes.
     """
     nodes, pods = dict(cluster.nodes), dict(cluster.pods)
-    for mover, target in moves:
-        nodes[mover.node] = without(nodes[mover.node], mover.uid, mover.units)
-        pods[mover.uid] = bound(cluster, mover.pod, target)
+    for movable, destination in moves:
+        nodes[movable.node] = remove_from_words(nodes[movable.node], movable.uid, movable.units)
+        pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
     return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source)
 
 
-def without(node: AskNode, uid: str, units: Mapping[int, int]) -> AskNode:
+def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> KubeNode:
     """A node whose words contain a pod no more; the same where they never did."""
     annotations = node.metadata.annotations or {}
     try:
@@ -55,13 +55,13 @@ def without(node: AskNode, uid: str, units: Mapping[int, int]) -> AskNode:
     )
 
 
-def bound(cluster: Cluster, pod: AskPod, target: Target) -> AskPod:
+def bind_pod(cluster: Cluster, pod: KubePod, destination: Destination) -> KubePod:
     """A pod that bind has just put somewhere."""
     nodes = cluster.state.nodes
-    uuids = nodes.uuids[nodes.rows[target.node]]
+    uuids = nodes.uuids[nodes.rows[destination.node]]
     assigned = {
         container: tuple((uuids[card], units) for card, units in shares)
-        for container, shares in target.placement.containers
+        for container, shares in destination.placement.containers
     }
     annotations = {
         name: value
@@ -73,23 +73,27 @@ def bound(cluster: Cluster, pod: AskPod, target: Target) -> AskPod:
         metadata=msgspec.structs.replace(
             pod.metadata, annotations={**annotations, POD_ASSIGNED: dump_assigned(assigned)}
         ),
-        spec=msgspec.structs.replace(pod.spec, node_name=target.node),
+        spec=msgspec.structs.replace(pod.spec, node_name=destination.node),
     )
 
 
-def objections(before: Cluster, then: Cluster, moves: Sequence[tuple[Mover, Target]]) -> list[str]:
+def find_refused_moves(
+    before: Cluster, then: Cluster, moves: Sequence[tuple[MovablePod, Destination]]
+) -> list[str]:
     """UIDs of the moved pods that the rules of kube-scheduler, or filter, refuse where they are then."""
     refused = []
-    for mover, target in moves:
-        trial = mover.trial(then)
-        blocks = then.hosts.blocks(trial.wish, leaving={mover.uid}, only=[target.node])
-        row = then.state.nodes.rows[target.node]
+    for movable, destination in moves:
+        what_if = movable.make_what_if(then)
+        rejections = then.kube_checks.find_rejections(
+            what_if.requirements, leaving={movable.uid}, only=[destination.node]
+        )
+        row = then.state.nodes.rows[destination.node]
         short = then.state.nodes.used[row] + then.state.nodes.assumed[row] > then.state.nodes.size[row]
         was = before.state.nodes.used[row] + before.state.nodes.assumed[row] > before.state.nodes.size[row]
-        request = trial.query.request
-        little = then.hosts.too_little(
-            request.effective_units, percent=request.percent, leaving={mover.uid}, only=[target.node]
+        request = what_if.query.request
+        little = then.kube_checks.find_nodes_short_of_sum(
+            request.effective_units, percent=request.percent, leaving={movable.uid}, only=[destination.node]
         )
-        if blocks or little or bool((short & ~was).any()):
-            refused.append(mover.uid)
+        if rejections or little or bool((short & ~was).any()):
+            refused.append(movable.uid)
     return refused
