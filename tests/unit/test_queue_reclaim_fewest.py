@@ -94,6 +94,50 @@ def test_the_fewest_go_where_only_quota_is_missing(
     assert "b0" in carry_out(world, reclaim)
 
 
+@pytest.mark.parametrize(
+    ("borrowers", "gone"),
+    [
+        ((("a", 16, 0), ("a", 16, 0)), ["a1"]),
+        ((("a", 16, 1), ("a", 16, 0), ("a", 16, 1)), ["a1"]),
+        ((("a", 16, 0), ("a", 16, 0), ("c", 16, 0)), ["c2"]),
+        ((("c", 16, 0), ("a", 16, 1), ("a", 16, 1)), ["c0"]),
+        ((("a", 8, 0), ("a", 8, 0), ("a", 8, 1), ("a", 8, 0)), ["a0", "a1"]),
+    ],
+    ids=["younger", "smaller priority", "of any queue", "priority before age", "none of a larger priority"],
+)
+def test_of_equally_many_the_youngest_of_the_smallest_priority_go(
+    borrowers: tuple[tuple[str, int, int], ...], gone: list[str]
+) -> None:
+    """Whatever their nodes are called and whoever has borrowed more."""
+    queues = "{name: a, cohort: x, nominalQuota: 0}, {name: c, cohort: x, nominalQuota: 0}"
+    world = QueueWorld(
+        f"queues: [{queues}, {{name: b, cohort: x, nominalQuota: 64}}]\nreclaim: evict", "best-fit"
+    )
+    for number in range(sum(units for _, units, _ in borrowers) // 16):
+        world.node(f"n{number}", (16,))
+    for number, (queue, units, priority) in enumerate(borrowers):
+        uid = world.pod(f"{queue}{number}", units, queue=queue, created=number, spec={"priority": priority})
+        assert world.released() == [f"{queue}{number}"]
+        world.bind(uid)
+    world.pod("b0", 16, queue="b", created=50, spec={"priority": 5})
+    assert world.released() == []
+    assert names(find(world)) == gone
+
+
+def test_the_fewest_go_of_a_node_with_more_pods_than_sets_are_tried_of() -> None:
+    """Two old pods of 8 fill one of its cards; eight pods of 2 fill each of the others."""
+    queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 128}"
+    world = QueueWorld(f"queues: [{queues}]\nreclaim: evict", "best-fit")
+    world.node("n0", (16,) * 8, cpu="400", memory="4000Gi")
+    run(world, (8, 8) + (2,) * 56)
+    world.pod("b0", 16, queue="b", created=5000)
+    assert world.released() == []
+    reclaim = find(world)
+    assert names(reclaim) == ["a0", "a1"]
+    assert reclaim is not None
+    assert "b0" in carry_out(world, reclaim)
+
+
 def test_the_card_on_which_the_pod_fits_is_kept_until_the_quota_is_there() -> None:
     """A pod of a third queue would take it while the victim ends, and another round would come."""
     queues = "{name: a, cohort: x, nominalQuota: 0}, {name: b, cohort: x, nominalQuota: 16}, {name: c}"
@@ -354,4 +398,7 @@ def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
     assert starts(world, gone, units)
     for count in range(len(gone)):
         assert not any(starts(world, some, units) for some in combinations(borrowed, count))
+    # UIDs are in the order of their creation.
+    of_as_many = [some for some in combinations(borrowed, len(gone)) if starts(world, some, units)]
+    assert sorted(gone) == max(sorted(some) for some in of_as_many)
     assert "b0" in carry_out(world, reclaim)

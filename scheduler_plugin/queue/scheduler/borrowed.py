@@ -87,7 +87,7 @@ class BorrowedPods:
         return freed
 
     def find(self, cohort: Cohort, tenant: str, leaving: Collection[Entry]) -> list[Entry]:
-        """The pods with which others exceed their own quota: smallest priority first, then youngest.
+        """The pods with which others exceed their own quota, in the order of `must_go_key`.
 
         Args:
             cohort: Of the lender.
@@ -101,14 +101,14 @@ class BorrowedPods:
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
             released = (queue.entries.get(uid) for uid in queue.tenants[name].released)
             pods = [entry for entry in released if entry is not None and entry.uid not in uids]
-            pods.sort(key=lambda entry: (entry.record.priority, -entry.since, entry.uid))
+            pods.sort(key=must_go_key)
             for entry in pods:
                 if left <= 0:
                     break
                 if self._may_go(entry):
                     left -= self.units([entry])
                     found.append(entry)
-        return found
+        return sorted(found, key=must_go_key)
 
     def units(self, entries: Collection[Entry]) -> int:
         """Units that pods count for."""
@@ -134,8 +134,13 @@ class BorrowedPods:
         return _is_over(self._queue.entries[uid], since, now)
 
 
+def must_go_key(entry: Entry) -> tuple[int, float, str]:
+    """Order pods that may go: of the smallest priority first, then the youngest."""
+    return entry.record.priority, -entry.since, entry.uid
+
+
 def by_node(borrowed: Sequence[Entry], most: int) -> Mapping[str, list[Entry]]:
-    """Who may go, by node, so many of one at most."""
+    """Who may go, by node, so many of one at most; nodes in the order of their first ones."""
     found: dict[str, list[Entry]] = {}
     for entry in borrowed:
         on_node = found.setdefault(entry.record.node, [])

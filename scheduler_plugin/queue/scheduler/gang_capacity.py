@@ -4,10 +4,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
+from allocator.cards import Card
 from allocator.place import place
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.hosts import NO_HOST, Host, has_host
@@ -16,7 +18,7 @@ from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.queue.cache.queued_pods import Entry
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.queue.capacity.reservations import Kept
+from scheduler_plugin.queue.capacity.reservations import Kept, OnNode
 
 Pod = tuple[str, Wants]
 """UID and needs of one pod of the gang."""
@@ -91,7 +93,8 @@ class GangRoom:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
-            borrowed: Who may go, by node, those that must go first first.
+            borrowed: Who may go, by node, those that must go first first; of nodes on which equally many must
+                go the first one is chosen.
 
         Returns:
             None where that would be in vain.
@@ -99,16 +102,15 @@ class GangRoom:
         gone: dict[str, list[Entry]] = {}
         placed = {node: list(pods) for node, pods in self._placed.items()}
         known: dict[tuple[str, Wants], list[Entry] | None] = {}
-        order = sorted(borrowed)
         for pod in self.rest:
             best: tuple[int, str, list[Entry]] | None = None
-            for node in order:
+            for node in borrowed:
                 key = (node, pod[1])
                 if key not in known:
                     pods = [*placed.get(node, ()), pod]
                     known[key] = self._more(node, pods, gone.get(node, []), borrowed[node])
                 more = known[key]
-                if more is not None and (best is None or (len(more), node) < best[:2]):
+                if more is not None and (best is None or len(more) < best[0]):
                     best = (len(more), node, more)
                     if not more or (len(more) == 1 and not gone):
                         # Nobody else can need fewer.
@@ -140,7 +142,8 @@ class GangRoom:
         A pod goes where `victims` found room for it, or else to any other node of a victim.
         """
         placed = {node: list(pods) for node, pods in self._placed.items()}
-        nodes = dict.fromkeys([*self._placed, *(victim.record.node for victim in victims)])
+        # In whatever order the victims are named.
+        nodes = dict.fromkeys([*self._placed, *sorted({victim.record.node for victim in victims})])
         for pod in self.rest:
             cleared = self._cleared.get(pod[0])
             for node in dict.fromkeys([cleared, *nodes]) if cleared in nodes else nodes:
@@ -164,12 +167,43 @@ class GangRoom:
         if not is_enough(left):
             return None
         count = bisect_left(range(len(left)), True, key=lambda count: is_enough(left[:count]))
-        more = left[:count]
-        for entry in reversed(left[:count]):
-            fewer = [other for other in more if other is not entry]
-            if is_enough(fewer):
-                more = fewer
-        return more
+        found = [left[:count]]
+        of_cards = self._of_cards(node, pods, gone, left)
+        if is_enough(of_cards):
+            found.append(of_cards)
+        return min((_needed(each, is_enough) for each in found), key=len)
+
+    def _of_cards(
+        self, node: str, pods: Sequence[Pod], gone: Iterable[Entry], candidates: Sequence[Entry]
+    ) -> list[Entry]:
+        """Who must go from the cards of a node that the fewest must leave for the last of these pods.
+
+        That looks at its cards only, at one demand after the other; it may be in vain.
+        """
+        wants, row = pods[-1][1], self._room.state.nodes.rows[node]
+        view = self._view(node, wants)
+        cards = [] if view is None else self._left(node, view, self._uids(node, gone))
+        if view is None or self._put(cards, pods[:-1]) is None:
+            return []
+        admits, closed = self._room.query(wants).ask.admits, self._kept(node).cards
+        found: set[str] = set()
+        for demand in wants.request.demands:
+            able: list[tuple[int, int, list[str]]] = []
+            for at, card in enumerate(cards):
+                if at in closed or (admits is not None and not admits[row, at]):
+                    continue
+                lacks = card.used_units + demand.units_on(card.size_units) - card.size_units
+                goes: list[str] = []
+                freed = [(view.freed.get(entry.uid, {}).get(at, 0), entry.uid) for entry in candidates]
+                for units, uid in sorted(freed, key=lambda each: -each[0]):
+                    if lacks <= 0 or not units:
+                        break
+                    goes.append(uid)
+                    lacks -= units
+                if lacks <= 0 and view.open_units[at]:
+                    able.append((len(goes), at, goes))
+            found.update(chain.from_iterable(goes for *_, goes in sorted(able)[: demand.cards]))
+        return [entry for entry in candidates if entry.uid in found]
 
     def _is_allowed(self, node: str, row: int, wants: Wants) -> bool:
         """Whether a pod may go to a node at all."""
@@ -187,42 +221,68 @@ class GangRoom:
         self, node: str, gone: Iterable[Entry], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
-        room, nodes = self._room, self._room.state.nodes
-        row = nodes.rows.get(node)
+        nodes, row = self._room.state.nodes, self._room.state.nodes.rows.get(node)
         if row is None or not self._is_allowed(node, row, pods[-1][1]):
             # Those before it were let on to the node when they were the last.
             return None
-        if node not in self._views:
-            self._views[node] = room_on(room.state, node, room.query(pods[0][1]))
-        view = self._views[node]
+        view = self._view(node, pods[0][1])
         if view is None:
             return None
-        uids = [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
+        uids = self._uids(node, gone)
         if self._places_left is not None and self._places_left(node) + len(uids) < len(pods):
             return None
         left = (view.pods[uid] for uid in uids if uid in view.pods)
         freed = reduce(
             Host.plus, (Host(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left), NO_HOST
         )
-        kept = room.kept.from_others(self._task, node, nodes.uuids[row])
-        needs = reduce(Host.plus, (wants.host for _, wants in pods), kept.host)
-        if not has_host(nodes, needs, row, freed):
-            return None
-        cards = [
-            replace(card, used_units=card.size_units) if at in kept.cards else card
+        needs = reduce(Host.plus, (wants.host for _, wants in pods), self._kept(node).host)
+        return self._put(self._left(node, view, uids), pods) if has_host(nodes, needs, row, freed) else None
+
+    def _view(self, node: str, wants: Wants) -> NodeRoom | None:
+        """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
+        if node not in self._views:
+            self._views[node] = room_on(self._room.state, node, self._room.query(wants))
+        return self._views[node]
+
+    def _uids(self, node: str, gone: Iterable[Entry]) -> list[str]:
+        """List who is not on a node any more: those that are leaving in any case, and some others."""
+        return [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
+
+    def _kept(self, node: str) -> OnNode:
+        nodes = self._room.state.nodes
+        return self._room.kept.from_others(self._task, node, nodes.uuids[nodes.rows[node]])
+
+    def _left(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
+        """Read the cards of a node with these pods gone; what is kept for others is full."""
+        kept = self._kept(node).cards
+        return [
+            replace(card, used_units=card.size_units) if at in kept else card
             for at, card in enumerate(view.after(uids))
         ]
+
+    def _put(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
+        """Place pods on cards one after the other; None where not all of them fit."""
         found: dict[str, tuple[int, ...]] = {}
         for uid, wants in pods:
-            query = room.query(wants)
+            query = self._room.query(wants)
             find = partial(place, cards, query.request, query.ask.card_policy)
-            placement = room.sound(wants, find, None)
+            placement = self._room.sound(wants, find, None)
             if placement is None:
                 return None
             for at, units in placement.charge.items():
                 cards[at] = replace(cards[at], used_units=cards[at].used_units + units)
             found[uid] = tuple(sorted(placement.charge))
         return found
+
+
+def _needed(found: Sequence[Entry], is_enough: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+    """Leave out whoever need not go, the last one first."""
+    more = list(found)
+    for entry in reversed(found):
+        fewer = [other for other in more if other is not entry]
+        if is_enough(fewer):
+            more = fewer
+    return more
 
 
 def _on(node: str, victims: Iterable[Entry]) -> list[Entry]:

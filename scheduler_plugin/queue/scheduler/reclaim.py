@@ -16,7 +16,7 @@ from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
 from scheduler_plugin.queue.capacity.reservations import Kept
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.backoff import Backoffs
-from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods, Going, by_node
+from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods, Going, by_node, must_go_key
 from scheduler_plugin.queue.scheduler.gang_capacity import GangRoom
 from scheduler_plugin.queue.scheduler.queue import Queue
 
@@ -32,7 +32,7 @@ MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
 
 MOST_SETS: Final = 400
-"""Smaller sets of victims that are tried, one after the other, before others are evicted."""
+"""Other sets of victims that are tried, one after the other, before those found are evicted."""
 
 MOST_SIZES: Final = 8
 """Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
@@ -253,7 +253,7 @@ class _Search:
     def find(self) -> Reclaim | None:
         """Find the fewest victims without which the task can be released; None where there are none."""
         found = [each for among in self._restrictions() if (each := self._find(among)) is not None]
-        return min(found, key=lambda each: len(each.victims), default=None)
+        return min(found, key=lambda each: _order(each.victims), default=None)
 
     def _find(self, among: Callable[[Wants], BoolArray] | None) -> Reclaim | None:
         """Find the fewest victims for some nodes."""
@@ -349,18 +349,23 @@ class _Search:
         return chosen if self._is_enough(room, chosen) else None
 
     def _fewest(self, room: GangRoom, victims: list[Entry]) -> list[Entry]:
-        """Leave out whoever need not go, those that should go last first; try smaller sets that are few."""
-        kept = list(victims)
-        for victim in reversed(victims):
+        """Leave out whoever need not go, those that should go last first; try other sets that are few.
+
+        Of equally many those are found whose last to go comes before the last one of the others, and so on.
+        """
+        kept = sorted(victims, key=must_go_key)
+        for victim in kept[::-1]:
             fewer = [other for other in kept if other is not victim]
             if self._is_enough(room, fewer):
                 kept = fewer
         tried = 0
-        for count in range(1, len(kept)):
+        for count in range(1, len(kept) + 1):
             tried += comb(len(self._candidates), count)
             if tried > MOST_SETS:
                 break
-            for some in combinations(self._candidates, count):
+            for some in sorted(combinations(self._candidates, count), key=_order):
+                if _order(some) >= _order(kept):
+                    break
                 if self._is_enough(room, some):
                     return list(some)
         return kept
@@ -370,6 +375,11 @@ class _Search:
         room = self._room(among, ())
         spots = {} if room.rest else room.spots(())
         return not spots or self._lacks(self.units(spots), {}) > 0
+
+
+def _order(victims: Collection[Entry]) -> tuple[int, list[tuple[int, float, str]]]:
+    """Compare sets of victims: the fewest, then those whose last to go comes first."""
+    return len(victims), sorted(map(must_go_key, victims), reverse=True)
 
 
 def _in_order(tenant: TenantState) -> list[Task[Needs]]:
