@@ -17,7 +17,7 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 DAEMONS: Final = {
     "node": ("--check",),
     "scheduler": (),
-    "queue": ("status",),
+    "queue": ("check", "status"),
     "autoscale": ("shapes",),
     "mps": (),
 }

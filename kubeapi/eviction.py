@@ -26,8 +26,15 @@ class EvictionApi(Protocol):
         ...
 
 
-async def evict(api: EvictionApi, namespace: str, name: str, uid: str) -> None:
+async def evict(api: EvictionApi, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
     """Evict exactly the pod with that UID; its grace period is its own.
+
+    Args:
+        api: API server.
+        namespace: Of the pod.
+        name: Of the pod.
+        uid: Of the pod.
+        dry_run: Only ask whether it were allowed.
 
     Raises:
         NotFound: no such pod.
@@ -39,7 +46,7 @@ async def evict(api: EvictionApi, namespace: str, name: str, uid: str) -> None:
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": name, "namespace": namespace},
-        "deleteOptions": {"preconditions": {"uid": uid}},
+        "deleteOptions": {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})},
     }
     await api.post(f"{pod_path(namespace, name)}/eviction", body, timeout_s=WRITE_S)
 

@@ -1,19 +1,32 @@
 """`gpupack advise`: the shortest list of moves that lets pods start, or empties a card or a node."""
 
+import asyncio
 import re
-from typing import Any, Final
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gpupack.cli.asking import ask, output_option, source_of, source_options
-from gpupack.cli.common import say, version_option
+from gpupack.cli.common import FAILED, say, version_option
 
-ADVISE_HELP = """Say which pods to move so that others start, or a card or node becomes empty. It moves none.
+if TYPE_CHECKING:
+    from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions
+    from gpupack.rebalance.planning import SearchLimits
+    from gpupack.whatif.answers import Advice
+    from gpupack.whatif.cluster import Cluster
+    from gpupack.whatif.fetching import ClusterSource
+
+ADVISE_HELP = """Say which pods to move so that others start, or a card or node becomes empty.
+
+Without --apply nothing is moved.
 
 \b
 So that a pod of 40 GiB starts:     gpupack advise --for 40
 So that three of 2 x 20 GiB start:  gpupack advise --for 40x3 --cards 2
 To empty a card, or a node:         gpupack advise --empty gpu-node-3/0
+To make the moves, one by one:      gpupack advise --for 40 --apply
 
 A move is: a pod is ended, and its controller starts it again elsewhere. Pods without a controller, of
 DaemonSets, with volumes of claims, and pods that a PodDisruptionBudget keeps stay. See docs/ask.md.
@@ -22,7 +35,7 @@ DaemonSets, with volumes of claims, and pods that a PodDisruptionBudget keeps st
 _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 
 
-@click.command(help=ADVISE_HELP, short_help="Say which pods to move so that others start; moves none.")
+@click.command(help=ADVISE_HELP, short_help="Say which pods to move so that others start, or move them.")
 @click.option("--for", "wanted", metavar="UNITS[xN]", help="N pods that ask for UNITS are to start.")
 @click.option("--empty", metavar="CARD|NODE", help="Empty NODE/NUMBER, the card of a UUID, or all of a node.")
 @click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")
@@ -34,38 +47,146 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
     metavar="N",
     help="Pods of a higher priority stay. Default: all but the system's.",
 )
+@click.option(
+    "--apply", "applies", is_flag=True, help="Make the moves: evict each pod, wait for its successor."
+)
+@click.option("--dry-run", is_flag=True, help="With --apply: only ask whether each eviction is allowed.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1, 86_400),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --apply: for each move, beside the pod's grace period.",
+)
 @source_options
 @output_option
 @version_option
-def advise(output: str, wanted: str | None, empty: str | None, **options: Any) -> None:
+def advise(
+    output: str,
+    wanted: str | None,
+    empty: str | None,
+    applies: bool,
+    dry_run: bool,
+    timeout_s: float,
+    **options: Any,
+) -> None:
     """Say which pods to move."""
-    from gpupack.rebalance.advise import advise_empty, advise_start
+    from gpupack.rebalance.apply import ApplyOptions
     from gpupack.rebalance.planning import SearchLimits
-    from gpupack.whatif.answers import add_notes, as_json
-    from gpupack.whatif.fetching import read_cluster
-    from gpupack.whatif.fit import FitQuestion
+    from gpupack.whatif.answers import as_json
     from gpupack.whatif.rendering import format_advice
 
     if (wanted is None) == (empty is None):
         raise click.UsageError("allowed is one of --for UNITS[xN] and --empty CARD|NODE")
-    match = _FOR.fullmatch(wanted) if wanted is not None else None
-    if wanted is not None and match is None:
-        raise click.BadParameter(f"--for {wanted!r}: allowed is UNITS or UNITSxN, such as 40 or 40x3")
+    if dry_run and not applies:
+        raise click.UsageError("--dry-run is for --apply: without that nothing is changed")
+    if applies and options["filename"] is not None:
+        raise click.UsageError("--apply is for a cluster: leave it out with --filename")
+    pods = None if wanted is None else _read_size(wanted)
     source = source_of(options)
-    limits = (
-        SearchLimits()
-        if options["max_priority"] is None
-        else SearchLimits(max_priority=options["max_priority"])
-    )
+    most = options["max_priority"]
+    limits = SearchLimits() if most is None else SearchLimits(max_priority=most)
 
-    async def work() -> str:
-        cluster = await read_cluster(source, budgets=True)
-        if match is not None:
-            size = FitQuestion(int(match[1]), options["cards"], options["model"], options["percent"])
-            advice = advise_start(cluster, size, int(match[2] or 1), limits)
-        else:
-            advice = advise_empty(cluster, empty or "", limits)
-        advice = add_notes(advice, cluster.list_omissions())
-        return as_json(advice) if output == "json" else format_advice(advice)
+    async def find() -> "tuple[Cluster, Advice]":
+        return await _find(source, pods, empty or "", limits, options)
 
-    say(ask(work))
+    if not applies:
+        _, advice = ask(find)
+        say(as_json(advice) if output == "json" else format_advice(advice))
+        return
+    how = ApplyOptions(dry_run=dry_run, timeout_s=timeout_s, keeps_cordon=empty is not None)
+
+    async def make() -> "AppliedAdvice":
+        cluster, advice = await find()
+        if output != "json":
+            say(format_advice(advice, planned=True))
+        return await _apply(source, cluster, advice, limits, how, quiet=output == "json")
+
+    done = ask(make)
+    say(as_json(done) if output == "json" else _said(done))
+    if done.state == "stopped":
+        sys.exit(FAILED)
+
+
+def _read_size(text: str) -> tuple[int, int]:
+    """Read UNITS[xN]: units of a pod, and how many such pods.
+
+    Raises:
+        BadParameter: the text is something else.
+    """
+    match = _FOR.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"--for {text!r}: allowed is UNITS or UNITSxN, such as 40 or 40x3")
+    return int(match[1]), int(match[2] or 1)
+
+
+async def _find(
+    source: "ClusterSource",
+    pods: tuple[int, int] | None,
+    empty: str,
+    limits: "SearchLimits",
+    options: dict[str, Any],
+) -> "tuple[Cluster, Advice]":
+    """Find the moves for pods of a size, None: to empty a card or node."""
+    from gpupack.rebalance.advise import advise_empty, advise_start
+    from gpupack.whatif.answers import add_notes
+    from gpupack.whatif.fetching import read_cluster
+    from gpupack.whatif.fit import FitQuestion
+
+    cluster = await read_cluster(source, budgets=True)
+    if pods is None:
+        advice = advise_empty(cluster, empty, limits)
+    else:
+        size = FitQuestion(pods[0], options["cards"], options["model"], options["percent"])
+        advice = advise_start(cluster, size, pods[1], limits)
+    return cluster, add_notes(advice, cluster.list_omissions())
+
+
+async def _apply(
+    source: "ClusterSource",
+    cluster: "Cluster",
+    advice: "Advice",
+    limits: "SearchLimits",
+    options: "ApplyOptions",
+    *,
+    quiet: bool,
+) -> "AppliedAdvice":
+    """Make the moves; Ctrl-C and SIGTERM end it between two writes, and cards are given back."""
+    from gpupack.cordon import Cordoner
+    from gpupack.inventory.fetching import connect, list_all
+    from gpupack.rebalance.apply import MoveApplier
+    from gpupack.whatif.fetching import list_cluster
+    from gpupack.whatif.objects import KubePod
+    from kubeapi.paths import segment
+
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine runs in a task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with await connect(source.kubeconfig, source.context) as client:
+        applier = MoveApplier(
+            api=client,
+            read=lambda: list_cluster(client, source, budgets=True),
+            list_pods=lambda namespace: list_all(
+                client, f"/api/v1/namespaces/{segment(namespace)}/pods", KubePod, "pods"
+            ),
+            cordon=Cordoner(client).apply,
+            limits=limits,
+            options=options,
+            report=(lambda _line: None) if quiet else say,
+        )
+        try:
+            return await applier.apply(cluster, advice)
+        except asyncio.CancelledError:
+            say("interrupted: no further pod is moved, and cordoned cards were given back", err=True)
+            raise
+
+
+def _said(done: "AppliedAdvice") -> str:
+    lines = ["", f"{done.text}."]
+    if done.left:
+        lines += ["Not done:", *(f"  {move.text}" for move in done.left)]
+    if done.cordoned:
+        lines.append(f"These cards stay cordoned, until gpupack uncordon: {', '.join(done.cordoned)}")
+    return "\n".join(lines)

@@ -83,6 +83,14 @@ class MovablePods:
         """The pods of a node that may be moved, by namespace and name."""
         return [movable for record in self._held.list_pods(node) for movable in self._list_movable(record)]
 
+    def find(self, uid: str) -> MovablePod | None:
+        """A pod by its UID, wherever it may go; None: it is not there, or nobody starts it again."""
+        pod, record = self._cluster.pods.get(uid), self._cluster.state.pods.get(uid)
+        owner = None if pod is None else _controller(pod)
+        if pod is None or record is None or record.request is None or owner is None:
+            return None
+        return MovablePod(pod, record, self._held.get_units(record), owner)
+
     def _list_movable(self, record: PodRecord) -> Iterator[MovablePod]:
         pod = self._cluster.pods.get(record.uid)
         if pod is None or record.uid in self.refused or self.explain_why_fixed(pod, record):
@@ -93,7 +101,7 @@ class MovablePods:
 
     def explain_why_fixed(self, pod: KubePod, record: PodRecord) -> str:
         """Say why a pod may not be moved, empty: it may."""
-        return self._explain_fixed_place(pod, record) or self._explain_protection(pod, record)
+        return self._explain_fixed_place(pod, record) or self.explain_protection(pod, record)
 
     def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
         """What would not start again, or not elsewhere."""
@@ -109,8 +117,8 @@ class MovablePods:
         unseen = list_unchecked_rules(pod)
         return f"{unseen[0]} could keep it where it is" if unseen else ""
 
-    def _explain_protection(self, pod: KubePod, record: PodRecord) -> str:
-        """What people said of it, and budgets."""
+    def explain_protection(self, pod: KubePod, record: PodRecord) -> str:
+        """Say why a pod must not be disturbed: what people said of it, and budgets; empty: it may be."""
         annotations = pod.metadata.annotations or {}
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
         if kept:

@@ -74,7 +74,7 @@ async def read_cluster(source: ClusterSource, *, budgets: bool = False) -> Clust
         except InputError as error:
             raise error if source.filename == "-" else InputError(f"{source.filename}: {error}") from error
     async with await connect(source.kubeconfig, source.context) as client:
-        return await _listed(client, source, budgets=budgets)
+        return await list_cluster(client, source, budgets=budgets)
 
 
 def _bytes(filename: str) -> bytes:
@@ -96,7 +96,7 @@ async def read_cluster_and_pod(
     async with await connect(source.kubeconfig, source.context) as client:
         namespace = namespace or client.namespace or DEFAULT
         cluster, events = await asyncio.gather(
-            _listed(client, source, budgets=False), _events(client, namespace, name)
+            list_cluster(client, source, budgets=False), _events(client, namespace, name)
         )
         pods = [
             pod
@@ -118,13 +118,14 @@ async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
     if source.filename is not None:
         return await read_cluster(source), PodContext(DEFAULT)
     async with await connect(source.kubeconfig, source.context) as client:
-        cluster = await _listed(client, source, budgets=False)
+        cluster = await list_cluster(client, source, budgets=False)
         gates = {gate for pod in cluster.list_waiting_pods() for gate in list_gates(pod)}
         queued = None if gates.isdisjoint({QUEUE_GATE, POD_REQUEUED}) else await _queued(client)
         return cluster, PodContext(client.namespace or DEFAULT, queued=queued)
 
 
-async def _listed(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
+async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
+    """Read all nodes and pods by a client; see `read_cluster`."""
     nodes, pods, found = await asyncio.gather(
         list_all(client, NODES_PATH, KubeNode, "nodes"),
         list_all(client, PODS_PATH, KubePod, "pods"),

@@ -108,16 +108,21 @@ def _count(found: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
 
 
-def format_advice(answer: Advice) -> str:
-    """Write a list of moves."""
-    return "\n".join(make_printable(line) if line.strip() else "" for line in _advice(answer))
+def format_advice(answer: Advice, *, planned: bool = False) -> str:
+    """Write a list of moves.
+
+    Args:
+        answer: The moves.
+        planned: They are about to be made.
+    """
+    return "\n".join(make_printable(line) if line.strip() else "" for line in _advice(answer, planned))
 
 
-def _advice(answer: Advice) -> Iterator[str]:
+def _advice(answer: Advice, planned: bool) -> Iterator[str]:
     yield f"{answer.text}."
     if answer.moves:
         yield ""
-        yield "Moves, in this order; nothing has been done:"
+        yield "Moves, in this order:" if planned else "Moves, in this order; nothing has been done:"
         yield from (f"  {number}. {move.text}" for number, move in enumerate(answer.moves, start=1))
         if answer.optimal:
             yield ""

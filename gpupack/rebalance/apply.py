@@ -1,0 +1,273 @@
+"""`gpupack advise --apply`: makes moves, one after the other, and stops where it may not go on.
+
+A move is an eviction: the pod's controller makes another pod, and kube-scheduler places that. The cards that
+are to become empty are cordoned first, so that neither the new pod nor anybody else takes them meanwhile.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+from gpupack.cordon import Wish
+from gpupack.rebalance.movable_pods import MovablePod, MovablePods
+from gpupack.whatif.answers import Advice, JsonAnswer, Move
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.objects import KubePod
+from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
+from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
+from kubeapi.eviction import evict
+
+if TYPE_CHECKING:
+    from gpupack.cordon import Outcome
+    from gpupack.rebalance.planning import SearchLimits
+    from kubeapi.eviction import EvictionApi
+
+CORDON_REASON: Final = "gpupack advise --apply empties it"
+POLL_S: Final = 1.0
+"""Seconds between two looks at the pods of a namespace."""
+BUDGET_PAUSE_S: Final = 5.0
+"""Seconds until an eviction that a PodDisruptionBudget refused is tried again."""
+
+State = Literal["done", "stopped", "dry-run"]
+
+
+class AppliedMove(JsonAnswer, frozen=True):
+    """A move that was made.
+
+    Attributes:
+        namespace: Of the pod.
+        pod: That was evicted.
+        new_pod: Its successor; empty: none was made (a dry run).
+        node: Where the successor runs; empty likewise.
+    """
+
+    namespace: str
+    pod: str
+    new_pod: str = ""
+    node: str = ""
+
+
+class AppliedAdvice(JsonAnswer, frozen=True):
+    """What became of a list of moves.
+
+    Attributes:
+        state: `done`: every move; `stopped`: some or none; `dry-run`: each could have been made.
+        made: The moves that were made, or tried out.
+        left: Those that were not.
+        text: In a sentence; why it stopped.
+        cordoned: Cards that stay cordoned, as NODE/NUMBER: those that were to be emptied for good.
+    """
+
+    state: State
+    made: tuple[AppliedMove, ...]
+    left: tuple[Move, ...]
+    text: str
+    cordoned: tuple[str, ...] = ()
+
+
+class StoppedError(Exception):
+    """No further move is made; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """How moves are made.
+
+    Attributes:
+        dry_run: Change nothing; the API server is asked whether each eviction were allowed.
+        timeout_s: For each move, beside the pod's grace period.
+        keeps_cordon: Leave the emptied cards cordoned once all moves are made.
+    """
+
+    dry_run: bool = False
+    timeout_s: float = 300.0
+    keeps_cordon: bool = False
+
+
+@dataclass
+class MoveApplier:
+    """Makes the moves of an advice.
+
+    Args:
+        api: Evicts pods.
+        read: Reads nodes, pods and budgets as they are now.
+        list_pods: Lists the pods of a namespace.
+        cordon: Cordons cards of a node, or gives them back.
+        limits: Pods of a higher priority stay.
+        options: See there.
+        report: Takes a line for each step.
+        sleep: Waits.
+        clock: Seconds that only grow.
+    """
+
+    api: "EvictionApi"
+    read: Callable[[], Awaitable[Cluster]]
+    list_pods: Callable[[str], Awaitable[Sequence[KubePod]]]
+    cordon: "Callable[[str, Wish], Awaitable[tuple[Outcome, ...]]]"
+    limits: "SearchLimits"
+    options: ApplyOptions
+    report: Callable[[str], None]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = field(default=lambda: asyncio.get_running_loop().time())
+    _ours: dict[tuple[str, int], str] = field(default_factory=dict, init=False)
+    """UUIDs of the cards that this process has cordoned, by node and number."""
+
+    async def apply(self, cluster: Cluster, advice: Advice) -> AppliedAdvice:
+        """Make the moves, in their order.
+
+        Args:
+            cluster: That the advice was made for.
+            advice: What to do.
+
+        Raises:
+            KubeApiError: a cordon could not be written, or could not be taken back.
+        """
+        uids = [_uid_of(cluster, move) for move in advice.moves]
+        made: list[AppliedMove] = []
+        finished = False
+        text = ""
+        try:
+            for number, move in enumerate(advice.moves):
+                await self._cordon_sources(advice.moves, number)
+                self.report(f"{number + 1}/{len(advice.moves)} {move.text}")
+                made.append(await self._make(move, uids[number]))
+            finished = True
+        except (StoppedError, KubeApiError) as error:
+            text = str(error)
+        finally:
+            keeps = finished and self.options.keeps_cordon and not self.options.dry_run
+            kept = tuple(f"{node}/{card}" for node, card in sorted(self._ours)) if keeps else ()
+            if not keeps:
+                # Also after Ctrl-C: a card that stays cordoned takes no pods, and nobody would know why.
+                await asyncio.shield(self._give_back())
+        left = advice.moves[len(made) :]
+        if not finished:
+            return AppliedAdvice("stopped", tuple(made), left, f"stopped: {text}")
+        if self.options.dry_run:
+            return AppliedAdvice(
+                "dry-run", tuple(made), (), "nothing was changed; each eviction is allowed now"
+            )
+        return AppliedAdvice("done", tuple(made), (), _count(len(made)), kept)
+
+    async def _cordon_sources(self, moves: Sequence[Move], number: int) -> None:
+        """Cordon the cards that moves empty, but those to which a pod is still to go."""
+        if self.options.dry_run:
+            return
+        targets = {(move.target.node, card) for move in moves[number:] for card in move.target.cards}
+        sources = {(move.source.node, card) for move in moves for card in move.source.cards}
+        wanted: dict[str, list[int]] = {}
+        for node, card in sorted(sources - targets - self._ours.keys()):
+            wanted.setdefault(node, []).append(card)
+        for node, cards in wanted.items():
+            outcomes = await self.cordon(node, Wish(True, tuple(map(str, cards)), CORDON_REASON))
+            for outcome in outcomes:
+                if outcome.changed and outcome.index is not None:
+                    self._ours[node, outcome.index] = outcome.uuid
+
+    async def _give_back(self) -> None:
+        by_node: dict[str, list[str]] = {}
+        for (node, _), uuid in self._ours.items():
+            by_node.setdefault(node, []).append(uuid)
+        for node, uuids in by_node.items():
+            await self.cordon(node, Wish(False, tuple(uuids)))
+        self._ours.clear()
+
+    async def _make(self, move: Move, uid: str) -> AppliedMove:
+        """Make one move, and wait until the pod's successor has a node.
+
+        Raises:
+            StoppedError: the cluster is not as the move wants it, or does something else.
+        """
+        ends_s = self.clock() + self.options.timeout_s
+        movable = self._check(await self.read(), move, uid)
+        name = f"{move.namespace}/{move.pod}"
+        before = {
+            pod.metadata.uid
+            for pod in await self.list_pods(move.namespace)
+            if movable.owner.uid in _owners(pod)
+        }
+        await self._evict(move, uid, ends_s)
+        if self.options.dry_run:
+            return AppliedMove(move.namespace, move.pod)
+        while True:
+            pods = await self.list_pods(move.namespace)
+            old = next((pod for pod in pods if pod.metadata.uid == uid), None)
+            new = [
+                pod for pod in pods if movable.owner.uid in _owners(pod) and pod.metadata.uid not in before
+            ]
+            bound = next((pod for pod in new if pod.spec.node_name), None)
+            if old is None and bound is not None:
+                where = f"{bound.metadata.namespace}/{bound.metadata.name} has node {bound.spec.node_name}"
+                other = bound.spec.node_name != move.target.node
+                self.report(f"  {where}{f' in place of {move.target.node}' if other else ''}")
+                return AppliedMove(move.namespace, move.pod, bound.metadata.name, bound.spec.node_name)
+            grace_s = 0 if old is None else old.metadata.deletion_grace_period_seconds or 0
+            if self.clock() >= ends_s + grace_s:
+                raise StoppedError(_late(name, gone=old is None, new=[pod.metadata.name for pod in new]))
+            await self.sleep(POLL_S)
+
+    def _check(self, cluster: Cluster, move: Move, uid: str) -> MovablePod:
+        """Find the pod of a move where the move has it, and a node that takes it now.
+
+        Raises:
+            StoppedError: it is not there, may not go, or no node takes it.
+        """
+        name = f"{move.namespace}/{move.pod}"
+        usage = PodCardUsage(cluster)
+        pods = MovablePods(cluster, usage, self.limits.max_priority)
+        movable = pods.find(uid)
+        if movable is None:
+            raise StoppedError(f"pod {name} is not there any more, or has another controller")
+        cards = list_card_numbers(cluster, movable.node, movable.units.keys()) if movable.node else ()
+        if (movable.node, cards) != (move.source.node, move.source.cards):
+            raise StoppedError(f"pod {name} is not where it was: it has node {movable.node or 'none'}")
+        if reason := pods.explain_protection(movable.pod, movable.record):
+            raise StoppedError(f"pod {name} may not go: {reason}")
+        if move.target.node not in cluster.state.nodes.rows:
+            raise StoppedError(f"node {move.target.node} is not there any more")
+        if not movable.make_what_if(cluster).find_rows(leaving={uid}).size:
+            raise StoppedError(f"no node takes pod {name} now")
+        return movable
+
+    async def _evict(self, move: Move, uid: str, ends_s: float) -> None:
+        """Evict a pod; while a PodDisruptionBudget does not allow it, try again.
+
+        Raises:
+            StoppedError: it is not allowed in time, or the pod is another one.
+        """
+        name = f"{move.namespace}/{move.pod}"
+        while True:
+            try:
+                await evict(self.api, move.namespace, move.pod, uid, dry_run=self.options.dry_run)
+            except (NotFound, Conflict) as error:
+                raise StoppedError(f"pod {name} is not the one that was to go: {error.message}") from error
+            except TooManyRequests as error:
+                if self.options.dry_run or self.clock() + BUDGET_PAUSE_S >= ends_s:
+                    raise StoppedError(f"pod {name} may not go: {error.message}") from error
+                self.report(f"  waits: {error.message}")
+                await self.sleep(BUDGET_PAUSE_S)
+            else:
+                return
+
+
+def _uid_of(cluster: Cluster, move: Move) -> str:
+    return cluster.find_pod(move.namespace, move.pod).metadata.uid
+
+
+def _owners(pod: KubePod) -> Iterable[str]:
+    return [owner.uid for owner in pod.metadata.owner_references or () if owner.controller]
+
+
+def _late(name: str, *, gone: bool, new: Sequence[str]) -> str:
+    if not gone:
+        return f"pod {name} has not ended in time"
+    if not new:
+        return f"no controller has made another pod for {name} in time"
+    return (
+        f"pod {name} has ended, and {', '.join(new)} in its place has no node in time: gpupack why says more"
+    )
+
+
+def _count(moves: int) -> str:
+    return "1 move was made" if moves == 1 else f"{moves} moves were made"

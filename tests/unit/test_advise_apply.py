@@ -1,0 +1,267 @@
+"""`gpupack advise --apply`: each move is checked, made and awaited; where it stops, cards are given back."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpupack.cordon import Outcome, Wish
+from gpupack.rebalance.advise import advise_empty, advise_start
+from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions, MoveApplier
+from gpupack.rebalance.planning import SearchLimits
+from gpupack.whatif.answers import Advice
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.fit import FitQuestion
+from gpupack.whatif.objects import KubePod
+from kubeapi.errors import TooManyRequests
+from tests.ask_world import Node, Pod, World
+
+NODES = (Node("a", (16,)), Node("b", (16,)), Node("c", (16,)))
+PODS = (Pod("small", 3, "a", (0,)), Pod("large", 5, "b", (0,)), Pod("other", 4, "c", (0,)))
+
+
+class FakeCluster:
+    """A cluster in which a controller makes another pod for each that is evicted, and a scheduler places it.
+
+    Attributes:
+        world: Nodes and pods.
+        cordoned: Cards by (node, number).
+        log: Evictions and cordons, in their order.
+        place: Gives the node of a successor; empty: it has none.
+        refusals: Evictions that a budget refuses before it allows one.
+        then: Called after each eviction.
+    """
+
+    def __init__(self, pods: tuple[Pod, ...] = PODS) -> None:
+        self.world = World(NODES, pods)
+        self.cordoned: set[tuple[str, int]] = set()
+        self.log: list[str] = []
+        self.place: Callable[[Pod], str] = lambda _pod: "b"
+        self.refusals = 0
+        self.then: Callable[[], None] = lambda: None
+        self.now = 0.0
+
+    def cluster(self) -> Cluster:
+        return Cluster.from_json(self.world.text)
+
+    async def read(self) -> Cluster:
+        return self.cluster()
+
+    async def list_pods(self, namespace: str) -> list[KubePod]:
+        return [pod for pod in self.cluster().pods.values() if pod.metadata.namespace == namespace]
+
+    async def cordon(self, node: str, wish: Wish) -> tuple[Outcome, ...]:
+        done = []
+        for text in wish.cards:
+            card = int(text.rpartition("-")[2])
+            changed = ((node, card) in self.cordoned) != wish.cordon
+            (self.cordoned.add if wish.cordon else self.cordoned.discard)((node, card))
+            self.log.append(f"{'cordon' if wish.cordon else 'uncordon'} {node}/{card}")
+            done.append(Outcome(f"GPU-{node}-{card}", card, changed))
+        return tuple(done)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:
+        del path, timeout_s
+        if self.refusals:
+            self.refusals -= 1
+            raise TooManyRequests(
+                "Cannot evict pod as it would violate the pod's disruption budget", status=429
+            )
+        if body["deleteOptions"].get("dryRun"):
+            self.log.append(f"try {body['metadata']['name']}")
+            return b""
+        name = body["metadata"]["name"]
+        self.log.append(f"evict {name}")
+        (old,) = [pod for pod in self.world.pods if pod.name == name]
+        node = self.place(old)
+        new = replace(old, name=f"{name}-2", node=node, cards=(0,) if node else (), held=False)
+        others = tuple(pod for pod in self.world.pods if pod.name != name)
+        self.world = World(NODES, (*others, new))
+        self.then()
+        return b""
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def apply(self, advice: Advice, **options: Any) -> AppliedAdvice:
+        return asyncio.run(self.start(advice, **options))
+
+    async def start(self, advice: Advice, **options: Any) -> AppliedAdvice:
+        applier = MoveApplier(
+            api=self,  # type: ignore[arg-type]  # it evicts only
+            read=self.read,
+            list_pods=self.list_pods,
+            cordon=self.cordon,
+            limits=SearchLimits(),
+            options=ApplyOptions(**options),
+            report=self.log.append,
+            sleep=self.sleep,
+            clock=lambda: self.now,
+        )
+        return await applier.apply(self.cluster(), advice)
+
+    def advise(self, units: int = 16, pods: int = 1) -> Advice:
+        return advise_start(self.cluster(), FitQuestion(units), pods)
+
+
+def steps(fake: FakeCluster) -> list[str]:
+    return [line for line in fake.log if line.split()[0] in {"cordon", "uncordon", "evict", "try"}]
+
+
+def test_the_card_is_cordoned_the_pod_evicted_and_the_card_given_back() -> None:
+    fake = FakeCluster()
+    advice = fake.advise()
+    assert [move.pod for move in advice.moves] == ["small"]
+    fake.place = lambda _pod: advice.moves[0].target.node
+    done = fake.apply(advice)
+    assert steps(fake) == ["cordon a/0", "evict small", "uncordon a/0"]
+    assert (done.state, done.text, done.left, done.cordoned) == ("done", "1 move was made", (), ())
+    assert [(made.pod, made.new_pod, made.node) for made in done.made] == [
+        ("small", "small-2", advice.moves[0].target.node)
+    ]
+
+
+def test_cards_that_were_to_be_empty_stay_cordoned() -> None:
+    fake = FakeCluster()
+    advice = advise_empty(fake.cluster(), "a/0")
+    fake.place = lambda _pod: advice.moves[0].target.node
+    done = fake.apply(advice, keeps_cordon=True)
+    assert (done.state, done.cordoned) == ("done", ("a/0",))
+    assert fake.cordoned == {("a", 0)}
+
+
+def test_a_card_that_others_had_cordoned_is_not_given_back() -> None:
+    fake = FakeCluster()
+    advice = fake.advise()
+    fake.cordoned.add(("a", 0))
+    assert fake.apply(advice).state == "done"
+    assert fake.cordoned == {("a", 0)}
+
+
+def test_a_dry_run_changes_nothing_and_asks_the_api_server() -> None:
+    fake = FakeCluster()
+    done = fake.apply(fake.advise(), dry_run=True)
+    assert steps(fake) == ["try small"]
+    assert (done.state, [made.pod for made in done.made]) == ("dry-run", ["small"])
+    fake.refusals = 1
+    refused = fake.apply(fake.advise(), dry_run=True)
+    assert refused.state == "stopped"
+    assert "disruption budget" in refused.text
+
+
+def test_a_budget_is_waited_for_and_not_for_ever() -> None:
+    fake = FakeCluster()
+    fake.refusals = 3
+    assert fake.apply(fake.advise()).state == "done"
+    late = FakeCluster()
+    late.refusals = 1000
+    stopped = late.apply(late.advise(), timeout_s=60)
+    assert stopped.state == "stopped"
+    assert "pod default/small may not go: Cannot evict pod" in stopped.text
+    assert late.now <= 60
+    assert [move.pod for move in stopped.left] == ["small"]
+    assert late.cordoned == set()
+
+
+def moves_of_two(fake: FakeCluster) -> Advice:
+    """Two moves: each of two cards becomes empty."""
+    advice = fake.advise(16, 2)
+    assert len(advice.moves) == 2
+    return advice
+
+
+def test_it_stops_where_a_pod_is_not_where_it_was() -> None:
+    fake = FakeCluster()
+    advice = moves_of_two(fake)
+    first, second = advice.moves
+    fake.place = lambda _pod: first.target.node
+
+    def leave() -> None:
+        fake.world = World(NODES, tuple(pod for pod in fake.world.pods if pod.name != second.pod))
+
+    fake.then = leave
+    done = fake.apply(advice)
+    assert done.state == "stopped"
+    assert done.text == f"stopped: pod default/{second.pod} is not there any more, or has another controller"
+    assert ([made.pod for made in done.made], [move.pod for move in done.left]) == ([first.pod], [second.pod])
+    assert fake.cordoned == set()
+
+
+def test_it_stops_before_an_eviction_after_which_no_node_would_take_the_pod() -> None:
+    fake = FakeCluster()
+    advice = fake.advise()
+    fake.world = World(
+        NODES, (*PODS, Pod("new-b", 11, "b", (0,)), Pod("new-c", 12, "c", (0,)), Pod("new-a", 13, "a", (0,)))
+    )
+    cordoned = [json.loads(fake.world.text)]
+    node = next(item for item in cordoned[0]["items"] if item["metadata"]["name"] == "a")
+    node["spec"]["unschedulable"] = True
+    text = json.dumps(cordoned[0])
+
+    async def read() -> Cluster:
+        return Cluster.from_json(text)
+
+    fake.read = read  # type: ignore[method-assign]
+    done = fake.apply(advice)
+    assert (done.state, done.text) == ("stopped", "stopped: no node takes pod default/small now")
+    assert "evict small" not in fake.log
+
+
+def test_a_successor_without_a_node_is_told() -> None:
+    fake = FakeCluster()
+    fake.place = lambda _pod: ""
+    done = fake.apply(fake.advise(), timeout_s=20)
+    what = "pod default/small has ended, and small-2 in its place has no node in time"
+    assert (done.state, done.text) == ("stopped", f"stopped: {what}: gpupack why says more")
+    assert fake.cordoned == set()
+
+
+def test_another_node_than_planned_is_said() -> None:
+    fake = FakeCluster()
+    advice = fake.advise()
+    other = next(name for name in "bc" if name != advice.moves[0].target.node)
+    fake.place = lambda _pod: other
+    assert fake.apply(advice).made[0].node == other
+    assert f"has node {other} in place of {advice.moves[0].target.node}" in " ".join(fake.log)
+
+
+def test_who_interrupts_it_finds_no_card_cordoned() -> None:
+    fake = FakeCluster()
+    fake.place = lambda _pod: ""
+
+    async def interrupt() -> None:
+        evicted = asyncio.Event()
+        fake.then = evicted.set
+        task = asyncio.create_task(fake.start(fake.advise(), timeout_s=1e9))
+        await evicted.wait()
+        assert fake.cordoned == {("a", 0)}
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupt())
+    assert fake.cordoned == set()
+
+
+def test_a_card_to_which_a_pod_still_goes_is_not_cordoned_before() -> None:
+    """A chain: one move empties the card that the next one fills."""
+    fake = FakeCluster()
+    first, second = moves_of_two(fake).moves
+    chain = msgspec.structs.replace(
+        moves_of_two(fake),
+        moves=(first, msgspec.structs.replace(second, target=first.source)),
+    )
+    fake.place = lambda pod: first.target.node if pod.name == first.pod else first.source.node
+    done = fake.apply(chain)
+    assert done.state == "done"
+    assert steps(fake)[:4] == [
+        f"cordon {second.source.node}/0",
+        f"evict {first.pod}",
+        f"evict {second.pod}",
+        f"uncordon {second.source.node}/0",
+    ]
