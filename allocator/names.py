@@ -50,6 +50,9 @@ PLACEHOLDER_LABEL = f"{DOMAIN}/placeholder"
 PLACEHOLDER_SCHEDULER = "gpupack-placeholder"
 PLACEHOLDER_FOR = f"autoscale.{DOMAIN}/stands-for"
 
+# Label of a Node that placeholders keep out, for Karpenter: it refuses pods that name kubernetes.io/hostname.
+NODE_HOST = f"{DOMAIN}/host"
+
 # Taint with which a new node is born; the node daemon takes it away.
 STARTUP_TAINT = f"startup-taint.cluster-autoscaler.kubernetes.io/{DOMAIN.partition('.')[0]}"
 

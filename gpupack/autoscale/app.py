@@ -103,6 +103,8 @@ class Autoscaling:
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
         self._metrics.passes.observe(self._clock() - began)
         self._tell()
+        # A label goes first: without it Karpenter thinks that the placeholder fits on that node.
+        await self._writer.write_labels(self.plan.unlabelled)
         await self._writer.write_placeholders(changes)
         if self._clock() >= self._guard_at:
             self._guard_at = self._clock() + self._settings.guard_period_s

@@ -63,6 +63,6 @@ class AutoscaleMetrics:
         reasons = Counter(each.reason for each in kept.values())
         for reason in Kept:
             self._kept.labels(reason.value).set(reasons[reason])
-        for what in ("create", "delete", "mark", "rename", "node"):
+        for what in ("create", "delete", "mark", "rename", "node", "label"):
             self._failed.labels(what).set(failed.get(what, 0))
         return generate_latest(self.registry)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.autoscale.shapes import HOSTNAME
 from gpupack.autoscale.sums import CPU, MEMORY, UNITS
 from gpupack.whatif.objects import KubePod, is_placeholder
 from kubeapi.selectors import NodeTerm
@@ -72,7 +71,7 @@ def make_placeholder(
     node: NewNode,
     amounts: LongArray,
     labels: Mapping[str, Collection[str]],
-    full_hosts: Sequence[str],
+    full_hosts: Mapping[str, Sequence[str]],
     resource: str,
 ) -> Placeholder:
     """Make the pod that asks for a node.
@@ -83,7 +82,7 @@ def make_placeholder(
         node: The node that pods need.
         amounts: What to ask for, by the columns of `sums`.
         labels: Values of labels that the node has to have.
-        full_hosts: Host names of the nodes that look free by their sums and are not.
+        full_hosts: Values of the label that nodes have which look free by their sums and are not.
         resource: Name of the resource of GPU memory.
     """
     wanted = {
@@ -99,8 +98,11 @@ def make_placeholder(
             others[name] = others.get(name, 0) + amount
     wanted |= {name: str(amount) for name, amount in others.items()}
     added = [{"key": key, "operator": "In", "values": list(values)} for key, values in labels.items()]
-    if full_hosts:
-        added.append({"key": HOSTNAME, "operator": "NotIn", "values": list(full_hosts)})
+    added += [
+        {"key": key, "operator": "NotIn", "values": list(values)}
+        for key, values in full_hosts.items()
+        if values
+    ]
     spec: dict[str, Any] = {
         "schedulerName": PLACEHOLDER_SCHEDULER,
         "terminationGracePeriodSeconds": 0,

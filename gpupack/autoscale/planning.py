@@ -1,5 +1,6 @@
 """Decides which placeholder pods ask for which nodes, from nodes, pods and shapes alone."""
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import NODE_LABEL
+from allocator.names import NODE_HOST, NODE_LABEL
 from gpupack.autoscale.packing import NewNode, Packer
 from gpupack.autoscale.placeholders import Placeholder, make_placeholder
 from gpupack.autoscale.shapes import (
@@ -43,6 +44,8 @@ STARTING_S: Final = 900.0
 MANY_EXCLUDED: Final = 20
 """More nodes are not named where a label keeps them out."""
 
+LONGEST_LABEL_VALUE: Final = 63
+
 MOST_EXCLUDED: Final = 500
 """Nodes at most that a placeholder names as looking free and being full."""
 
@@ -54,13 +57,13 @@ class PlanRules:
     Attributes:
         grace_s: Seconds that a pod has been refused on every node before a node is asked for.
         most: Placeholders at most at one time.
-        by_host: Whether placeholders may name hosts to keep out; Karpenter refuses pods that do.
+        host_label: Label by whose values placeholders keep out nodes that look free and are not.
         patience_s: Seconds that the cluster autoscaler is trusted to add nodes for pods whose need it sees.
     """
 
     grace_s: float = 15.0
     most: int = 20
-    by_host: bool = True
+    host_label: str = HOSTNAME
     patience_s: float = STARTING_S
 
 
@@ -88,12 +91,14 @@ class Plan:
         said: What is said of each pod that waits for cards, by UID.
         shapes: The shapes that were looked at.
         starting: Names of the nodes that are starting.
+        unlabelled: Values of `PlanRules.host_label`, by name of the nodes that need it and lack it.
     """
 
     placeholders: tuple[Placeholder, ...]
     said: Mapping[str, Said]
     shapes: tuple[Shape, ...] = ()
     starting: tuple[str, ...] = ()
+    unlabelled: Mapping[str, str] = field(default_factory=dict)
 
     def counts(self) -> Counter[Outcome]:
         """Count the pods by outcome."""
@@ -176,13 +181,19 @@ class Planner:
         starting = starting_nodes(cluster, layouts, wall_s)
         nodes = packer.pack(ripe, self.rules.most + len(starting) + len(short))
         # 4. Ask for those of them that do not come anyway.
-        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting, self.rules.by_host)
+        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting, self.rules.host_label)
         wanted = asks.wanted(nodes)
         placeholders = self._ask(asks, wanted, notes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
         for pod in (pod for kind in ripe for pod in kind.pods if pod.uid not in notes.said):
             notes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
-        return Plan(tuple(placeholders), notes.said, tuple(shapes.by_name.values()), tuple(sorted(starting)))
+        return Plan(
+            tuple(placeholders),
+            notes.said,
+            tuple(shapes.by_name.values()),
+            tuple(sorted(starting)),
+            asks.unlabelled,
+        )
 
     def _ripe(
         self, refused: Sequence[Kind], packer: Packer, notes: "_Notes", blind: frozenset[str], now_s: float
@@ -292,8 +303,9 @@ class _Asks:
     blind: frozenset[str]
     short: Sequence[tuple[WaitingPod, Kind]]
     starting: Mapping[str, Layout]
-    by_host: bool = True
+    host_label: str = HOSTNAME
     masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
+    unlabelled: dict[str, str] = field(default_factory=dict)
 
     def wanted(self, nodes: Sequence[NewNode]) -> list[NewNode]:
         """Leave out the nodes that come anyway.
@@ -336,14 +348,25 @@ class _Asks:
         if labels is None:
             return None
         hidden = self._looking_free(node, amounts, labels, view)
-        if len(hidden) > (MANY_EXCLUDED if self.by_host else 0):
+        if len(hidden) > MANY_EXCLUDED:
             others = [each for each in self.shapes.by_name.values() if each.layout != shape.layout]
             narrower = self._labels(node, others)
             if narrower:
                 labels, hidden = narrower, self._looking_free(node, amounts, narrower, view)
-        if len(hidden) > (MOST_EXCLUDED if self.by_host else 0):
+        if len(hidden) > MOST_EXCLUDED:
             return None
-        return make_placeholder(node, amounts, labels, hidden, self.cluster.state.resource)
+        hosts = sorted(self._host(name) for name in hidden)
+        return make_placeholder(node, amounts, labels, {self.host_label: hosts}, self.cluster.state.resource)
+
+    def _host(self, name: str) -> str:
+        """Find the value of the label by which a node is kept out; one that it lacks is to be written."""
+        there = (self.cluster.nodes[name].metadata.labels or {}).get(self.host_label)
+        if self.host_label == HOSTNAME:
+            return there or name
+        value = host_value(name)
+        if there != value:
+            self.unlabelled[name] = value
+        return value
 
     def _useless(self, node: NewNode, units: int) -> list[Shape]:
         """Find the shapes that have so much by their sum, and whose cards do not take the pods of a node."""
@@ -378,7 +401,7 @@ class _Asks:
     def _looking_free(
         self, node: NewNode, amounts: LongArray, labels: Mapping[str, Collection[str]], view: SumView
     ) -> list[str]:
-        """Find the nodes that have enough by their sums for a placeholder, and refuse its pods."""
+        """Name the nodes that have enough by their sums for a placeholder, and refuse its pods."""
         there = view.having(np.arange(len(view.left), dtype=np.intp), amounts)
         for kind in {id(kind): kind for _, kind in node.pods}.values() if len(there) else ():
             mask = np.zeros(len(view.left), dtype=np.bool_)
@@ -386,8 +409,7 @@ class _Asks:
             there = there[mask[there]]
         for key, values in labels.items():
             there = there[self._having_label(view, key, frozenset(values))[there]]
-        nodes = self.cluster.nodes
-        return sorted((nodes[name].metadata.labels or {}).get(HOSTNAME, name) for name in view.names(there))
+        return view.names(there)
 
     def _having_label(self, view: SumView, key: str, values: frozenset[str]) -> BoolArray:
         mask = self.masks.get((key, values))
@@ -399,9 +421,14 @@ class _Asks:
         return mask
 
 
+def host_value(name: str) -> str:
+    """Write a node's name as the value of a label: one that is too long for that as a digest."""
+    return name if len(name) <= LONGEST_LABEL_VALUE else hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
 def _keys(shapes: Sequence[Shape]) -> list[str]:
     """Labels that could tell shapes from others, the likeliest first."""
-    keys = {key for shape in shapes for key in shape.labels} - {HOSTNAME, NODE_LABEL}
+    keys = {key for shape in shapes for key in shape.labels} - {HOSTNAME, NODE_LABEL, NODE_HOST}
     return [*(key for key in GROUP_LABELS if key in keys), *sorted(keys - set(GROUP_LABELS))]
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allocator.errors import AllocatorError
-from allocator.names import MIB_PER_GIB, resource_name
+from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
 from gpupack.autoscale.planning import PlanRules
-from gpupack.autoscale.shapes import Shape, read_shapes
+from gpupack.autoscale.shapes import HOSTNAME, Shape, read_shapes
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
@@ -76,7 +76,8 @@ class AutoscaleSettings(HttpAddress):
     def rules(self) -> PlanRules:
         """Write how placeholders are planned."""
         most = self.most if self.placeholders else 0
-        return PlanRules(grace_s=self.grace_s, most=most, by_host=self.autoscaler != KARPENTER)
+        host_label = NODE_HOST if self.autoscaler == KARPENTER else HOSTNAME
+        return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
 
     def declared(self) -> Sequence[Shape]:
         """Read the file of shapes.

@@ -1,4 +1,4 @@
-"""Writes what was planned: placeholder pods, their condition, and annotations of Nodes.
+"""Writes what was planned: placeholder pods, their condition, and annotations and labels of Nodes.
 
 Every write does no harm when it is done twice: names of placeholders follow from what they ask for, and a
 deletion names a UID, a patch of a Node its version. What fails is done again in the next pass.
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from allocator.names import PLACEHOLDER_FOR
+from allocator.names import NODE_HOST, PLACEHOLDER_FOR
 from gpupack.autoscale.guarding import NodeChange
 from gpupack.autoscale.placeholders import Changes, condition_patch
 from gpupack.whatif.objects import KubeNode
@@ -21,7 +21,7 @@ from kubeapi.paths import pod_path, segment
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 
 NODES_EACH_PASS: Final = 100
-"""Nodes that are annotated in one pass: thousands must not be written at once."""
+"""Nodes that are annotated, or labelled, in one pass: thousands must not be written at once."""
 
 log = structlog.get_logger(__name__)
 
@@ -64,12 +64,18 @@ class Writer:
         self.failed: Counter[str] = Counter()
         self.trouble = ""
 
+    async def write_labels(self, values: Mapping[str, str]) -> None:
+        """Label the nodes that placeholders keep out, by name; begins a pass."""
+        self.trouble = ""
+        for name, value in list(values.items())[:NODES_EACH_PASS]:
+            body = {"metadata": {"labels": {NODE_HOST: value}}}
+            await self._do("label", name, self._patch(f"/api/v1/nodes/{segment(name)}", body))
+
     async def write_placeholders(self, changes: Changes) -> None:
         """Delete, create, mark and rename placeholders.
 
         What nobody needs goes first, so that there are never more than planned.
         """
-        self.trouble = ""
         for pod in changes.delete:
             options = {
                 "apiVersion": "v1",

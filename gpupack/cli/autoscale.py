@@ -36,7 +36,7 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
     default="cluster-autoscaler",
     show_default=True,
     metavar="cluster-autoscaler|karpenter",
-    help="Which one adds nodes; Karpenter refuses pods that name hosts to keep out.",
+    help="Which one adds nodes; for Karpenter placeholders keep nodes out by a label of ours.",
 )
 @click.option(
     "--placeholders/--no-placeholders", default=True, show_default=True, help="Ask for nodes at all."

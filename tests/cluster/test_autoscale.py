@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL, STARTUP_TAINT
+from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL, STARTUP_TAINT
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
@@ -133,9 +133,10 @@ def test_it_can_make_nothing_but_placeholders_and_change_nothing_but_annotations
         {"metadata": {"annotations": {"gpupack.io/cards": "x"}}},
         {"spec": {"unschedulable": True}},
     ):
-        with pytest.raises(ApiError, match="keep it from scale-down, and nothing else"):
+        with pytest.raises(ApiError, match="keep it from scale-down, and the label"):
             api.merge(f"{NODES}/n1", change)
     api.merge(f"{NODES}/n1", {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "true"}}})
+    api.merge(f"{NODES}/n1", {"metadata": {"labels": {NODE_HOST: "n1"}}})
 
 
 def test_a_node_daemon_takes_the_startup_taint_off_its_own_node_and_changes_no_other(

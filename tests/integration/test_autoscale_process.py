@@ -256,6 +256,17 @@ async def test_consolidate_says_which_node_few_moves_would_empty(tmp_path: Path)
             assert api.has_pod("default", "a")
 
 
+async def test_for_karpenter_the_nodes_are_labelled_that_placeholders_keep_out(tmp_path: Path) -> None:
+    nodes, pods = fragments()
+    full = Node("n2", (80, 80), foreign=(79, 79))
+    async with ApiServer(seed=1) as api:
+        fill(api, grown([*nodes, full], [*pods, waits("waits", 40)]))
+        async with autoscale(api, tmp_path, autoscaler="karpenter", namespace="default"):
+            await there_are(api, 1)
+            assert api.node("n2")["metadata"]["labels"]["gpupack.io/host"] == "n2"
+            assert "gpupack.io/host" not in api.node("n1")["metadata"]["labels"]
+
+
 class BoardOfOddThings(Board):
     """Something is wrong with an object of the cluster, and then not any more."""
 

@@ -192,7 +192,8 @@ async def test_a_right_that_is_missing_is_said_and_what_was_done_before_stays_do
 
 async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscalers_stays(api, uninstall):
     disabled, disrupt = "cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"
-    api.add_node("n1", {}, {"cpu": 8}, {"gpupack.io/kept": disrupt, disrupt: "true", disabled: "true"})
+    labels = {"gpupack.io/host": "n1", "team": "a"}
+    api.add_node("n1", labels, {"cpu": 8}, {"gpupack.io/kept": disrupt, disrupt: "true", disabled: "true"})
     startup = {"key": "startup-taint.cluster-autoscaler.kubernetes.io/gpupack", "effect": "NoSchedule"}
     api.patch_node("n1", {"spec": {"taints": [startup, {"key": "team", "effect": "NoSchedule"}]}})
     spec = {"schedulerName": "gpupack-placeholder"}
@@ -202,7 +203,10 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
 
     said = [
         "pod team/asks: would remove it, a placeholder",
-        f"node n1: would remove annotations gpupack.io/kept, {disrupt}; taints {startup['key']}",
+        (
+            f"node n1: would remove annotations gpupack.io/kept, {disrupt}; labels gpupack.io/host; "
+            f"taints {startup['key']}"
+        ),
     ]
     assert (await uninstall("--dry-run"))[1] == said
     assert (api.objects("pods"), api.node("n1")) == before
@@ -211,6 +215,7 @@ async def test_what_gpupack_autoscale_left_goes_and_what_people_set_for_autoscal
     assert (status, lines) == (0, [line.replace("would remove", "removed") for line in said])
     node = api.node("n1")
     assert node["metadata"]["annotations"] == {disabled: "true"}
+    assert node["metadata"]["labels"] == {"team": "a"}
     assert [taint["key"] for taint in node["spec"]["taints"]] == ["team"]
     assert [pod["metadata"]["name"] for pod in api.objects("pods")] == ["labelled"]
     assert (await uninstall())[1] == ["Nothing of gpupack is on any node."]

@@ -4,6 +4,7 @@ import pytest
 
 from allocator.names import NODE_LABEL, STARTUP_TAINT
 from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, waits
 from tests.cluster_builders import MEMORY
@@ -183,14 +184,31 @@ def test_a_node_that_looks_free_and_is_full_is_kept_out():
     ]
 
 
-def test_for_karpenter_no_placeholder_names_a_host():
-    nodes, pods = fragments(labels=(("pool", "a"),))
-    rules = PlanRules(by_host=False)
+def test_for_karpenter_a_label_of_ours_keeps_nodes_out():
+    """It refuses pods that name kubernetes.io/hostname."""
+    nodes, pods = fragments()
+    rules = AutoscaleSettings(autoscaler="karpenter").rules()
     alone = plan_of(grown(nodes, [*pods, waits("waits", 40)]), rules=rules)
     assert "affinity" not in alone.placeholders[0].spec
-    full = Node("n2", (80, 80), foreign=(79, 79), labels=(("pool", "a"),))
-    plan = plan_of(grown([*nodes, full], [*pods, waits("waits", 40)]), rules=rules)
-    assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_label"})
+    assert alone.unlabelled == {}
+
+    long_name = "n" * 100
+    key = "gpupack.io/host"
+    full = [
+        Node("n2", (80, 80), foreign=(79, 79)),
+        Node("n3", (80, 80), foreign=(79, 79), labels=((key, "n3"),)),
+        Node("n4", (80, 80), foreign=(79, 79), labels=((key, "another"),)),
+        Node(long_name, (80, 80), foreign=(79, 79)),
+    ]
+    plan = plan_of(grown([*nodes, *full], [*pods, waits("waits", 40)]), rules=rules)
+    (made,) = plan.placeholders
+    terms = made.spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (expression,) = terms["nodeSelectorTerms"][0]["matchExpressions"]
+    assert (expression["key"], expression["operator"]) == (key, "NotIn")
+    digest = plan.unlabelled[long_name]
+    assert 0 < len(digest) <= 63
+    assert sorted(expression["values"]) == sorted(["n2", "n3", "n4", digest])
+    assert plan.unlabelled == {"n2": "n2", "n4": "n4", long_name: digest}
 
 
 def test_a_placeholder_has_the_rules_of_its_pods():
