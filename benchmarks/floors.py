@@ -1,7 +1,7 @@
-"""What batch mode cannot do without: a client that decides nothing sends the writes that each pod needs.
+"""A client that decides nothing and sends the writes that each pod needs: what no scheduler can save.
 
 It takes the gate away and names a node, each in turn, as `gpupack queue` does in batch mode; with `bind` it
-sends the Binding too. What kube-apiserver, etcd and kube-scheduler cost then is what no queue can save.
+sends the Binding too. Of a pod without a gate it sends the Binding alone.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ class BareClient:
 
     Args:
         kubeconfig: Path.
-        pods: Gated pods, as the API server lists them.
+        pods: Pods that wait, as the API server lists them.
         nodes: Names of nodes with room.
         bind: Send the Bindings too.
     """
 
     def __init__(self, kubeconfig: str, pods: Sequence[Any], nodes: Sequence[str], *, bind: bool) -> None:
         self._kubeconfig = kubeconfig
-        self._work = [(pod["metadata"], nodes[number % len(nodes)]) for number, pod in enumerate(pods)]
+        self._work = [(pod, nodes[number % len(nodes)]) for number, pod in enumerate(pods)]
         self._bind = bind
         self._thread = Thread(target=self._run)
 
@@ -53,9 +53,12 @@ class BareClient:
 
     async def _send(self, client: KubeClient, work: Iterator[tuple[Any, str]]) -> None:
         for pod, node in work:
-            await client.patch(pod_path(pod["namespace"], pod["name"]), release(pod["uid"], node), JSON_PATCH)
+            meta = pod["metadata"]
+            namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
+            if pod["spec"].get("schedulingGates"):
+                await client.patch(pod_path(namespace, name), release(uid, node), JSON_PATCH)
             if self._bind:
-                await client.bind(pod["namespace"], pod["name"], pod["uid"], node, {})
+                await client.bind(namespace, name, uid, node, {})
 
 
 def release(uid: str, node: str) -> Any:

@@ -6,7 +6,8 @@ a slow minute of the machine hurts all sides. All sides run the same KubeSchedul
 `extenders`. With `batch` the pods are born with the gate, and `gpupack queue` in batch mode, started last,
 releases them. Two more sides show what no queue can save: with `patches` a client that decides nothing names
 the nodes instead of the queue, and kube-scheduler binds without the extender; with `writes` that client sends
-the Bindings too, and there is no kube-scheduler.
+the Bindings too, and there is no kube-scheduler. With `direct` the pods have no gate and name a scheduler of
+their own, and that client sends the Bindings alone: the ceiling of a scheduler with one write a pod.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
 who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
@@ -44,14 +45,19 @@ CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender", "batch", "patches", "writes")
+SIDES = ("none", "extender", "batch", "patches", "writes", "direct")
 WITH_EXTENDER = ("extender", "batch")
 GATED = ("batch", "patches", "writes")
+BARE = ("patches", "writes", "direct")
+"""Sides of which a client that decides nothing sends the writes."""
+WITHOUT_SCHEDULER = ("writes", "direct")
 PROGRAMS = ("kube-scheduler", "kube-apiserver", "etcd")
 EXTENDER = "extender"
 QUEUE = "queue"
 ONE_AFTER_THE_OTHER = ("kube-scheduler", EXTENDER, QUEUE)
 """Processes that work on one pod after the other."""
+NOBODY = "nobody"
+"""A scheduler that does not run: the API server needs a name."""
 BENCHMARK = "benchmark"
 """This process: it watches, and of some sides it is the client."""
 SETTLED_S = Settings().bind_timeout_s + 1
@@ -173,13 +179,13 @@ def one_round(cluster: Cluster, pods: int, side: str) -> Round:
     queue = queue_of(cluster) if side == "batch" else None
     if side in WITH_EXTENDER:
         cluster.extender.start()
-    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, gated=side in GATED)))
+    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, side)))
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
     try:
         if side == "extender":
             time.sleep(SETTLED_S)
         pids = {BENCHMARK: os.getpid()}
-        if side != "writes":
+        if side not in WITHOUT_SCHEDULER:
             control.start_scheduler()
         pids |= {name: control.running[name].pid for name in PROGRAMS if name in control.running}
         if side in WITH_EXTENDER:
@@ -188,9 +194,10 @@ def one_round(cluster: Cluster, pods: int, side: str) -> Round:
         if queue is not None:
             queue.start(ready=False)
             pids[QUEUE] = queue.pid
-        elif side in GATED:
-            time.sleep(SETTLED_S)
-            client = bare_client(cluster, bind=side == "writes")
+        elif side in BARE:
+            if side not in WITHOUT_SCHEDULER:
+                time.sleep(SETTLED_S)
+            client = bare_client(cluster, bind=side in WITHOUT_SCHEDULER)
         with client:
             first, last = binding_times(api, start, pods, pids)
     finally:
@@ -327,13 +334,15 @@ def inventory(node: int) -> Sequence[dict[str, Any]]:
     ]
 
 
-def fake_pod(index: int, *, gated: bool = False) -> dict[str, Any]:
-    """A pod with one container, of the request shapes in turn; with the gate of the queue or without it."""
+def fake_pod(index: int, side: str) -> dict[str, Any]:
+    """A pod with one container, of the request shapes in turn; it waits for whoever binds it on that side."""
     container = workload.container(
         gib=REQUESTS_GIB[index % len(REQUESTS_GIB)], limits={"cpu": "100m", "memory": "256Mi"}
     )
     pod = workload.pod(f"pod-{index:05d}", container)
-    if gated:
+    if side == "direct":
+        pod["spec"]["schedulerName"] = NOBODY
+    if side in GATED:
         pod["metadata"]["labels"] = {QUEUE_NAME: "bench"}
         pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
     return pod
