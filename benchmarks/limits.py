@@ -193,8 +193,8 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
     for number in range(others):
         container(root, number).mkdir(parents=True)
         written.book = written.book.with_pod(number, cards)
-    account.refresh()
-    await supports.begin()
+    account.read_checkpoint()
+    await supports.start()
     freeze_garbage_collector()
     running = asyncio.create_task(enforcer.run())
     await driver.has(others)
@@ -203,7 +203,7 @@ async def measure(root: Path, others: int, timed: int) -> list[float]:
         for number in range(others, others + timed):
             written.book = written.book.with_pod(number, cards)
             # The daemon reads the book when it is written, before the kubelet makes the pod's cgroup.
-            account.refresh()
+            account.read_checkpoint()
             yield container(root, number)
 
     began_s = await make(written_by_kubelet())

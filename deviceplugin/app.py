@@ -180,33 +180,35 @@ class Daemon:
         account = self.account = LedgerService(ledger, book.read, settings.resource)
         pods = OwnPods(account, settings.resource)
         metrics = Metrics()
-        self._plugin = DevicePlugin(AllocationService(account, settings.unit_mib), observe=metrics.call)
+        self._plugin = DevicePlugin(AllocationService(account, settings.unit_mib), observe=metrics.count_call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
-        nodes = OwnNode(account, settings.node_name, notices.wrong_cordon, self._parents)
+        nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
         percent = DevicePlugin(
-            AllocationService(account, settings.unit_mib, percent=True), observe=metrics.call
+            AllocationService(account, settings.unit_mib, percent=True), observe=metrics.count_call
         )
 
         def devices_changed() -> None:
-            self._plugin.devices_changed()
-            percent.devices_changed()
+            self._plugin.send_devices()
+            percent.send_devices()
 
         card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
         # The kubelet writes its whole book after the list of any resource.
-        self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.devices_changed)
+        self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.send_devices)
         stack.push_async_callback(self._pod_resources.close)
-        account.taken_up = self._pod_resources.taken_up
-        self._reconciler = Reconciler(account, book.changes, self._cgroups, self._pod_resources.clean)
+        account.list_admitted_pods = self._pod_resources.list_admitted_pods
+        self._reconciler = Reconciler(
+            account, book.watch_changes, self._cgroups, self._pod_resources.purge_checkpoint
+        )
         self._sampler = CardSampler(
             account,
-            HelperProcessFilter(self._source, giving.helpers),
+            HelperProcessFilter(self._source, giving.list_helper_pids),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
             on_health=devices_changed,
-            on_cards=card_list.take,
+            on_cards=card_list.apply_gpus,
             notices=notices,
             every_s=self._sample_s,
             may_detach=lambda: ledger.is_unavailable("cordoned") and ledger.is_empty,
@@ -225,14 +227,14 @@ class Daemon:
             devices_changed,
         )
 
-        giving.join(account, self._memory.supports)
+        giving.join(account, self._memory.limit_capability)
         self._ownership = NodeOwnership(
             client,
             account,
             nodes,
             identify_daemon(settings.device_plugin_dir),
             node_name=settings.node_name,
-            on_conflict=notices.other_daemon,
+            on_conflict=notices.record_other_daemon,
         )
         self._publisher = NodePublisher(
             client,
@@ -241,13 +243,13 @@ class Daemon:
             pods,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
-            inventory=card_list.records,
+            inventory=card_list.list_records,
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=self.ready.is_set,
-            owns=lambda: self._ownership.held,
+            owns=lambda: self._ownership.owns_node,
         )
-        self._annotator = AllocationAnnotator(client, account, pods, self._memory.told)
+        self._annotator = AllocationAnnotator(client, account, pods, self._memory.published_use)
         self._memory.on_news = self._annotator.wake
         self._registrar = Registrars(
             [
@@ -257,7 +259,7 @@ class Daemon:
                     name_of_our_own(endpoint),
                     resource,
                     on_registered=self._on_registered,
-                    on_kubelet_restart=self._reconciler.kubelet_restarted,
+                    on_kubelet_restart=self._reconciler.apply_kubelet_restart,
                 )
                 for plugin, endpoint, resource in (
                     (self._plugin, settings.endpoint, settings.resource),
@@ -282,15 +284,17 @@ class Daemon:
             neighbours=ForeignPluginWatcher(account, nodes, notices),
             recorder=recorder,
         )
-        metrics.read_from(
+        metrics.set_sources(
             settings.unit_mib,
-            status.card_states,
-            status.node_state,
-            status.counts(),
+            status.list_card_states,
+            status.describe_node,
+            status.list_counters(),
             self._source.vendor.fault,
         )
-        metrics.also(self._memory.metrics(), self._memory.look)
-        http = HttpServer(metrics, status.not_ready, status.explain, lambda: self._sampler.gone)
+        metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
+        http = HttpServer(
+            metrics, status.explain_not_ready, status.explain, lambda: self._sampler.driver_gone_reason
+        )
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
@@ -304,12 +308,12 @@ class Daemon:
             return
         for endpoint in (settings.endpoint, settings.percent_endpoint):
             clear_left_over(settings.device_plugin_dir, endpoint)
-        await self._memory.supports.begin()
+        await self._memory.limit_capability.start()
         await run_until(
             stop,
             self._farewell,
             self._reconciler.run(),
-            self._reconciler.follow_book(),
+            self._reconciler.follow_checkpoint(),
             *(self._register(registrar) for registrar in self._registrar),
             self._memory.run(),
             self._sampler.run(),
@@ -329,12 +333,12 @@ class Daemon:
             nodes,
             node_name=self._settings.node_name,
             resource=self._settings.resource,
-            serves=lambda: self._ownership.held and self._publisher.problem is None,
+            serves=lambda: self._ownership.owns_node and self._publisher.problem is None,
         )
 
     async def _end_events(self, recorder: EventRecorder, running: asyncio.Task[None]) -> None:
         """End what writes Events; people are to read why the daemon ends."""
-        if self._sampler.gone is not None:
+        if self._sampler.driver_gone_reason is not None:
             await recorder.drain(LAST_EVENTS_S)
         await cancel_and_wait(running)
 
@@ -347,14 +351,14 @@ class Daemon:
         devices_changed: Callable[[], None],
     ) -> CardList:
         def cards_changed() -> None:
-            self._memory.supports.cards_changed()
+            self._memory.limit_capability.update_cards()
             devices_changed()
             # What people cordoned may be among the new cards.
             if nodes.node is not None:
-                nodes.take(nodes.node)
+                nodes.apply_node(nodes.node)
 
         def enforcement(uuid: str) -> Enforcement:
-            return self._memory.supports.enforcement(uuid)
+            return self._memory.limit_capability.get_enforcement(uuid)
 
         return CardList(
             account,
@@ -363,7 +367,7 @@ class Daemon:
             notices,
             cards_changed,
             enforcement,
-            lambda: self._sampler.detached,
+            lambda: self._sampler.is_detached,
         )
 
     def _parents(self) -> dict[str, str]:
@@ -372,9 +376,9 @@ class Daemon:
 
     async def _wait_for_turn(self, status: DaemonStatus, notices: NodeEvents) -> None:
         """Wait until no other daemon serves our kubelet."""
-        while not self._lock.take():
+        while not self._lock.acquire():
             if status.waiting is None:
-                holder = self._lock.holder()
+                holder = self._lock.find_holder_pid()
                 process = "" if holder is None else f" (process {holder})"
                 status.waiting = (
                     f"another gpupack node daemon{process} serves the kubelet of "
@@ -382,7 +386,7 @@ class Daemon:
                     "one of the two is to be removed"
                 )
                 log.error("waiting", reason=status.waiting)
-                notices.other_daemon(status.waiting)
+                notices.record_other_daemon(status.waiting)
             await asyncio.sleep(TURN_S)
         if status.waiting is not None:
             log.info("the other daemon has ended, going on")
@@ -390,7 +394,7 @@ class Daemon:
 
     async def _register(self, registrar: Registrar) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
-        await self._reconciler.registrable.wait()
+        await self._reconciler.can_register.wait()
         await registrar.run()
 
     async def _reflect(self, client: KubeClient, nodes: OwnNode, pods: OwnPods) -> None:
@@ -405,23 +409,25 @@ class Daemon:
         pods.on_relist(pod_reflector.relist)
         async with asyncio.TaskGroup() as group:
             group.create_task(node_reflector.run())
-            await nodes.first.wait()
+            await nodes.listed.wait()
             group.create_task(pod_reflector.run())
 
     async def _farewell(self) -> None:
         def under_way() -> bool:
             account = self.account
             return (
-                account is not None and self._registrar.registered and bool(account.ledger.unpublished_pods())
+                account is not None
+                and self._registrar.is_registered
+                and bool(account.ledger.unpublished_pods())
             )
 
-        await drain_and_stop(self._publisher.leave, under_way, self._patience)
+        await drain_and_stop(self._publisher.publish_full, under_way, self._patience)
 
     def _on_registered(self) -> None:
-        if self._registrar.registered:
+        if self._registrar.is_registered:
             self.ready.set()
         if self.account is not None:
-            self.account.changed()
+            self.account.notify_subscribers()
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:

@@ -137,7 +137,7 @@ def _supports(source: GpuSource, settings: Settings) -> dict[LimitSupport, list[
 
 def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> CheckFinding:
     what = f"memory of {len(uuids)} card{'s' if len(uuids) > 1 else ''}"
-    if support.held:
+    if support.can_limit:
         simulated = ", simulated as the cards are" if settings.profile is not None else ""
         return CheckFinding(what, "ok", str(support), f"every container's share is its limit{simulated}")
     if settings.memory_limits == REQUIRE:
@@ -148,7 +148,7 @@ def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> Chec
 def _mps(uuids: Sequence[str], settings: Settings) -> CheckFinding:
     service = MpsService(settings.mps_root)
     try:
-        answers = sum(service.state(uuid) is not None for uuid in uuids)
+        answers = sum(service.read_state(uuid) is not None for uuid in uuids)
     except OSError as error:
         return CheckFinding("MPS", "less", str(error), "whether it answers cannot be read")
     found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"

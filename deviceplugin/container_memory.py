@@ -40,8 +40,8 @@ class ContainerMemoryService:
         on_offer: called when other cards are offered than before.
 
     Attributes:
-        supports: how each card's memory is held.
-        told: what is written of the pods' use.
+        limit_capability: how each card's memory is held.
+        published_use: what is written of the pods' use.
         on_news: called when something of that is worth a write.
     """
 
@@ -61,7 +61,7 @@ class ContainerMemoryService:
         self._pods = pods
         self._sampler = sampler
         self._unit_mib = settings.unit_mib
-        self.supports = LimitCapability(
+        self.limit_capability = LimitCapability(
             account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
         )
         self._over_use = OverUseWatcher(
@@ -74,24 +74,24 @@ class ContainerMemoryService:
         )
         self._enforcer = Enforcer(
             account,
-            self.supports,
-            pods.containers,
+            self.limit_capability,
+            pods.container_names,
             unit_mib=settings.unit_mib,
             cgroup_root=settings.cgroup_root,
             container_logs=settings.container_logs,
-            tell=self._over_use.not_limited,
+            tell=self._over_use.record_not_limited,
         )
         shares = GrantedMemory(account, settings.unit_mib)
         self._memory = ContainerUseReader(
             shares,
-            self.supports,
+            self.limit_capability,
             self._enforcer,
             pods,
             sampler,
             account.now_s,
         )
         self._rows: Sequence[ContainerUse] = ()
-        self.told = PublishedUse(self._holding, time.monotonic)
+        self.published_use = PublishedUse(self._holding, time.monotonic)
         self.on_news: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -103,15 +103,15 @@ class ContainerMemoryService:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
-            await self._over_use.look(self._rows)
+            await self.read_use()
+            await self._over_use.check_rows(self._rows)
             await asyncio.sleep(0)
-            if self.told.update(self._rows):
+            if self.published_use.apply_use(self._rows):
                 self.on_news()
 
-    async def look(self) -> None:
+    async def read_use(self) -> None:
         """Work out what every container has and uses."""
-        self._rows = await self._memory.rows_in_turns()
+        self._rows = await self._memory.read_rows_in_turns()
 
     @property
     def cgroup_problem(self) -> str | None:
@@ -123,8 +123,8 @@ class ContainerMemoryService:
         return {
             "cards": {
                 card.uuid: {
-                    "held": self.supports.enforcement(card.uuid).value,
-                    "driver": str(self.supports.of(card.uuid)),
+                    "held": self.limit_capability.get_enforcement(card.uuid).value,
+                    "driver": str(self.limit_capability.get_support(card.uuid)),
                     "residue_mib": self._sampler.residue_mib.get(card.uuid),
                 }
                 for card in self._account.ledger.installed
@@ -138,18 +138,20 @@ class ContainerMemoryService:
                     "promised_mib": row.promised_mib,
                     "used_mib": row.used_mib,
                     "limit_mib": row.limit_mib,
-                    "held": row.held.value,
+                    "held": row.enforcement.value,
                     "problem": row.problem,
                 }
-                for row in self._memory.rows()
+                for row in self._memory.read_rows()
             ],
         }
 
-    def metrics(self) -> ContainerMemoryMetrics:
+    def make_metrics(self) -> ContainerMemoryMetrics:
         """Give Prometheus the same."""
-        return ContainerMemoryMetrics(lambda: self._rows, self._over_use.over, self._held, self._forbidden)
+        return ContainerMemoryMetrics(
+            lambda: self._rows, self._over_use.is_over_use, self._held, self._forbidden
+        )
 
-    def counts(self) -> dict[str, tuple[str, Callable[[], int]]]:
+    def list_counters(self) -> dict[str, tuple[str, Callable[[], int]]]:
         """Name the counters that the parts keep."""
         return {
             "memory_limit_faults": (
@@ -169,18 +171,18 @@ class ContainerMemoryService:
         }
 
     def _holding(self, uuid: str, units: int, cards: int) -> Enforcement:
-        return self.supports.holding(uuid, units * self._unit_mib, cards)
+        return self.limit_capability.get_container_enforcement(uuid, units * self._unit_mib, cards)
 
     def _held(self) -> dict[str, Enforcement]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
-        return {uuid: self.supports.enforcement(uuid) for uuid in cards}
+        return {uuid: self.limit_capability.get_enforcement(uuid) for uuid in cards}
 
     def _forbidden(self) -> dict[str, bool]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
-        return {uuid: self.supports.of(uuid).forbidden for uuid in cards}
+        return {uuid: self.limit_capability.get_support(uuid).is_forbidden for uuid in cards}
 
     def _names(self, uid: str) -> PodIdentity | None:
-        pod = self._pods.running(uid)
+        pod = self._pods.find_pod(uid)
         if pod is None:
             return None
         of = pod.metadata

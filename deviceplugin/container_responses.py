@@ -40,9 +40,9 @@ class ContainerResponses:
             source.vendor, strategies, self._cdi, nodes if settings.pass_device_specs else None
         )
 
-    def hand_over(self, mib: Mapping[str, int]) -> ContainerGrant:
+    def describe_cards(self, mib: Mapping[str, int]) -> ContainerGrant:
         """Describe the cards of a container, of which it has so many MiB each, by UUID."""
-        return self._handover.grant(list(mib))
+        return self._handover.describe_cards(list(mib))
 
     async def prepare(self) -> None:
         """Read what must be known before the first container."""
@@ -52,18 +52,21 @@ class ContainerResponses:
     def join(self, account: LedgerService, supports: LimitCapability) -> None:
         """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
         settings = self._settings
-        account.grants.append(self.hand_over)
+        account.grants.append(self.describe_cards)
         if settings.sharing == MPS:
             service = MpsService(settings.mps_root, threads=settings.mps_threads)
             self._sharing = MpsClients(
-                account, service, lambda uuid: supports.of(uuid).held, unit_mib=settings.unit_mib
+                account,
+                service,
+                lambda uuid: supports.get_support(uuid).can_limit,
+                unit_mib=settings.unit_mib,
             )
-            supports.fallback = self._sharing.enforcement
-            supports.covers = self._sharing.covers
+            supports.fallback = self._sharing.get_enforcement
+            supports.covers = self._sharing.can_limit
 
         def advice(mib: Mapping[str, int]) -> ContainerGrant:
             uuid, *others = mib
-            if others or supports.enforcement(uuid) is not Enforcement.ACCOUNTED:
+            if others or supports.get_enforcement(uuid) is not Enforcement.ACCOUNTED:
                 return ContainerGrant()
             totals = {card.uuid: card.total_mib for card in self._source.cards()}
             return ContainerGrant(framework_envs(mib[uuid], totals.get(uuid, 0)))
@@ -71,9 +74,9 @@ class ContainerResponses:
         if settings.advise_frameworks:
             account.grants.append(advice)
 
-    def helpers(self) -> Collection[int]:
+    def list_helper_pids(self) -> Collection[int]:
         """Pids of processes that only serve the containers of the cards."""
-        return self._sharing.servers() if self._sharing is not None else ()
+        return self._sharing.list_server_pids() if self._sharing is not None else ()
 
     async def run(self) -> None:
         """Follow what may change, until cancelled."""

@@ -97,7 +97,7 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _on_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=await self._metrics.text(), headers={"Content-Type": TEXT})
+        return web.Response(body=await self._metrics.write_text(), headers={"Content-Type": TEXT})
 
     async def _on_explain(self, _request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._explain()), content_type="application/json")

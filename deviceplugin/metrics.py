@@ -104,7 +104,7 @@ class Metrics:
         )
         self._before: list[Callable[[], Awaitable[None]]] = []
 
-    def read_from(
+    def set_sources(
         self,
         unit_mib: int,
         cards: Callable[[], Iterable[CardState]],
@@ -123,7 +123,9 @@ class Metrics:
         """
         self._registry.register(_StateCollector(unit_mib, cards, node, counts, fault))
 
-    def also(self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None) -> None:
+    def add_collector(
+        self, collector: Collector, before: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Read from another place too.
 
         Args:
@@ -134,12 +136,12 @@ class Metrics:
         if before is not None:
             self._before.append(before)
 
-    def call(self, method: str, seconds: float, code: str) -> None:
+    def count_call(self, method: str, seconds: float, code: str) -> None:
         """Count one call of the kubelet."""
         self._requests.labels(method, code).inc()
         self._seconds.labels(method).observe(seconds)
 
-    async def text(self) -> bytes:
+    async def write_text(self) -> bytes:
         """Write everything in Prometheus' text format, with turns for others on the way."""
         for before in self._before:
             await before()

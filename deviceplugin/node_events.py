@@ -49,15 +49,15 @@ class NodeEvents:
         self._models = dict(models)
         self._fault_event = fault_event
 
-    def fault(self, uuid: str, reason: str) -> None:
+    def record_fault(self, uuid: str, reason: str) -> None:
         """Tell of a numbered error that makes a card unhealthy."""
         self._record(self._ref, "Warning", self._fault_event, f"{self._card(uuid)}: {reason}")
 
-    def know(self, models: Mapping[str, str]) -> None:
+    def add_models(self, models: Mapping[str, str]) -> None:
         """Learn the names of more cards' models; those of cards that are gone stay known."""
         self._models.update(models)
 
-    def unhealthy(self, uuid: str, reason: str, pods: Sequence[Pod] = ()) -> None:
+    def record_unhealthy(self, uuid: str, reason: str, pods: Sequence[Pod] = ()) -> None:
         """Tell that a card is given to no pod any more, and the pods that are on it."""
         said = f"{self._card(uuid)} is unhealthy and takes no new pods: {reason}"
         self._record(self._ref, "Warning", UNHEALTHY, said + _running(pods))
@@ -65,25 +65,25 @@ class NodeEvents:
             theirs = f"{self._card(uuid)}, which this pod has a share of, is unhealthy: {reason}"
             self._record(_ref_of(pod), "Warning", UNHEALTHY, theirs)
 
-    def not_offered(self, uuid: str, reason: str) -> None:
+    def record_not_offered(self, uuid: str, reason: str) -> None:
         """Tell that a card is well and yet given to no pod."""
         self._record(self._ref, "Warning", NOT_OFFERED, f"{self._card(uuid)} takes no new pods: {reason}")
 
-    def limits_forbidden(self, uuids: Sequence[str], reason: str) -> None:
+    def record_limits_forbidden(self, uuids: Sequence[str], reason: str) -> None:
         """Tell that containers on cards are not limited for want of a right of this daemon."""
         cards = ", ".join(self._card(uuid) for uuid in uuids[:_NAMED])
         more = f" and {len(uuids) - _NAMED} more" if len(uuids) > _NAMED else ""
         said = f"containers' memory is accounted, not limited, on {cards}{more}: {reason}"
         self._record(self._ref, "Warning", FORBIDDEN, said)
 
-    def recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
+    def record_recovered(self, uuid: str, pods: Sequence[Pod] = ()) -> None:
         """Tell that a card is given to pods again, and the pods that are on it."""
         self._record(self._ref, "Normal", RECOVERED, f"{self._card(uuid)} is healthy again")
         for pod in pods:
             theirs = f"{self._card(uuid)}, which this pod has a share of, is healthy again"
             self._record(_ref_of(pod), "Normal", RECOVERED, theirs)
 
-    def cards_changed(self, came: Sequence[str], went: Sequence[str]) -> None:
+    def record_cards_changed(self, came: Sequence[str], went: Sequence[str]) -> None:
         """Tell that there are other cards than before."""
         parts = [
             f"{what}: {', '.join(self._card(uuid) for uuid in uuids)}"
@@ -92,14 +92,14 @@ class NodeEvents:
         ]
         self._record(self._ref, "Normal", CARDS_CHANGED, "; ".join(parts))
 
-    def gone(self, uuid: str, pods: Sequence[Pod]) -> None:
+    def record_gone(self, uuid: str, pods: Sequence[Pod]) -> None:
         """Tell that a card went while pods had shares of it."""
         self._record(self._ref, "Warning", GONE, f"{self._card(uuid)} is gone{_running(pods)}")
         for pod in pods:
             said = f"{self._card(uuid)}, which this pod has a share of, is gone: delete the pod"
             self._record(_ref_of(pod), "Warning", GONE, said)
 
-    def too_small(self, uuid: str, reason: str, pods: Sequence[Pod]) -> None:
+    def record_too_small(self, uuid: str, reason: str, pods: Sequence[Pod]) -> None:
         """Tell that a card has fewer units than pods have shares of it, perhaps none."""
         said = f"{self._card(uuid)} has no longer what pods were given of it: {reason}"
         self._record(self._ref, "Warning", GONE, said + _running(pods))
@@ -109,41 +109,41 @@ class NodeEvents:
             )
             self._record(_ref_of(pod), "Warning", GONE, theirs)
 
-    def driver_hangs(self, reason: str) -> None:
+    def record_driver_hangs(self, reason: str) -> None:
         """Tell that the cards' driver does not answer."""
         self._record(self._ref, "Warning", HANGS, reason)
 
-    def driver_answers(self) -> None:
+    def record_driver_answers(self) -> None:
         """Tell that the driver answers again."""
         self._record(self._ref, "Normal", ANSWERS, "the cards' driver answers again")
 
-    def driver_detached(self) -> None:
+    def record_driver_detached(self) -> None:
         """Tell that the daemon has let the driver go."""
         said = "all cards are cordoned and empty, and the driver is let go: they may be reset or partitioned"
         self._record(self._ref, "Normal", DETACHED, said)
 
-    def driver_attached(self) -> None:
+    def record_driver_attached(self) -> None:
         """Tell that the daemon has taken it up again."""
         self._record(self._ref, "Normal", ATTACHED, "the driver is taken up again, the cards are measured")
 
-    def driver_gone(self, reason: str) -> None:
+    def record_driver_gone(self, reason: str) -> None:
         """Tell that the driver does not come back to this daemon, which ends for it."""
         self._record(self._ref, "Warning", DRIVER_GONE, reason)
 
-    def other_plugin(self, said: str) -> None:
+    def record_foreign_plugin(self, said: str) -> None:
         """Tell of another device plugin."""
         self._record(self._ref, "Warning", OTHER_PLUGIN, said)
 
-    def other_plugin_gone(self) -> None:
+    def record_foreign_plugin_gone(self) -> None:
         """Tell that there is no other device plugin any more."""
         said = "no other device plugin offers GPUs here any more"
         self._record(self._ref, "Normal", OTHER_PLUGIN_GONE, said)
 
-    def other_daemon(self, said: str) -> None:
+    def record_other_daemon(self, said: str) -> None:
         """Tell of another gpupack node daemon."""
         self._record(self._ref, "Warning", OTHER_DAEMON, said)
 
-    def wrong_cordon(self, said: str) -> None:
+    def record_wrong_cordon(self, said: str) -> None:
         """Tell of a cordon of cards that are not here, or that cannot be read."""
         self._record(self._ref, "Warning", WRONG_CORDON, said)
 

@@ -42,29 +42,29 @@ class DaemonStatus:
     recorder: EventRecorder
     waiting: str | None = None
 
-    def not_ready(self) -> list[str]:
+    def explain_not_ready(self) -> list[str]:
         """Say why pods cannot be served yet; empty when they can."""
         if self.waiting is not None:
             return [self.waiting]
         reasons = []
-        if not self.registrar.registered:
+        if not self.registrar.is_registered:
             reasons.append("not registered with the kubelet")
-        if self.account.book_problem is not None:
-            reasons.append(self.account.book_problem)
+        if self.account.checkpoint_problem is not None:
+            reasons.append(self.account.checkpoint_problem)
         reasons += [
             f"the kubelet's checkpoint has {resource} of pod {uid}, of another unit than ours: has it ended?"
-            for uid, resource in list(self.account.others.pods.items())[:1]
+            for uid, resource in list(self.account.other_unit_pods.resource_by_pod.items())[:1]
         ]
         if self.pod_resources.problem is not None:
             reasons.append(self.pod_resources.problem)
         if self.sampler.problem is not None:
             reasons.append(self.sampler.problem)
-        if self.nodes.missing:
+        if self.nodes.is_missing:
             reasons.append(f"no Node is named {self.settings.node_name}")
         if self.ownership.problem is not None:
             reasons.append(self.ownership.problem)
         # Mostly it is what was said above that keeps the first patch waiting.
-        if self.publisher.problem is not None and (self.publisher.failing or not reasons):
+        if self.publisher.problem is not None and (self.publisher.is_failing or not reasons):
             reasons.append(self.publisher.problem)
         return reasons
 
@@ -74,37 +74,37 @@ class DaemonStatus:
             "node": self.settings.node_name,
             "resource": self.settings.resource,
             "unit_mib": self.settings.unit_mib,
-            "not_ready": self.not_ready(),
-            "foreign_gpus": dict(self.neighbours.found),
-            "api_connected": self.pods.connected,
-            "seen": self.pods.seen,
+            "not_ready": self.explain_not_ready(),
+            "foreign_gpus": dict(self.neighbours.foreign_gpus),
+            "api_connected": self.pods.is_connected,
+            "seen": self.pods.seen_version,
             "revision": self.publisher.revision,
             "cgroups": {
                 "unreadable": self.reconciler.cgroup_problem,
                 "unwatched": self.memory.cgroup_problem,
             },
-            "driver": {"detached": self.sampler.detached, "gone": self.sampler.gone},
+            "driver": {"detached": self.sampler.is_detached, "gone": self.sampler.driver_gone_reason},
             "memory": self.memory.explain(),
             "ledger": explain_node(self.account.ledger.accounts),
         }
 
-    def node_state(self) -> NodeState:
+    def describe_node(self) -> NodeState:
         """Describe the node for its metrics."""
         return NodeState(
-            registered=self.registrar.registered,
-            ready=not self.not_ready(),
-            other_daemon=self.waiting is not None or self.ownership.disputed,
-            foreign_gpus=self.neighbours.found,
+            registered=self.registrar.is_registered,
+            ready=not self.explain_not_ready(),
+            other_daemon=self.waiting is not None or self.ownership.is_disputed,
+            foreign_gpus=self.neighbours.foreign_gpus,
             unknown_cordoned=len(self.nodes.unknown_cordoned),
             faults=self.sampler.faults,
             health_changes=self.sampler.health_changes,
             driver_hangs_s=self.sampler.hangs_s,
-            driver_detached=self.sampler.detached,
+            driver_detached=self.sampler.is_detached,
             cgroups_unreadable=self.reconciler.cgroup_problem is not None,
             cgroups_unwatched=self.memory.cgroup_problem is not None,
         )
 
-    def counts(self) -> Counts:
+    def list_counters(self) -> Counts:
         """Name the counters that the parts keep."""
         counts: dict[str, tuple[str, Callable[[], int]]] = {
             "patches": ("Patches of the Node's words.", lambda: self.publisher.patches),
@@ -125,9 +125,9 @@ class DaemonStatus:
             "events": ("Writes of Kubernetes Events.", lambda: self.recorder.written),
             "events_dropped": ("Kubernetes Events that were lost.", lambda: self.recorder.dropped),
         }
-        return {**counts, **self.memory.counts()}
+        return {**counts, **self.memory.list_counters()}
 
-    def card_states(self) -> Iterator[CardState]:
+    def list_card_states(self) -> Iterator[CardState]:
         """Describe the cards for their metrics."""
         ledger = self.account.ledger
         for card, used in zip(ledger.cards(), ledger.used(), strict=True):

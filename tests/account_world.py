@@ -38,8 +38,8 @@ class Node:
         self.percent = AllocationService(self.account, 1024, percent=True, **options)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
-        self.account.want_list = self.count
-        self.account.taken_up = self.taken_up
+        self.account.request_list = self.count
+        self.account.list_admitted_pods = self.taken_up
 
     def count(self) -> None:
         self.lists += 1
@@ -53,34 +53,34 @@ class Node:
             if self.listed is not None:
                 self.listed.add(each.uid)
             self.ledger.apply_pod(each, self.account.now_s())
-        self.account.changed()
+        self.account.notify_subscribers()
 
     def linger(self, uid: str, given: frozenset[str]) -> None:
         """A pod that runs is deleted by force, the kubelet offers its IDs again."""
         self.bind(pod(uid, len(given), "c0"))
         self.book.write(uid, given)
-        self.account.refresh()
+        self.account.read_checkpoint()
         self.ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         self.book.drop(uid)
-        self.account.refresh()
+        self.account.read_checkpoint()
         self.ledger.remove_pod(uid, self.account.now_s())
 
     def ends(self, uid: str) -> None:
         """Nothing of the pod runs any more."""
         self.ledger.record_cgroup_probe([uid], [], self.account.now_s())
-        self.account.changed()
+        self.account.notify_subscribers()
 
     def list_pods(self, *listed) -> None:
         self.clock.now_s += 0.001
         self.ledger.apply_pod_list(listed, self.account.now_s(), self.account.now_s())
-        self.account.changed()
+        self.account.notify_subscribers()
 
     @property
     def ids(self) -> Sequence[str]:
-        return tuple(self.answers.devices())
+        return tuple(self.answers.list_devices())
 
     async def preferred(self, size: int, available: Sequence[str] | None = None) -> Collection[str]:
-        return await self.answers.preferred(self.ids if available is None else available, (), size)
+        return await self.answers.choose_ids(self.ids if available is None else available, (), size)
 
     def ask(self, size: int) -> asyncio.Task[Collection[str]]:
         return asyncio.create_task(self.preferred(size))

@@ -60,13 +60,13 @@ class SimpleAllocator:
         self.refuse: AllocationRefusedError | Exception | None = None
         self.hangs = False
 
-    def why_not(self, identifier: str) -> str:
+    def explain_unavailable(self, identifier: str) -> str:
         return "the card is unhealthy"
 
-    def devices(self) -> Mapping[str, bool]:
+    def list_devices(self) -> Mapping[str, bool]:
         return self.health
 
-    async def preferred(
+    async def choose_ids(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
         self.preferred_calls.append((frozenset(available), frozenset(must_include), size))
@@ -229,7 +229,9 @@ class World:
     async def registered(self) -> None:
         """Wait until the kubelet has all our healthy devices."""
         healthy = sum(self.allocator.health.values())
-        await until(lambda: self.registrar.registered and self.kubelet.allocatable().get(RESOURCE) == healthy)
+        await until(
+            lambda: self.registrar.is_registered and self.kubelet.allocatable().get(RESOURCE) == healthy
+        )
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
         """Restart the kubelet; it learns of its pods once the plugin is back, else it would fail some."""

@@ -96,8 +96,8 @@ class LimitsWorld:
         )
 
     async def start(self) -> None:
-        await self.supports.begin()
-        self.account.refresh()
+        await self.supports.start()
+        self.account.read_checkpoint()
         self.running = asyncio.create_task(self.enforcer.run())
         await self.settle()
 
@@ -115,7 +115,7 @@ class LimitsWorld:
         """Write into the book that a container got these units of a card, and have it read."""
         before = self.book.written.get((uid, container, RESOURCE), frozenset())
         self.book.write(uid, before | ids(card, *numbers), container=container)
-        self.account.refresh()
+        self.account.read_checkpoint()
 
     def over(self, uid: str) -> None:
         """Let a pod be over: out of the book, out of the API server's list, and without cgroups."""
@@ -123,11 +123,11 @@ class LimitsWorld:
         ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         shutil.rmtree(self.pod(uid))
         self.book.drop(uid)
-        self.account.refresh()
+        self.account.read_checkpoint()
         now_s = self.account.now_s()
         ledger.apply_pod_list([], now_s, now_s)
         ledger.record_cgroup_probe([uid], [], self.account.now_s())
-        self.account.changed()
+        self.account.notify_subscribers()
 
     def pod(self, uid: str = UID, quality: str = "burstable") -> Path:
         """The pod's cgroup, made if need be."""
@@ -144,7 +144,7 @@ class LimitsWorld:
     def name(self, letter: str, container: str, uid: str = UID) -> None:
         """Let the pod's status tell a container's ID."""
         self.names[uid] = {**self.names.get(uid, {}), identifier(letter): container}
-        self.account.changed()
+        self.account.notify_subscribers()
 
     def link(self, letter: str, container: str) -> None:
         """Make the link to a container's log, as the kubelet does once it has started it."""

@@ -125,7 +125,7 @@ class Bench:
         for part in ("capacity", "allocatable"):
             self.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
         self.api.version += 1
-        self.nodes.take(self.api.decoded())
+        self.nodes.apply_node(self.api.decoded())
 
     async def until_s(self, end_s: float) -> None:
         """Step whenever a step wants to."""
@@ -138,7 +138,7 @@ class Bench:
 
     def said(self) -> tuple[tuple[int, ...], set[str]]:
         told = self.api.decoded()
-        words, holds = told.words(), told.holds()
+        words, holds = told.read_words(), told.read_accounted_pods()
         assert words is not None
         assert holds is not None
         return words.used, set(holds.uids)
@@ -146,7 +146,7 @@ class Bench:
     async def leave(self) -> None:
         """Run until the farewell is said; `run` must end by itself then."""
         running = asyncio.create_task(self.publisher.run())
-        await self.publisher.leave()
+        await self.publisher.publish_full()
         await running
 
 

@@ -64,7 +64,7 @@ class AllocationService:
         self._listed: tuple[object, object, dict[str, bool]] = None, None, {}
         self._answered: dict[frozenset[str], Collection[tuple[str, str]] | None] = {}
 
-    def devices(self) -> Mapping[str, bool]:
+    def list_devices(self) -> Mapping[str, bool]:
         """Return every device ID with its health."""
         facts = self._account.ledger.accounts
         healthy = {uuid: card.healthy for uuid, card in facts.cards.items()}
@@ -73,14 +73,14 @@ class AllocationService:
             self._listed = facts.card_of, healthy, {text: healthy[facts.card_of[text]] for text in ids}
         return self._listed[2]
 
-    def why_not(self, identifier: str) -> str:
+    def explain_unavailable(self, identifier: str) -> str:
         """Say why a known ID cannot be had though it is on a card."""
         return self._why_not_card(self._account.ledger.accounts.card_of.get(identifier, ""))
 
     def _why_not_card(self, uuid: str) -> str:
-        return self._account.withheld.get(uuid) or "the card is unhealthy"
+        return self._account.not_enforced.get(uuid) or "the card is unhealthy"
 
-    async def preferred(
+    async def choose_ids(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
@@ -93,10 +93,12 @@ class AllocationService:
             RefusedError: no card has room.
         """
         account, ledger = self._account, self._account.ledger
-        taken_up = await account.taken_up()
-        account.refresh()
-        if not await account.until(lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S):
-            raise AllocationRefusedError("not-ready", f"{account.book_problem}; {AGAIN}")
+        taken_up = await account.list_admitted_pods()
+        account.read_checkpoint()
+        if not await account.wait_until(
+            lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S
+        ):
+            raise AllocationRefusedError("not-ready", f"{account.checkpoint_problem}; {AGAIN}")
         ask, asked_s = ledger.read_request(available, must_include, size, taken_up), account.now_s()
 
         def settled() -> bool:
@@ -104,13 +106,13 @@ class AllocationService:
             return (view is not None and view > asked_s) or ask.is_unambiguous()
 
         if not settled():
-            account.want_list()
-            await account.until(settled, self._view_wait_s)
+            account.request_list()
+            await account.wait_until(settled, self._view_wait_s)
         known = ask.is_expected()
         if not known:
             log.warning("container of an unknown pod", size=size, percent=ask.percent)
         if ask.has_ended_pods() or not known:
-            await account.until(ask.has_room, self._room_wait_s)
+            await account.wait_until(ask.has_room, self._room_wait_s)
         answer = self._answer(ask)
         self._answered = {frozenset(answer): taken_up}
         return answer
@@ -138,7 +140,7 @@ class AllocationService:
         try:
             if frozenset(ids) not in self._answered:
                 # The kubelet did not ask: an init container of the pod had as many.
-                await self.preferred(ids, ids, len(ids))
+                await self.choose_ids(ids, ids, len(ids))
             taken_up = self._answered.pop(frozenset(ids), None)
             units = account.ledger.allocate(ids, account.now_s(), taken_up)
         except LedgerError as error:
@@ -154,4 +156,4 @@ class AllocationService:
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)
-        self._account.changed()
+        self._account.notify_subscribers()

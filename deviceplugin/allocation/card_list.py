@@ -57,19 +57,19 @@ class CardList:
         self._enforcement = enforcement
         self._detached = detached
         self._looked_back = False
-        account.follow(self._look_back)
+        account.subscribe(self._look_back)
 
     @property
     def gpus(self) -> tuple[GpuCard, ...]:
         """The cards as the source listed them last."""
         return self._gpus
 
-    def records(self) -> tuple[CardRecord, ...]:
+    def list_records(self) -> tuple[CardRecord, ...]:
         """Describe the cards for people and selectors."""
         driver = DETACHED if self._detached() else ""
         return card_records(self._account.ledger.installed, self._gpus, self._enforcement, driver)
 
-    def take(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
+    def apply_gpus(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
         """Take the source's list.
 
         Args:
@@ -90,7 +90,7 @@ class CardList:
             replace(card, healthy=card.healthy and healthy(card.uuid))
             for card in cards_in_units(gpus, self._unit_mib)
         ]
-        self._notices.know({card.uuid: card.model for card in cards})
+        self._notices.add_models({card.uuid: card.model for card in cards})
         ledger = self._account.ledger
         sizes = {card.uuid: card.size_units for card in ledger.installed}
         held, pods = ledger.allocated_units_by_pod(), ledger.accounts.pods
@@ -113,17 +113,17 @@ class CardList:
         )
         self._tell(came, went, left)
         for uuid, reason in small.items():
-            self._notices.too_small(uuid, reason, left[uuid])
+            self._notices.record_too_small(uuid, reason, left[uuid])
         self._on_change()
-        self._account.changed()
+        self._account.notify_subscribers()
         return True
 
     def _tell(self, came: Sequence[str], went: Sequence[str], pods: Mapping[str, Sequence[Pod]]) -> None:
         if came or went:
-            self._notices.cards_changed(came, went)
+            self._notices.record_cards_changed(came, went)
         for uuid in went:
             if pods.get(uuid):
-                self._notices.gone(uuid, pods[uuid])
+                self._notices.record_gone(uuid, pods[uuid])
 
     def _look_back(self) -> None:
         """Name the pods whose cards were lost before this daemon started."""
@@ -139,9 +139,9 @@ class CardList:
         for uuid, pods in sorted(lost.items()):
             if uuid in listed:
                 units = ledger.accounts.cards[uuid].size_units
-                self._notices.too_small(uuid, listed[uuid].error or f"it has {units} units", pods)
+                self._notices.record_too_small(uuid, listed[uuid].error or f"it has {units} units", pods)
             else:
-                self._notices.gone(uuid, pods)
+                self._notices.record_gone(uuid, pods)
 
 
 def find_lost_cards(facts: NodeAccounts, one: PodAccount) -> set[str]:

@@ -19,15 +19,15 @@ class ForeignPluginWatcher:
         notices: hear of a plugin that comes, offers something else, or goes.
 
     Attributes:
-        found: count of GPUs by resource, empty where no other plugin offers any.
+        foreign_gpus: count of GPUs by resource, empty where no other plugin offers any.
     """
 
     def __init__(self, account: LedgerService, node_view: OwnNode, notices: NodeEvents) -> None:
         self._node_view = node_view
         self._notices = notices
         self._seen: object = None
-        self.found: dict[str, int] = {}
-        account.follow(self._look)
+        self.foreign_gpus: dict[str, int] = {}
+        account.subscribe(self._look)
 
     def _look(self) -> None:
         node = self._node_view.node
@@ -35,13 +35,13 @@ class ForeignPluginWatcher:
             return
         self._seen = node
         found = count_foreign_gpus(node.status.capacity, node.status.allocatable)
-        before, self.found = self.found, found
+        before, self.foreign_gpus = self.foreign_gpus, found
         if found == before:
             return
         if found:
             said = describe_foreign(found)
             log.warning("another device plugin is on this node", resources=found, advice=said)
-            self._notices.other_plugin(said)
+            self._notices.record_foreign_plugin(said)
         else:
             log.info("no other device plugin offers GPUs any more")
-            self._notices.other_plugin_gone()
+            self._notices.record_foreign_plugin_gone()

@@ -43,14 +43,14 @@ class LedgerService:
         clock: monotonic seconds.
 
     Attributes:
-        book_problem: why the book cannot be read, None while it can.
-        book_torn: it is no whole JSON.
-        want_list: asks for a complete list of this node's pods that begins now.
-        taken_up: asks the kubelet for namespace and name of the pods that it has taken up; None where it does
-            not say.
-        others: the pods that hold another unit.
+        checkpoint_problem: Why the checkpoint cannot be read; None while it can.
+        is_checkpoint_torn: The file is no whole JSON.
+        request_list: Asks for a complete list of this node's pods that begins now.
+        list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
+            where it does not say.
+        other_unit_pods: Pods that have devices of another unit.
         grants: see `Grant`.
-        withheld: why cards are given to no container, healthy as they may be, by UUID.
+        not_enforced: why cards are given to no container, healthy as they may be, by UUID.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class LedgerService:
         self.ledger = ledger
         self._read = read
         self.now_s = clock
-        self.book_problem: str | None = _NOT_READ
-        self.book_torn = False
-        self.want_list: Callable[[], None] = lambda: None
-        self.taken_up: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
-        self.others = OtherUnitPods(resource)
+        self.checkpoint_problem: str | None = _NOT_READ
+        self.is_checkpoint_torn = False
+        self.request_list: Callable[[], None] = lambda: None
+        self.list_admitted_pods: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
+        self.other_unit_pods = OtherUnitPods(resource)
         self.grants: list[Grant] = []
-        self.withheld: Mapping[str, str] = {}
+        self.not_enforced: Mapping[str, str] = {}
         self._resources = {resource, PERCENT_RESOURCE}
         self._contents: object = self
         self._followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
 
-    def follow(self, follower: Callable[[], None]) -> None:
+    def subscribe(self, follower: Callable[[], None]) -> None:
         """Have `follower` called after everything that may have changed the ledger."""
         self._followers.append(follower)
 
-    def changed(self) -> None:
+    def notify_subscribers(self) -> None:
         """Tell everybody that the ledger may have changed."""
         self._wake()
         for follower in self._followers:
@@ -90,7 +90,7 @@ class LedgerService:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def until(self, ready: Callable[[], bool], limit_s: float) -> bool:
+    async def wait_until(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Wait until the ledger is `ready`, or the limit has passed; tells which."""
         deadline_s = self.now_s() + limit_s
         while not ready():
@@ -104,12 +104,12 @@ class LedgerService:
                 continue
         return True
 
-    def state(self) -> tuple[object, ...]:
+    def change_key(self) -> tuple[object, ...]:
         """What followers look at rests on this; compare two. To work out all that follows takes long."""
         facts = self.ledger.accounts
         return facts.version, self.ledger.is_complete
 
-    def refresh(self) -> None:
+    def read_checkpoint(self) -> None:
         """Take the kubelet's book as it is now; tell everybody of a change.
 
         A book that cannot be read is not an empty one: what it said before stays.
@@ -117,33 +117,36 @@ class LedgerService:
         try:
             contents = self._read()
         except CheckpointError as error:
-            if self.book_problem != str(error):
+            if self.checkpoint_problem != str(error):
                 log.warning("the kubelet's checkpoint cannot be read, nothing is released", error=str(error))
-            self.book_problem, self.book_torn = str(error), isinstance(error, TornCheckpointError)
+            self.checkpoint_problem, self.is_checkpoint_torn = (
+                str(error),
+                isinstance(error, TornCheckpointError),
+            )
             return
-        if self.book_problem not in {None, _NOT_READ}:
+        if self.checkpoint_problem not in {None, _NOT_READ}:
             log.info("the kubelet's checkpoint can be read again")
-        self.book_problem, self.book_torn = None, False
+        self.checkpoint_problem, self.is_checkpoint_torn = None, False
         if contents is self._contents:
             return
-        self._contents, before = contents, self.state()
+        self._contents, before = contents, self.change_key()
         entries = () if contents is None else contents.entries
-        self.others.read(entries)
+        self.other_unit_pods.apply_entries(entries)
         self.ledger.apply_checkpoint([e for e in entries if e.resource in self._resources], self.now_s())
         # Whoever waits for the first book that can be read.
         self._wake()
-        if self.state() != before:
-            self.changed()
+        if self.change_key() != before:
+            self.notify_subscribers()
 
-    def withhold(self, reasons: Mapping[str, str]) -> None:
+    def set_not_enforced(self, reasons: Mapping[str, str]) -> None:
         """Give exactly these cards, by UUID, to no container; they count as full."""
-        self.withheld = dict(reasons)
+        self.not_enforced = dict(reasons)
         self.ledger.set_unavailable("not_enforced", reasons)
 
-    def close(self, uuids: Iterable[str]) -> None:
+    def set_client_limit(self, uuids: Iterable[str]) -> None:
         """Keep exactly these cards free of new pods, because they can take no more."""
         if self.ledger.set_unavailable("client_limit", uuids):
-            self.changed()
+            self.notify_subscribers()
 
 
 async def _nobody_asks() -> None:

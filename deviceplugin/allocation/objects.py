@@ -49,7 +49,7 @@ class ObjectMetadata(msgspec.Struct, rename="camel"):
     resource_version: str = "0"
     annotations: dict[str, str] | None = None
 
-    def annotation(self, name: str) -> str | None:
+    def get_annotation(self, name: str) -> str | None:
         """Return its value, None where there is none."""
         return (self.annotations or {}).get(name)
 
@@ -68,7 +68,7 @@ class PodContainer(msgspec.Struct, rename="camel"):
     restart_policy: str | None = None
     resources: ContainerResources | None = None
 
-    def as_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, Any]:
         """In the form that `parse_pod` reads."""
         resources = self.resources or ContainerResources()
         return {
@@ -111,14 +111,14 @@ class OwnPodStatus(msgspec.Struct, rename="camel"):
     ephemeral_container_statuses: list[RuntimeStatus] | None = None
 
     @property
-    def containers(self) -> dict[str, str]:
+    def container_names(self) -> dict[str, str]:
         """Names of containers by the runtime's IDs, `containerd://` and the like taken off."""
         return {
             each.container_id.rpartition("/")[2]: each.name for each in self._statuses() if each.container_id
         }
 
     @property
-    def ended(self) -> frozenset[str]:
+    def ended_containers(self) -> frozenset[str]:
         """Names of containers that do not run any more, at least not now."""
         return frozenset(each.name for each in self._statuses() if "terminated" in (each.state or ()))
 
@@ -128,12 +128,12 @@ class OwnPodStatus(msgspec.Struct, rename="camel"):
         yield from self.ephemeral_container_statuses or ()
 
     @property
-    def terminal(self) -> bool:
+    def is_terminal(self) -> bool:
         """Whether the pod has ended."""
         return is_terminal(self.phase)
 
     @property
-    def admitted(self) -> bool:
+    def is_admitted(self) -> bool:
         """Whether the kubelet has admitted the pod.
 
         startTime alone does not say so: the kubelet (1.36.3, measured) may write it, and no condition, some
@@ -151,7 +151,7 @@ class PodObject(msgspec.Struct):
     spec: OwnPodSpec = msgspec.field(default_factory=OwnPodSpec)
     status: OwnPodStatus = msgspec.field(default_factory=OwnPodStatus)
 
-    def request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
+    def parse_request(self, resource: str) -> tuple[PodRequest | None, RequestError | None]:
         """Read what the pod asks for.
 
         A pod that is bound with annotations that cannot be read was bound without our scheduler, and the
@@ -160,13 +160,13 @@ class PodObject(msgspec.Struct):
         Returns:
             The request, None where the pod does not ask, and what was wrong with it.
         """
-        init = [container.as_mapping() for container in self.spec.init_containers or ()]
-        mains = [container.as_mapping() for container in self.spec.containers]
+        init = [container.to_mapping() for container in self.spec.init_containers or ()]
+        mains = [container.to_mapping() for container in self.spec.containers]
         return parse_admitted(self.metadata.annotations or {}, init, mains, resource)
 
-    def read(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
+    def to_ledger_pod(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
         """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""
-        request, problem = self.request(resource)
+        request, problem = self.parse_request(resource)
         if request is None:
             return None, problem
         assigned, wrong = self._assigned()
@@ -177,19 +177,19 @@ class PodObject(msgspec.Struct):
             request=request,
             assigned=assigned,
             runtime_uid=self.runtime_uid,
-            admitted=self.status.admitted,
+            admitted=self.status.is_admitted,
             has_run=self.status.phase in _RAN,
-            terminal=self.status.terminal,
+            terminal=self.status.is_terminal,
         )
         return pod, problem or wrong
 
     @property
     def runtime_uid(self) -> str:
         """The UID under which the kubelet runs the pod: of a static pod another than that of its mirror."""
-        return self.metadata.annotation(MIRROR_ANNOTATION) or self.metadata.uid
+        return self.metadata.get_annotation(MIRROR_ANNOTATION) or self.metadata.uid
 
     def _assigned(self) -> tuple[Assignment | None, RequestError | None]:
-        text = self.metadata.annotation(POD_ASSIGNED)
+        text = self.metadata.get_annotation(POD_ASSIGNED)
         try:
             return (None if text is None else load_assigned(text)), None
         except RequestError as error:
@@ -238,7 +238,7 @@ class NodeObject(msgspec.Struct):
         """Of the machine that the kubelet runs on; empty where it does not say."""
         return self.status.node_info.boot_id if self.status.node_info is not None else ""
 
-    def words(self) -> NodeWords | None:
+    def read_words(self) -> NodeWords | None:
         """The packed words, None where they are missing, corrupt, or unlike in capacity and allocatable."""
         capacity, allocatable = self._packed(self.status.capacity), self._packed(self.status.allocatable)
         if capacity != allocatable:
@@ -248,35 +248,35 @@ class NodeObject(msgspec.Struct):
         except AllocatorError:
             return None
 
-    def packed_keys(self) -> frozenset[str]:
+    def list_packed_keys(self) -> frozenset[str]:
         """Every packed resource that the node has, ours or not."""
         return frozenset(self._packed(self.status.capacity)) | frozenset(
             self._packed(self.status.allocatable)
         )
 
-    def holds(self) -> Holds | None:
+    def read_accounted_pods(self) -> Holds | None:
         """What the words contain, None where it cannot be read."""
-        return self.read_holds()[0]
+        return self.read_accounted_pods_or_error()[0]
 
-    def read_holds(self) -> tuple[Holds | None, AllocatorError | None]:
+    def read_accounted_pods_or_error(self) -> tuple[Holds | None, AllocatorError | None]:
         """What the words contain, None where that cannot be read, and what was wrong with it."""
-        text = self.metadata.annotation(NODE_HOLDS)
+        text = self.metadata.get_annotation(NODE_HOLDS)
         try:
             return (None if text is None else _load_holds(text)), None
         except AllocatorError as error:
             return None, error
 
-    def cards(self) -> tuple[CardRecord, ...] | None:
+    def read_cards(self) -> tuple[CardRecord, ...] | None:
         """The inventory, None where it cannot be read."""
-        text = self.metadata.annotation(NODE_CARDS)
+        text = self.metadata.get_annotation(NODE_CARDS)
         try:
             return None if text is None else _load_cards(text)
         except AllocatorError:
             return None
 
-    def cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
+    def read_cordon(self) -> tuple[frozenset[str], AllocatorError | None]:
         """The cards that people want free, and what was wrong with the list."""
-        text = self.metadata.annotation(NODE_CORDON)
+        text = self.metadata.get_annotation(NODE_CORDON)
         try:
             return (frozenset() if text is None else load_cordon(text)), None
         except AllocatorError as error:

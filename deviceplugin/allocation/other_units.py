@@ -14,25 +14,26 @@ class OtherUnitPods:
         resource: the one that this daemon offers.
 
     Attributes:
-        pods: resource of another unit by UID, of pods in the book of which nobody said yet that they ended.
+        resource_by_pod: Resource of another unit by UID, of pods in the checkpoint that are not known to have
+            ended.
         living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
             node; None while it has not been heard.
     """
 
     def __init__(self, resource: str) -> None:
-        self.pods: dict[str, str] = {}
+        self.resource_by_pod: dict[str, str] = {}
         self.living: Callable[[], Collection[str] | None] = lambda: None
         self._resource = resource
         self._ended: set[str] = set()
 
-    def read(self, entries: Iterable[CheckpointEntry]) -> None:
+    def apply_entries(self, entries: Iterable[CheckpointEntry]) -> None:
         """Take what the book says now, of all resources."""
         others = {resource for resource in {one.resource for one in entries} if self._is_other(resource)}
         found = {one.uid: one.resource for one in entries if one.resource in others} if others else {}
         self._ended &= found.keys()
-        self.pods = {uid: name for uid, name in found.items() if uid not in self._ended}
+        self.resource_by_pod = {uid: name for uid, name in found.items() if uid not in self._ended}
 
-    def check(self, asked: Collection[str], running: Collection[str]) -> None:
+    def check_ended(self, asked: Collection[str], running: Collection[str]) -> None:
         """Judge the pods that hold another unit: those that ended hold nothing.
 
         Args:
@@ -46,12 +47,14 @@ class OtherUnitPods:
         for uid in sorted(asked):
             if uid in running or uid in (living or ()):
                 raise UnitInUseError(
-                    f"pod {uid} holds {self.pods.get(uid)}, this daemon offers {self._resource}: "
+                    f"pod {uid} holds {self.resource_by_pod.get(uid)}, this daemon offers {self._resource}: "
                     "a unit is changed on a drained node only, drain this one"
                 )
         if living is not None:
             self._ended.update(asked)
-            self.pods = {uid: name for uid, name in self.pods.items() if uid not in self._ended}
+            self.resource_by_pod = {
+                uid: name for uid, name in self.resource_by_pod.items() if uid not in self._ended
+            }
 
     def _is_other(self, resource: str) -> bool:
         return resource != self._resource and unit_of_resource(resource) is not None

@@ -27,7 +27,7 @@ class OwnNode:
     Attributes:
         node: the Node, None while there is none.
         unknown_cordoned: UUIDs of the Node's cordon that are no card of this node, sorted.
-        first: set once the API server has said whether the Node is there.
+        listed: set once the API server has said whether the Node is there.
     """
 
     def __init__(
@@ -45,32 +45,32 @@ class OwnNode:
         self._cordon_problem: str | None = None
         self.node: NodeObject | None = None
         self.unknown_cordoned: tuple[str, ...] = ()
-        self.first = asyncio.Event()
+        self.listed = asyncio.Event()
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """Whether the API server has said that there is no such Node; the kubelet may still create it."""
-        return self.first.is_set() and self.node is None
+        return self.listed.is_set() and self.node is None
 
     def replace(self, items: Sequence[NodeObject], _resource_version: str) -> None:
         """Take the Node, or its absence."""
-        if not self.first.is_set() and items:
+        if not self.listed.is_set() and items:
             self._remember(items[0])
-        self.first.set()
+        self.listed.set()
         self.node = None
         if items:
-            self.take(items[0])
+            self.apply_node(items[0])
         self._tell_missing()
-        self._account.changed()
+        self._account.notify_subscribers()
 
     def event(self, kind: Kind, item: NodeObject, _resource_version: str) -> None:
         """Take a change of the Node."""
         if kind == "DELETED":
             self.node = None
         else:
-            self.take(item)
+            self.apply_node(item)
         self._tell_missing()
-        self._account.changed()
+        self._account.notify_subscribers()
 
     def bookmark(self, resource_version: str) -> None:
         """Nothing changed."""
@@ -78,12 +78,12 @@ class OwnNode:
     def disconnected(self, error: KubeApiError) -> None:
         """The Node is taken to be as it was."""
 
-    def take(self, node: NodeObject) -> None:
+    def apply_node(self, node: NodeObject) -> None:
         """Take a state of the Node, from the watch or as the answer to a patch; older ones are ignored."""
         if self.node is not None and node.version < self.node.version:
             return
         self.node = node
-        cordoned, problem = node.cordon()
+        cordoned, problem = node.read_cordon()
         if problem is not None:
             self._cordon_is_wrong(f"{problem}; the cards stay as they were")
             return
@@ -108,16 +108,16 @@ class OwnNode:
 
     def _tell_missing(self) -> None:
         """Say once that there is no Node to write to: most likely its name is another."""
-        if self.missing and not self._told_missing:
+        if self.is_missing and not self._told_missing:
             log.warning("no Node has this name, nothing is published until one has", node_name=self._name)
-        self._told_missing = self.missing
+        self._told_missing = self.is_missing
 
     def _remember(self, node: NodeObject) -> None:
         """Tell the ledger which pods the words contained before this daemon started, and on which cards.
 
         The release before did not write the cards.
         """
-        (holds, problem), cards = node.read_holds(), node.cards() or ()
+        (holds, problem), cards = node.read_accounted_pods_or_error(), node.read_cards() or ()
         if problem is not None:
             log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
         if holds is None:

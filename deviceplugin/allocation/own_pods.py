@@ -17,10 +17,10 @@ class OwnPods:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Attributes:
-        seen: resourceVersion of the newest event that the ledger has.
-        owed: a published `seen` must reach this version: a bound pod vanished that no words held.
-        connected: the view is not known to be behind.
-        objects: pods with our resource by UID, finished ones included until their object is gone.
+        seen_version: resourceVersion of the newest event that the ledger has.
+        owed_version: a published `seen` must reach this version: a bound pod vanished that no words held.
+        is_connected: the view is not known to be behind.
+        pods_by_uid: pods with our resource by UID, finished ones included until their object is gone.
     """
 
     def __init__(self, account: LedgerService, resource: str) -> None:
@@ -29,30 +29,30 @@ class OwnPods:
         self._began_s = account.now_s()
         self._relist: Callable[[], None] = lambda: None
         self._relisting = self._again = False
-        account.want_list = self.want_list
-        account.others.living = lambda: self._living
+        account.request_list = self.request_list
+        account.other_unit_pods.living = lambda: self._living
         self._living: set[str] | None = None
         self._missed = False
-        self.seen = 0
-        self.owed = 0
-        self.connected = False
-        self.objects: dict[str, PodObject] = {}
+        self.seen_version = 0
+        self.owed_version = 0
+        self.is_connected = False
+        self.pods_by_uid: dict[str, PodObject] = {}
         self._running: dict[str, PodObject] = {}
 
-    def running(self, runtime_uid: str) -> PodObject | None:
+    def find_pod(self, runtime_uid: str) -> PodObject | None:
         """Find a pod by the UID under which the kubelet runs it."""
         return self._running.get(runtime_uid)
 
-    def containers(self, runtime_uid: str) -> Mapping[str, str]:
+    def container_names(self, runtime_uid: str) -> Mapping[str, str]:
         """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
         found = self._running.get(runtime_uid)
-        return found.status.containers if found is not None else {}
+        return found.status.container_names if found is not None else {}
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
         self._relist = relist
 
-    def want_list(self) -> None:
+    def request_list(self) -> None:
         """Ask for a complete list that begins now; where one is on its way, after that."""
         self._again = self._relisting
         if not self._relisting:
@@ -66,69 +66,69 @@ class OwnPods:
         Also with a lower resourceVersion than was seen: then etcd was restored from an older copy.
         """
         pods = []
-        self.objects, self._running = {}, {}
-        self._living = {item.runtime_uid for item in items if not item.status.terminal}
+        self.pods_by_uid, self._running = {}, {}
+        self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
         for item in items:
-            pod, problem = item.read(self._resource)
+            pod, problem = item.to_ledger_pod(self._resource)
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
                 self._keep(item)
         self._account.ledger.apply_pod_list(pods, self._began_s, self._account.now_s())
-        self.connected, self._relisting = True, False
-        before, self.seen = self.seen, parse_resource_version(resource_version)
-        if self._missed or self.seen < before:
+        self.is_connected, self._relisting = True, False
+        before, self.seen_version = self.seen_version, parse_resource_version(resource_version)
+        if self._missed or self.seen_version < before:
             # While nobody watched, a pod may have come and gone.
-            self.owed = self.seen
+            self.owed_version = self.seen_version
         self._missed = False
         if self._again:
-            self.want_list()
-        self._account.changed()
+            self.request_list()
+        self._account.notify_subscribers()
 
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
         """Take one change of a pod."""
-        self.connected = True
+        self.is_connected = True
         ledger, uid = self._account.ledger, item.metadata.uid
         if self._living is not None:
-            ended = kind == "DELETED" or item.status.terminal
+            ended = kind == "DELETED" or item.status.is_terminal
             (self._living.discard if ended else self._living.add)(item.runtime_uid)
-        pod, problem = item.read(self._resource)
+        pod, problem = item.to_ledger_pod(self._resource)
         if pod is None:
             self._complain(item, problem)
             self._advance(resource_version)
             return
         waited_for = uid in ledger.unpublished_pods()
         if kind == "DELETED":
-            self.objects.pop(uid, None)
+            self.pods_by_uid.pop(uid, None)
             self._running.pop(item.runtime_uid, None)
             ledger.remove_pod(uid, self._account.now_s())
         else:
-            if uid not in self.objects:
+            if uid not in self.pods_by_uid:
                 self._complain(item, problem)
             self._keep(item)
             ledger.apply_pod(pod, self._account.now_s())
         self._advance(resource_version)
         if waited_for and (kind == "DELETED" or pod.terminal):
-            self.owed = self.seen
-        self._account.changed()
+            self.owed_version = self.seen_version
+        self._account.notify_subscribers()
 
     def bookmark(self, resource_version: str) -> None:
         """Note that nothing else happened up to this version."""
-        self.connected = True
+        self.is_connected = True
         self._advance(resource_version)
 
     def disconnected(self, error: KubeApiError) -> None:
         """Note that the next list, if there is one, begins after now."""
         del error
-        self.connected = self._relisting = self._again = False
-        self._missed = self._missed or self.seen > 0
+        self.is_connected = self._relisting = self._again = False
+        self._missed = self._missed or self.seen_version > 0
         self._began_s = self._account.now_s()
 
     def _advance(self, resource_version: str) -> None:
-        self.seen = max(self.seen, parse_resource_version(resource_version))
+        self.seen_version = max(self.seen_version, parse_resource_version(resource_version))
 
     def _keep(self, item: PodObject) -> None:
-        self.objects[item.metadata.uid] = self._running[item.runtime_uid] = item
+        self.pods_by_uid[item.metadata.uid] = self._running[item.runtime_uid] = item
 
     def _complain(self, item: PodObject, problem: Exception | None) -> None:
         if problem is not None:

@@ -49,7 +49,7 @@ class Reconciler:
         pace: waits.
 
     Attributes:
-        registrable: set once the book has been read for the first time, or is torn: then the kubelet, which
+        can_register: set once the book has been read for the first time, or is torn: then the kubelet, which
             believes it no more than we do, writes it anew when it has our list of devices.
         cgroup_problem: why cgroups could not be read at the last look, None where they could.
     """
@@ -70,16 +70,16 @@ class Reconciler:
         self._pace = pace
         self._wake = asyncio.Event()
         self._lists = 0
-        self.registrable = asyncio.Event()
+        self.can_register = asyncio.Event()
         self.cgroup_problem: str | None = None
-        account.follow(self._on_change)
+        account.subscribe(self._on_change)
 
-    def kubelet_restarted(self) -> None:
+    def apply_kubelet_restart(self) -> None:
         """Look at once which pods run: a kubelet that lost its book asks for the others again."""
-        before = self._account.state()
+        before = self._account.change_key()
         self._account.ledger.apply_kubelet_restart()
-        if self._account.state() != before:
-            self._account.changed()
+        if self._account.change_key() != before:
+            self._account.notify_subscribers()
         self._wake.set()
 
     async def run(self) -> None:
@@ -102,7 +102,7 @@ class Reconciler:
             # Several events make one look, and no burst makes more than a few a second.
             await asyncio.sleep(self._pace.soon_s)
 
-    async def follow_book(self) -> None:
+    async def follow_checkpoint(self) -> None:
         """Read the book whenever it was written, until cancelled."""
         async for _ in self._changes():
             self._refresh()
@@ -110,25 +110,25 @@ class Reconciler:
     async def _once(self) -> None:
         ledger = self._account.ledger
         self._refresh()
-        others = frozenset(self._account.others.pods)
+        others = frozenset(self._account.other_unit_pods.resource_by_pod)
         if others:
             probe = await self._probe(others)
-            self._account.others.check(others - probe.unknown, probe.alive)
+            self._account.other_unit_pods.check_ended(others - probe.unknown, probe.alive)
             self._refresh()
         if ledger.accounts.has_unlisted_pods:
-            self._account.want_list()
+            self._account.request_list()
         uids, self._lists = ledger.pods_to_probe(), ledger.accounts.list_count
         if uids:
             began_s = self._account.now_s()
             probe = await self._probe(uids)
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
-            before = self._account.state()
+            before = self._account.change_key()
             # While the book cannot be read, what else it has is unknown: nothing is released.
-            known = uids - probe.unknown if self._account.book_problem is None else probe.alive
+            known = uids - probe.unknown if self._account.checkpoint_problem is None else probe.alive
             ledger.record_cgroup_probe(known, probe.alive, began_s)
-            if self._account.state() != before:
-                self._account.changed()
+            if self._account.change_key() != before:
+                self._account.notify_subscribers()
         if ledger.needs_checkpoint_purge():
             await self._clean()
             self._refresh()
@@ -144,13 +144,15 @@ class Reconciler:
         return probe
 
     def _refresh(self) -> None:
-        self._account.refresh()
-        legible = self._account.book_problem is None or self._account.book_torn
-        if legible and not self._account.others.pods:
-            self.registrable.set()
+        self._account.read_checkpoint()
+        legible = self._account.checkpoint_problem is None or self._account.is_checkpoint_torn
+        if legible and not self._account.other_unit_pods.resource_by_pod:
+            self.can_register.set()
 
     def _unsettled(self) -> bool:
-        return bool(self._account.others.pods) or self._account.ledger.has_unsettled_pods()
+        return (
+            bool(self._account.other_unit_pods.resource_by_pod) or self._account.ledger.has_unsettled_pods()
+        )
 
     def _on_change(self) -> None:
         # A new list may show pods that run already: those do not ask for devices.

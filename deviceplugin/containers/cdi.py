@@ -60,7 +60,7 @@ class CdiNames:
         self._told: dict[str, str] = {}
         self._read: dict[Path, tuple[tuple[int, int, int], Devices]] = {}
 
-    def names(self, uuids: Sequence[str]) -> tuple[str, ...]:
+    def name_cards(self, uuids: Sequence[str]) -> tuple[str, ...]:
         """Name cards, `nvidia.com/gpu=GPU-...`; by the vendor's kind and UUID where nothing else is known."""
         return tuple(self._names.get(uuid) or f"{self._vendor.cdi_kind}={uuid}" for uuid in uuids)
 
@@ -197,7 +197,7 @@ def match_device_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor)
     by_node = {node: name for name, nodes in numbered.items() for node in nodes if vendor.is_card_node(node)}
     chosen = {}
     for card in cards:
-        node, index = vendor.card_node(card.minor), str(card.index)
+        node, index = vendor.name_card_node(card.minor), str(card.index)
         name = by_node.get(node)
         if name is None and index in numbered and not (node and index in by_node.values()):
             name = index

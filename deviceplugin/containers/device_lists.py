@@ -48,17 +48,17 @@ class DeviceListStrategies:
         self._cdi = names
         self._nodes = nodes
 
-    def grant(self, uuids: Sequence[str]) -> ContainerGrant:
+    def describe_cards(self, uuids: Sequence[str]) -> ContainerGrant:
         """Describe cards to a container and its runtime.
 
         Args:
             uuids: of the cards, in word order.
         """
-        shown = self._vendor.visible(uuids if ENVVAR in self._strategies else ())
-        nodes = self._nodes.of(uuids) if self._nodes is not None else ()
+        shown = self._vendor.make_visible_env(uuids if ENVVAR in self._strategies else ())
+        nodes = self._nodes.list_nodes(uuids) if self._nodes is not None else ()
         if self._cdi is None:
             return ContainerGrant(shown, devices=nodes)
-        names = self._cdi.names(uuids)
+        names = self._cdi.name_cards(uuids)
         return ContainerGrant(
             envs=shown,
             annotations={ANNOTATION: ",".join(names)} if CDI_ANNOTATIONS in self._strategies else {},

@@ -44,11 +44,11 @@ def node_paths(card: GpuCard, vendor: Vendor, devices: Path | None, drivers: Pat
     if devices is None:
         return []
     if card.parent is not None:
-        needed = [vendor.card_node(card.minor), *capability_nodes(card, vendor, drivers)]
+        needed = [vendor.name_card_node(card.minor), *capability_nodes(card, vendor, drivers)]
         if not all(path and _is_there(path, devices) for path in needed):
             return []
         return [needed[0], *(path for path in vendor.control_nodes if _is_there(path, devices)), *needed[1:]]
-    wanted = (vendor.card_node(card.minor), *vendor.control_nodes)
+    wanted = (vendor.name_card_node(card.minor), *vendor.control_nodes)
     return [path for path in wanted if path and _is_there(path, devices)]
 
 
@@ -62,7 +62,7 @@ def capability_nodes(card: GpuCard, vendor: Vendor, drivers: Path = DRIVERS) -> 
     """
     instance = f"gi{card.gpu_instance}"
     places = instance, f"{instance}/ci{card.compute_instance}"
-    return [vendor.capability(_minor(drivers, f"gpu{card.minor}", place)) for place in places]
+    return [vendor.name_capability_node(_minor(drivers, f"gpu{card.minor}", place)) for place in places]
 
 
 def _minor(drivers: Path, card: str, place: str) -> int | None:
@@ -108,7 +108,7 @@ class DeviceNodes:
         self._drivers = drivers
         self._told: set[str] = set()
 
-    def of(self, uuids: Sequence[str]) -> tuple[DeviceNode, ...]:
+    def list_nodes(self, uuids: Sequence[str]) -> tuple[DeviceNode, ...]:
         """The nodes of some cards, each once."""
         found: dict[str, None] = {}
         for card in self._cards():

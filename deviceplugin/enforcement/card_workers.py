@@ -31,7 +31,7 @@ class PerCardWorkers:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._threads: dict[str, DriverThread] = {}
 
-    def add(self, uuid: str, job: LimitJob, *, urgent: bool) -> None:
+    def submit(self, uuid: str, job: LimitJob, *, urgent: bool) -> None:
         """Have a job done; it takes the place of one for the same cgroup that has not begun."""
         self._routine[uuid].pop(job.cgroup, None)
         if urgent or job.cgroup in self._urgent[uuid]:
@@ -40,12 +40,12 @@ class PerCardWorkers:
             self._routine[uuid][job.cgroup] = job
         self._begin(uuid)
 
-    def drop(self, uuid: str, cgroup: Path) -> None:
+    def discard(self, uuid: str, cgroup: Path) -> None:
         """Forget a job that has not begun."""
         self._urgent[uuid].pop(cgroup, None)
         self._routine[uuid].pop(cgroup, None)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Begin nothing more; a call that hangs is not waited for."""
         for jobs in (*self._urgent.values(), *self._routine.values()):
             jobs.clear()

@@ -97,14 +97,14 @@ class Enforcer:
         self._watch = CgroupWatch(self._on_folder, self._rescan_due.set)
         self.faults = 0
         self.repaired = 0
-        account.follow(self._on_account)
+        account.subscribe(self._on_account)
 
     @property
     def problem(self) -> str | None:
         """Why new cgroups are not seen at once; None while they are."""
         return self._watch.problem
 
-    def limits(self) -> Iterator[ContainerLimit]:
+    def list_limits(self) -> Iterator[ContainerLimit]:
         """List the limits of all containers' cgroups that there are."""
         for pod in self._pods.values():
             yield from pod.limits.values()
@@ -127,7 +127,7 @@ class Enforcer:
                 group.create_task(self._passes())
         finally:
             self._watch.close()
-            await self._lanes.close()
+            await self._lanes.stop()
 
     async def _passes(self) -> None:
         while True:
@@ -150,7 +150,7 @@ class Enforcer:
                 self._rescan_due.set()
             elif uid not in self._pods:
                 # The kubelet wrote its book before it made the pod's cgroup.
-                self._account.refresh()
+                self._account.read_checkpoint()
                 self._account_changed = True
             self._dirty.update({uid} if uid else ())
         elif folder in self._uids:
@@ -223,8 +223,8 @@ class Enforcer:
         self._watch.retry()
         if self._watch.problem is not None:
             # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
-            self._account.refresh()
-        holders = set(await asyncio.to_thread(self._folders.holders))
+            self._account.read_checkpoint()
+        holders = set(await asyncio.to_thread(self._folders.list_parents))
         for gone in self._holders - holders:
             self._watch.unwatch(gone)
         self._holders = {folder for folder in holders if self._watch.watch(folder)}
@@ -247,7 +247,7 @@ class Enforcer:
 
     async def _check_limits(self) -> None:
         """Read every limit, a few at a time, and set those that somebody changed."""
-        self._supports.ask_again()
+        self._supports.probe_in_background()
         for number, uid in enumerate(list(self._pods)):
             if number % SLICE == 0:
                 await asyncio.sleep(SLICE_S if number else 0)
@@ -257,9 +257,9 @@ class Enforcer:
 
     def _follow_book(self) -> set[str]:
         """Take what the containers were given now; tells which pods are new or were given something else."""
-        news, gone = self._shares.follow()
+        news, gone = self._shares.update()
         for uid in news:
-            self._pods.setdefault(uid, LimitedPod()).grants = self._shares.of(uid)
+            self._pods.setdefault(uid, LimitedPod()).grants = self._shares.grants_of_pod(uid)
         for uid in gone:
             pod = self._pods.pop(uid)
             for cgroup in list(pod.cgroups):
@@ -275,7 +275,7 @@ class Enforcer:
         """
         if pod.folder is None or not pod.folder.is_dir():
             self._leave(pod)
-            pod.folder = self._folders.find(uid)
+            pod.folder = self._folders.find_pod(uid)
         if pod.folder is not None:
             # The watch comes first, so that no cgroup is missed between the two.
             self._watch.watch(pod.folder)
@@ -290,18 +290,18 @@ class Enforcer:
     def _name(self, uid: str, pod: LimitedPod) -> None:
         """Plan the limits of cgroups of which the pod's status says by now whose they are."""
         names = self._names(uid)
-        if names is pod.names:
+        if names is pod.status_names:
             return
-        pod.names = names
+        pod.status_names = names
         for cgroup in pod.cgroups:
-            if cgroup not in pod.known:
+            if cgroup not in pod.container_names:
                 container = self._container(uid, pod, cgroup)
                 if container is not None:
                     self._plan(uid, pod, cgroup, container)
 
     def _container(self, uid: str, pod: LimitedPod, cgroup: Path) -> str | None:
         """Find out whose cgroup it is; known once, it stays so when the status tells of the next one."""
-        known = pod.known.get(cgroup)
+        known = pod.container_names.get(cgroup)
         if known is None:
             identifier = pod.cgroups[cgroup]
             known = self._names(uid).get(identifier) or self._logged.get(identifier)
@@ -309,7 +309,7 @@ class Enforcer:
                 self._unnamed[identifier] = uid
             else:
                 self._unnamed.pop(identifier, None)
-                pod.known[cgroup] = known
+                pod.container_names[cgroup] = known
         return known
 
     def _leave(self, pod: LimitedPod) -> None:
@@ -320,11 +320,11 @@ class Enforcer:
 
     def _forget(self, pod: LimitedPod, cgroup: Path) -> None:
         self._unnamed.pop(pod.cgroups.pop(cgroup), None)
-        pod.known.pop(cgroup, None)
+        pod.container_names.pop(cgroup, None)
         for key in [key for key in pod.limits if key[0] == cgroup]:
             del pod.limits[key]
             if self._lanes is not None:
-                self._lanes.drop(key[1], cgroup)
+                self._lanes.discard(key[1], cgroup)
 
     def _plan(self, uid: str, pod: LimitedPod, cgroup: Path, container: str | None) -> None:
         """Compare what a cgroup should have with what is planned, and begin what differs."""
@@ -341,8 +341,8 @@ class Enforcer:
             del pod.limits[key]
 
     def _submit(self, limit: ContainerLimit, *, urgent: bool) -> None:
-        if self._lanes is not None and self._supports.of(limit.uuid).held:
-            self._lanes.add(limit.uuid, LimitJob(limit.cgroup, limit.wanted), urgent=urgent)
+        if self._lanes is not None and self._supports.get_support(limit.uuid).can_limit:
+            self._lanes.submit(limit.uuid, LimitJob(limit.cgroup, limit.wanted), urgent=urgent)
 
     # What became of it.
 
@@ -369,29 +369,29 @@ class Enforcer:
         reading = outcome.reading
         hard_mib = reading.hard_mib if reading is not None else None
         limit.failures = 0
-        if not limit.in_force:
+        if not limit.is_in_force:
             # It was planned anew while the driver worked; the next job is on its way.
             return
         if before is None or before.fault is not None or before.reading is None:
-            log.info("memory limit in force", **limit.names, mib=hard_mib)
+            log.info("memory limit in force", **limit.log_fields, mib=hard_mib)
         elif before.reading.hard_mib != outcome.was_mib:
             self.repaired += 1
-            log.warning("memory limit set again", **limit.names, mib=hard_mib, stood=outcome.was_mib)
+            log.warning("memory limit set again", **limit.log_fields, mib=hard_mib, stood=outcome.was_mib)
 
     def _not_held(self, limit: ContainerLimit, before: LimitOutcome | None, outcome: LimitOutcome) -> None:
         self.faults += 1
         limit.failures += 1
         if before is None or before.problem != outcome.problem:
-            log.warning("memory limit not in force", **limit.names, error=outcome.problem)
+            log.warning("memory limit not in force", **limit.log_fields, error=outcome.problem)
         final = outcome.fault in {"refused", "unsupported", "forbidden"}
         if limit.failures == (1 if final else TELL_AFTER) and limit.container is not None:
             self._tell(limit.uid, limit.container, outcome.problem)
         if outcome.fault in {"unsupported", "forbidden"}:
-            self._supports.ask_again()
+            self._supports.probe_in_background()
         elif outcome.fault == "failed":
             delay_s = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(limit.failures - 1, 10))
             asyncio.get_running_loop().call_later(delay_s, self._again, limit)
 
     def _again(self, limit: ContainerLimit) -> None:
-        if self._find(limit.uuid, limit.cgroup) is limit and not limit.in_force:
+        if self._find(limit.uuid, limit.cgroup) is limit and not limit.is_in_force:
             self._submit(limit, urgent=True)

@@ -22,7 +22,7 @@ class GrantedMemory:
         self._ids: dict[str, Mapping[str, frozenset[str]]] = {}
         self._grants: dict[str, Grants] = {}
 
-    def follow(self) -> tuple[set[str], set[str]]:
+    def update(self) -> tuple[set[str], set[str]]:
         """Take the book's present state; tells which pods are new or changed, and which are gone."""
         accounts, news = self._account.ledger.accounts, set()
         same_cards = accounts.card_of is self._cards
@@ -48,10 +48,10 @@ class GrantedMemory:
             del self._ids[uid], self._grants[uid]
         return news, gone
 
-    def of(self, uid: str) -> Grants:
+    def grants_of_pod(self, uid: str) -> Grants:
         """MiB by container and card of a pod, as of the last look."""
         return self._grants.get(uid, {})
 
-    def all(self) -> Mapping[str, Grants]:
+    def grants_by_pod(self) -> Mapping[str, Grants]:
         """The same of every pod."""
         return self._grants

@@ -21,9 +21,9 @@ MODES: Final = (AUTO, OFF, REQUIRE)
 
 BEGIN_S: Final = 3.0
 
-NO_LIMITS: Final = LimitSupport(held=False, reason="the source of cards has no memory limits")
-SWITCHED_OFF: Final = LimitSupport(held=False, reason="--memory-limits off")
-NOT_ASKED: Final = LimitSupport(held=False, reason="the driver was not asked yet")
+NO_LIMITS: Final = LimitSupport(can_limit=False, reason="the source of cards has no memory limits")
+SWITCHED_OFF: Final = LimitSupport(can_limit=False, reason="--memory-limits off")
+NOT_ASKED: Final = LimitSupport(can_limit=False, reason="the driver was not asked yet")
 
 
 class LimitCapability:
@@ -65,15 +65,15 @@ class LimitCapability:
         account.grants.append(lambda mib: ContainerGrant(self.container_envs(mib)))
         self._withhold()
 
-    def of(self, uuid: str) -> LimitSupport:
+    def get_support(self, uuid: str) -> LimitSupport:
         """Tell whether limits are held on a card, and why not."""
         return self._found.get(uuid, NO_LIMITS)
 
-    def enforcement(self, uuid: str) -> Enforcement:
+    def get_enforcement(self, uuid: str) -> Enforcement:
         """Tell how the memory of a card's containers is held."""
-        return Enforcement.DRIVER if self.of(uuid).held else self.fallback(uuid)
+        return Enforcement.DRIVER if self.get_support(uuid).can_limit else self.fallback(uuid)
 
-    def holding(self, uuid: str, mib: int, cards: int) -> Enforcement:
+    def get_container_enforcement(self, uuid: str, mib: int, cards: int) -> Enforcement:
         """Tell how one container is held on a card.
 
         Args:
@@ -81,7 +81,7 @@ class LimitCapability:
             mib: what the container has there.
             cards: how many cards it has in all.
         """
-        found = self.enforcement(uuid)
+        found = self.get_enforcement(uuid)
         held = found is Enforcement.DRIVER or self.covers(uuid, mib, cards)
         return found if held else Enforcement.ACCOUNTED
 
@@ -91,18 +91,18 @@ class LimitCapability:
         Args:
             shares_mib: MiB by UUID of one container; the toolkit knows one limit for all of them.
         """
-        if self.driver is None or not all(self.of(uuid).held for uuid in shares_mib):
+        if self.driver is None or not all(self.get_support(uuid).can_limit for uuid in shares_mib):
             return {}
         least_mib = min(shares_mib.values(), default=0)
         return self.driver.container_envs(least_mib) if least_mib > 0 else {}
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Ask for the first time; a driver that does not answer soon is waited for beside other work."""
-        self.ask_again()
+        self.probe_in_background()
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=BEGIN_S)
 
-    async def ask(self) -> None:
+    async def probe_cards(self) -> None:
         """Ask the driver about every card, and tell what is new."""
         found = await self._thread.call(self._ask)
         # The cards may have changed meanwhile.
@@ -117,19 +117,19 @@ class LimitCapability:
         for support, cards in news.items():
             self._tell(cards, support)
         self._withhold()
-        self._account.changed()
+        self._account.notify_subscribers()
 
-    def cards_changed(self) -> None:
+    def update_cards(self) -> None:
         """Take the ledger's cards as they are now; new ones are asked about, and until then not held."""
         self._cards = tuple(card.uuid for card in self._account.ledger.installed)
         self._found = {uuid: self._found.get(uuid, NOT_ASKED) for uuid in self._cards}
         self._withhold()
-        self.ask_again()
+        self.probe_in_background()
 
-    def ask_again(self) -> None:
+    def probe_in_background(self) -> None:
         """The same beside other work; a driver that does not answer is asked once."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self.ask())
+            self._asking = asyncio.get_running_loop().create_task(self.probe_cards())
 
     def _ask(self) -> dict[str, LimitSupport]:
         if self._mode == OFF:
@@ -141,25 +141,29 @@ class LimitCapability:
     def _withhold(self) -> None:
         """Offer only cards on which limits are held, where they are required."""
         if self._mode == REQUIRE:
-            reasons = {uuid: str(self.of(uuid)) for uuid in self._cards if not self.of(uuid).held}
-            self._account.withhold(
+            reasons = {
+                uuid: str(self.get_support(uuid))
+                for uuid in self._cards
+                if not self.get_support(uuid).can_limit
+            }
+            self._account.set_not_enforced(
                 {uuid: f"--memory-limits require, and {reason}" for uuid, reason in reasons.items()}
             )
             self._on_offer()
 
     def _tell(self, cards: Sequence[str], support: LimitSupport) -> None:
         """Say once what is true of several cards, with what it takes for more."""
-        if support.held:
+        if support.can_limit:
             log.info("memory limits are held by the driver", cards=cards)
-        elif self._mode != REQUIRE and support.forbidden:
+        elif self._mode != REQUIRE and support.is_forbidden:
             log.warning("memory is accounted, the driver would limit it", cards=cards, reason=str(support))
-            self._notices.limits_forbidden(cards, str(support))
+            self._notices.record_limits_forbidden(cards, str(support))
         elif self._mode != REQUIRE:
             log.info("memory is accounted, not limited by the driver", cards=cards, reason=str(support))
         else:
             log.error("cards are not offered: --memory-limits require", cards=cards, reason=str(support))
             for uuid in cards:
-                self._notices.not_offered(uuid, f"--memory-limits require, and {support}")
+                self._notices.record_not_offered(uuid, f"--memory-limits require, and {support}")
 
 
 def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:
@@ -168,4 +172,6 @@ def _answer(driver: MemoryLimits, uuid: str) -> LimitSupport:
         return driver.support(uuid)
     except Exception as error:
         log.exception("a question about memory limits failed", card=uuid)
-        return LimitSupport(held=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}")
+        return LimitSupport(
+            can_limit=False, reason=f"the driver's answer failed: {type(error).__name__}: {error}"
+        )

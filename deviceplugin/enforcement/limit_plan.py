@@ -20,12 +20,12 @@ class WantedLimit:
     Attributes:
         mib: what to set.
         accepted: what may stand there instead.
-        known: whose cgroup it is was known.
+        is_container_known: whose cgroup it is was known.
     """
 
     mib: int
     accepted: frozenset[int]
-    known: bool
+    is_container_known: bool
 
 
 def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]:
@@ -37,10 +37,17 @@ def plan_limits(grants: Grants, container: str | None) -> dict[str, WantedLimit]
     """
     if container is not None:
         mine = grants.get(container, {})
-        return {uuid: WantedLimit(mib, frozenset({mib}), known=True) for uuid, mib in mine.items() if mib > 0}
+        return {
+            uuid: WantedLimit(mib, frozenset({mib}), is_container_known=True)
+            for uuid, mib in mine.items()
+            if mib > 0
+        }
     amounts: dict[str, set[int]] = {}
     for shares in grants.values():
         for uuid, mib in shares.items():
             if mib > 0:
                 amounts.setdefault(uuid, set()).add(mib)
-    return {uuid: WantedLimit(min(found), frozenset(found), known=False) for uuid, found in amounts.items()}
+    return {
+        uuid: WantedLimit(min(found), frozenset(found), is_container_known=False)
+        for uuid, found in amounts.items()
+    }

@@ -31,12 +31,12 @@ class ContainerLimit:
     failures: int = 0
 
     @property
-    def names(self) -> dict[str, str | None]:
+    def log_fields(self) -> dict[str, str | None]:
         """Whose limit it is, for the log."""
         return {"pod": self.uid, "container": self.container, "card": self.uuid}
 
     @property
-    def in_force(self) -> bool:
+    def is_in_force(self) -> bool:
         """Whether what is wanted was read back."""
         reading = self.outcome.reading if self.outcome is not None and self.outcome.fault is None else None
         return reading is not None and reading.hard_mib in self.wanted.accepted
@@ -50,14 +50,14 @@ class LimitedPod:
         grants: what its containers were given.
         folder: its cgroup, None before it has one.
         cgroups: IDs of its containers by their cgroups, the sandbox's too.
-        known: names of containers by their cgroups, as far as they are known.
-        names: what the pod's status said when that was looked at last.
+        container_names: names of containers by their cgroups, as far as they are known.
+        status_names: what the pod's status said when that was looked at last.
         limits: by cgroup and card.
     """
 
     grants: Grants = field(default_factory=dict)
     folder: Path | None = None
     cgroups: dict[Path, str] = field(default_factory=dict)
-    known: dict[Path, str] = field(default_factory=dict)
-    names: Mapping[str, str] | None = None
+    container_names: dict[Path, str] = field(default_factory=dict)
+    status_names: Mapping[str, str] | None = None
     limits: dict[tuple[Path, str], ContainerLimit] = field(default_factory=dict)

@@ -38,14 +38,14 @@ class MpsClientLimits(Protocol):
 class MpsControl(Protocol):
     """The service. Its methods take well under a millisecond."""
 
-    def state(self, uuid: str) -> MpsClientLimits | None:
+    def read_state(self, uuid: str) -> MpsClientLimits | None:
         """Tell whether it answers for a card; None: it does not.
 
         Raises:
             OSError: that cannot be found out now.
         """
 
-    def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
         """Describe a share of a card to a container, in MiB; and what containers can have of it in all."""
 
 
@@ -76,14 +76,14 @@ class MpsClients:
         self._look_s = look_s
         self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
-        account.grants.append(self.grant)
-        account.follow(self._close)
+        account.grants.append(self.make_grant)
+        account.subscribe(self._close)
 
-    def enforcement(self, uuid: str) -> Enforcement:
+    def get_enforcement(self, uuid: str) -> Enforcement:
         """Tell how a card's containers are held where the driver does not."""
         return Enforcement.MPS if uuid in self._states else Enforcement.ACCOUNTED
 
-    def covers(self, uuid: str, mib: int, cards: int) -> bool:
+    def can_limit(self, uuid: str, mib: int, cards: int) -> bool:
         """Tell whether a container with so much of a card, and so many cards in all, is a client."""
         return cards == 1 and mib < self._size_mib(uuid)
 
@@ -91,21 +91,21 @@ class MpsClients:
         card = self._account.ledger.accounts.cards.get(uuid)
         return 0 if card is None else card.size_units * self._unit_mib
 
-    def servers(self) -> frozenset[int]:
+    def list_server_pids(self) -> frozenset[int]:
         """Pids of the service's own processes: they are nobody's use of a card."""
         return frozenset().union(*(state.servers for state in self._states.values()))
 
-    def grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
+    def make_grant(self, shares_mib: Mapping[str, int]) -> ContainerGrant:
         """Make a container a client.
 
         Args:
             shares_mib: MiB by card UUID of one container, which the ledger has as granted.
         """
         uuid, mib = next(iter(shares_mib.items()))
-        if self._driver_holds(uuid) or not self.covers(uuid, mib, len(shares_mib)):
+        if self._driver_holds(uuid) or not self.can_limit(uuid, mib, len(shares_mib)):
             return ContainerGrant()
         try:
-            state = self._service.state(uuid)
+            state = self._service.read_state(uuid)
         except OSError:
             state = self._states.get(uuid)
         if state is None:
@@ -116,15 +116,15 @@ class MpsClients:
                 "container without memory limit: the card has all clients", card=uuid, most=state.clients
             )
             return ContainerGrant()
-        return self._service.client(uuid, mib, self._size_mib(uuid))
+        return self._service.make_grant(uuid, mib, self._size_mib(uuid))
 
     async def run(self) -> None:
         """Follow the service until cancelled."""
         while True:
-            self.look()
+            self.update_states()
             await asyncio.sleep(self._look_s)
 
-    def look(self) -> None:
+    def update_states(self) -> None:
         """Ask the service about every card, and tell everybody what is new.
 
         Where that cannot be found out, what it said last stays true: its clients run on.
@@ -133,7 +133,7 @@ class MpsClients:
         before, unread = self._states, ""
         for card in self._account.ledger.installed:
             try:
-                state = self._service.state(card.uuid)
+                state = self._service.read_state(card.uuid)
             except OSError as error:
                 state, unread = before.get(card.uuid), str(error)
             if state is not None:
@@ -146,15 +146,15 @@ class MpsClients:
         for uuid in before.keys() - found.keys():
             log.warning("card's service does not answer: its memory is accounted only", card=uuid)
         if found.keys() != before.keys():
-            self._account.changed()
+            self._account.notify_subscribers()
 
     def _close(self) -> None:
         """Keep pods away from cards that have all the clients they can."""
         if not self._states:
-            self._account.close(())
+            self._account.set_client_limit(())
             return
         there = containers_by_card(self._account.ledger.accounts)
-        self._account.close(
+        self._account.set_client_limit(
             uuid
             for uuid, state in self._states.items()
             if there[uuid] >= state.clients and not self._driver_holds(uuid)

@@ -51,7 +51,7 @@ class PodFolders:
         self._root = root
         self._parents: list[Path] = []
 
-    def holders(self) -> list[Path]:
+    def list_parents(self) -> list[Path]:
         """Look where pods are, and list the folders that theirs appear in, one for each quality of service.
 
         `find` goes by the last look: the kubelet may be told another place, or begin to use one.
@@ -66,7 +66,7 @@ class PodFolders:
             for folder in (parent, *(below for below in list_directories(parent) if _is_quality(below.name)))
         ]
 
-    def find(self, uid: str) -> Path | None:
+    def find_pod(self, uid: str) -> Path | None:
         """Find a pod's cgroup; None where it has none (yet)."""
         return next((path for path in list_pod_directories(self._parents, uid) if path.is_dir()), None)
 

@@ -47,11 +47,11 @@ class Checkpoint:
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
             until the kubelet's next allocation.
-        stamp: which version of the file this is.
+        file_version: which version of the file this is.
     """
 
     entries: tuple[CheckpointEntry, ...]
-    stamp: FileVersion
+    file_version: FileVersion
 
 
 class _DeviceEntry(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class CheckpointReader:
         """
         try:
             found = self._path.stat()
-            if self._book is not None and self._settled and _stamp(found) == self._book.stamp:
+            if self._book is not None and self._settled and _stamp(found) == self._book.file_version:
                 return self._book
             if not stat.S_ISREG(found.st_mode):
                 # To open a pipe would wait for a writer, to read a device may never end.
@@ -129,7 +129,7 @@ class CheckpointReader:
             raise CheckpointError(
                 f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]
             ) from error
-        if self._book is None or stamp != self._book.stamp or data != self._data:
+        if self._book is None or stamp != self._book.file_version or data != self._data:
             try:
                 self._book, self._entries = _decode(data, stamp, self._entries)
             except CheckpointError as error:
@@ -138,7 +138,7 @@ class CheckpointReader:
         self._data = b"" if self._settled else data
         return self._book
 
-    async def changes(self) -> AsyncGenerator[None]:
+    async def watch_changes(self) -> AsyncGenerator[None]:
         """Yield once the folder is watched, and then soon after the file was replaced, made or removed.
 
         Several changes may be one; `read` has the last. Close the generator to end the watch.
@@ -189,7 +189,7 @@ def _decode(
     if len(set(map(_KEY, entries))) < len(entries):
         twice = " ".join(next(_KEY(one) for one, other in pairwise(entries) if _KEY(one) == _KEY(other)))
         raise CheckpointError(f"unknown layout: two entries for {twice}; {_LAYOUT}"[:_MESSAGE_CHARS])
-    return Checkpoint(entries=tuple(entries), stamp=stamp), found
+    return Checkpoint(entries=tuple(entries), file_version=stamp), found
 
 
 def _read(text: bytes, at: int) -> CheckpointEntry:

@@ -28,7 +28,7 @@ class FolderLock:
         self._folder = folder
         self._file: int | None = None
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Take the lock if it is free, without waiting; tells whether this process has it.
 
         Where the file system knows no such lock, or the folder cannot be opened, nothing stops this process.
@@ -56,7 +56,7 @@ class FolderLock:
         if file is not None:
             os.close(file)
 
-    def holder(self) -> int | None:
+    def find_holder_pid(self) -> int | None:
         """Return the pid of the process that has the lock; None where nobody has or this cannot be seen.
 
         A process of another pid namespace is seen from the host's only (`hostPID`).

@@ -43,13 +43,13 @@ class DeviceAllocator(Protocol):
     Refusals are `AllocationRefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
     """
 
-    def devices(self) -> Mapping[str, bool]:
-        """Return every device ID with its health as it is now; `devices_changed` below tells of news."""
+    def list_devices(self) -> Mapping[str, bool]:
+        """Return every device ID with its health as it is now; `send_devices` below tells of news."""
 
-    def why_not(self, identifier: str) -> str:
+    def explain_unavailable(self, identifier: str) -> str:
         """Say, in words, why a known ID cannot be had now."""
 
-    async def preferred(
+    async def choose_ids(
         self, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Collection[str]:
         """Choose exactly `size` of the `available` IDs, all of `must_include` among them, which are known."""
@@ -75,7 +75,7 @@ class DeviceStream:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    """The servicer. All of it, `devices_changed` too, belongs to one event loop.
+    """The servicer. All of it, `send_devices` too, belongs to one event loop.
 
     Args:
         devices: who decides.
@@ -93,7 +93,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     # --- what the registrar and the daemon use -------------------------------------------------
 
-    def devices_changed(self) -> None:
+    def send_devices(self) -> None:
         """Send the list again on every open stream; several calls in one turn of the loop are one message."""
         for stream in self._streams.values():
             stream.wake.set()
@@ -108,7 +108,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """The ListAndWatch calls that are open, oldest first."""
         return tuple(self._streams.values())
 
-    def watch_streams(self, on_change: Callable[[], None]) -> None:
+    def set_stream_listener(self, on_change: Callable[[], None]) -> None:
         """Have `on_change` called whenever a ListAndWatch call was opened or is over."""
         self._on_streams = on_change
 
@@ -139,7 +139,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         try:
             while not stream.stopping:
                 stream.wake.clear()
-                await context.write(encode_device_list(self._devices.devices()))
+                await context.write(encode_device_list(self._devices.list_devices()))
                 await stream.wake.wait()
         finally:
             del self._streams[stream.number]
@@ -189,12 +189,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _prefer(self, asked: pb.ContainerPreferredAllocationRequest) -> list[str]:
         available, required = tuple(asked.available_deviceIDs), tuple(asked.must_include_deviceIDs)
         size = asked.allocation_size
-        known = self._devices.devices()
+        known = self._devices.list_devices()
         for identifier in required:
             # What an init container got before the cards, or the unit, were changed.
             if identifier not in known:
                 raise _unknown(identifier)
-        chosen = list(await self._devices.preferred(available, required, size))
+        chosen = list(await self._devices.choose_ids(available, required, size))
         taken = set(chosen)
         # The kubelet would fill up a wrong answer at random across cards: better to fail here, and say so.
         if not (len(chosen) == len(taken) == size and taken.issuperset(required) and taken <= set(available)):
@@ -202,15 +202,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return chosen
 
     def _check_granted(self, ids: Sequence[str]) -> None:
-        health = self._devices.devices()
+        health = self._devices.list_devices()
         for identifier in ids:
             if identifier not in health:
                 raise _unknown(identifier)
             if not health[identifier]:
+                reason = self._devices.explain_unavailable(identifier)
                 raise AllocationRefusedError(
                     "unhealthy",
-                    f"device {shown(identifier)} cannot be had: {self._devices.why_not(identifier)}; delete "
-                    "this pod, what made it makes another",
+                    f"device {shown(identifier)} cannot be had: {reason}; "
+                    "delete this pod, what made it makes another",
                 )
 
     async def _reply(self, method: str, answer: Callable[[], Awaitable[Response]], context: Any) -> Response:

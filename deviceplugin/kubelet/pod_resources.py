@@ -54,7 +54,7 @@ class PodResources:
         self.errors = 0
         self.problem: str | None = None
 
-    async def taken_up(self) -> frozenset[tuple[str, str]] | None:
+    async def list_admitted_pods(self) -> frozenset[tuple[str, str]] | None:
         """Namespace and name of the pods that the kubelet has taken up, None where it does not say.
 
         It is asked again for a while, but not when the last question had no answer at all.
@@ -66,7 +66,7 @@ class PodResources:
             return None
         return frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
 
-    async def clean(self) -> None:
+    async def purge_checkpoint(self) -> None:
         """Have the book cleaned and written; a kubelet that does not answer is asked again by the caller."""
         if await self._ask(0.0) is not None:
             self._resend()

@@ -20,9 +20,9 @@ class Registrars:
         return iter(self._registrars)
 
     @property
-    def registered(self) -> bool:
+    def is_registered(self) -> bool:
         """Whether the kubelet listens to all our lists of devices."""
-        return all(registrar.registered for registrar in self)
+        return all(registrar.is_registered for registrar in self)
 
     @property
     def registrations(self) -> int:

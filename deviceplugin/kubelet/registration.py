@@ -136,7 +136,7 @@ class Registrar:
         self._registrations = 0
 
     @property
-    def registered(self) -> bool:
+    def is_registered(self) -> bool:
         """Whether the kubelet is listening to our list of devices."""
         if self._registration is None or self._registration.stream is None:
             return False
@@ -149,7 +149,7 @@ class Registrar:
 
     async def run(self) -> None:
         """Serve and keep registered until cancelled; then end the streams and take our socket away."""
-        self._plugin.watch_streams(self._wake.set)
+        self._plugin.set_stream_listener(self._wake.set)
         try:
             async with FolderWatch(self._folder, self._wake.set):
                 while True:

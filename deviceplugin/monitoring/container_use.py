@@ -38,7 +38,7 @@ class ContainerUse:
         promised_mib: what the container was given there.
         used_mib: what it uses; None where nobody can tell.
         limit_mib: the limit that was read back; None where there is none.
-        held: what holds it to its promise.
+        enforcement: what holds it to its promise.
         problem: why its limit is not in force though the driver could hold it; empty where all is well.
         measured_s: when `used_mib` was measured, by the ledger's clock; None without it.
     """
@@ -51,7 +51,7 @@ class ContainerUse:
     promised_mib: int
     used_mib: int | None
     limit_mib: int | None
-    held: Enforcement
+    enforcement: Enforcement
     problem: str = ""
     measured_s: float | None = None
 
@@ -108,11 +108,11 @@ class ContainerUseReader:
         self._sampler = sampler
         self._clock = clock
 
-    def rows(self) -> list[ContainerUse]:
+    def read_rows(self) -> list[ContainerUse]:
         """Describe every container that was given memory and has not ended, by pod, container and card."""
         return sorted(self._each(), key=_order)
 
-    async def rows_in_turns(self) -> list[ContainerUse]:
+    async def read_rows_in_turns(self) -> list[ContainerUse]:
         """Do the same, `TURN` rows at a time, with turns for others between."""
         found = []
         for row in self._each():
@@ -122,14 +122,14 @@ class ContainerUseReader:
         return sorted(found, key=_order)
 
     def _each(self) -> Iterator[ContainerUse]:
-        self._shares.follow()
+        self._shares.update()
         limits: dict[tuple[str, str], list[ContainerLimit]] = {}
-        for limit in self._enforcer.limits():
+        for limit in self._enforcer.list_limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
         oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
         measured = self._measured() if sampled_s >= oldest_s else {}
-        for uid, grants in list(self._shares.all().items()):
-            pod = self._pods.running(uid)
+        for uid, grants in list(self._shares.grants_by_pod().items()):
+            pod = self._pods.find_pod(uid)
             for row in self._promised(uid, pod, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1
                 used = measured.get(row.uuid)
@@ -142,14 +142,14 @@ class ContainerUseReader:
                     for limit in limits.get((uid, row.uuid), ())
                     if limit.container == row.container or (alone and limit.container is None)
                 ]
-                yield _limited(row, mine, oldest_s) if mine or row.held is Enforcement.DRIVER else row
+                yield _limited(row, mine, oldest_s) if mine or row.enforcement is Enforcement.DRIVER else row
 
     def _promised(self, uid: str, pod: PodObject | None, grants: Grants) -> Iterator[ContainerUse]:
         namespace, name = (pod.metadata.namespace, pod.metadata.name) if pod is not None else ("", "")
         for container, shares in grants.items():
-            if pod is None or container not in pod.status.ended:
+            if pod is None or container not in pod.status.ended_containers:
                 for uuid, mib in shares.items():
-                    held = self._supports.holding(uuid, mib, len(shares))
+                    held = self._supports.get_container_enforcement(uuid, mib, len(shares))
                     yield ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
 
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
@@ -189,10 +189,10 @@ def _limited(row: ContainerUse, limits: Sequence[ContainerLimit], oldest_s: floa
         row = replace(row, used_mib=sum(used), measured_s=read_s)
     hard = [reading.hard_mib for reading in readings if reading.hard_mib is not None]
     problem = next((outcome.problem for outcome in outcomes if outcome.problem), "")
-    held = row.held
+    held = row.enforcement
     if held is Enforcement.DRIVER and (problem or not hard):
         held, problem = Enforcement.ACCOUNTED, problem or NOT_YET
-    return replace(row, limit_mib=max(hard, default=None), held=held, problem=problem)
+    return replace(row, limit_mib=max(hard, default=None), enforcement=held, problem=problem)
 
 
 def _of(container: str, pod: PodObject | None, used: Mapping[str, int | None], *, alone: bool) -> int | None:
@@ -200,7 +200,7 @@ def _of(container: str, pod: PodObject | None, used: Mapping[str, int | None], *
 
     What runs in a container that nobody has named yet is its own where no other one was given the card.
     """
-    names = pod.status.containers if pod is not None else {}
+    names = pod.status.container_names if pod is not None else {}
     total_mib = 0
     for identifier, mib in used.items():
         name = names.get(identifier)

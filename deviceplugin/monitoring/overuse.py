@@ -96,18 +96,18 @@ class OverUseWatcher:
         self.evictions = 0
         self.errors = 0
 
-    def over(self, row: ContainerUse) -> bool:
+    def is_over_use(self, row: ContainerUse) -> bool:
         """Whether a container uses more than is tolerated."""
         return row.beyond_mib > self._tolerance_mib
 
-    def not_limited(self, uid: str, container: str, problem: str) -> None:
+    def record_not_limited(self, uid: str, container: str, problem: str) -> None:
         """Tell a pod's people that a container's limit is not in force."""
         pod = self._find(uid)
         if pod is not None:
             said = f"the memory of container {container} is accounted, not limited: {problem}"
             self._record(pod.ref, "Warning", NOT_LIMITED, said)
 
-    async def look(self, rows: Sequence[ContainerUse]) -> None:
+    async def check_rows(self, rows: Sequence[ContainerUse]) -> None:
         """Compare use with promises once.
 
         Of a container that nobody measures nothing is told, and its time of grace begins again: only what
@@ -131,12 +131,12 @@ class OverUseWatcher:
 
     def _judge(self, row: ContainerUse) -> None:
         key = row.uid, row.container, row.uuid
-        if row.measured_s is None or not self.over(row):
+        if row.measured_s is None or not self.is_over_use(row):
             self._over_s.pop(key, None)
         else:
             self._over_s[key] = self._over_s.get(key, (row.measured_s,))[0], row.measured_s
         before = key in self._told
-        if row.measured_s is None or self.over(row) == before:
+        if row.measured_s is None or self.is_over_use(row) == before:
             return
         pod = self._find(row.uid)
         if pod is None:

@@ -90,8 +90,8 @@ class CardSampler:
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
-        detached: the driver was let go, and all cards are kept free of pods until it is taken up again.
-        gone: why the driver does not come back to this process, which ends; None while it may.
+        is_detached: the driver was let go, and all cards are kept free of pods until it is taken up again.
+        driver_gone_reason: why the driver does not come back to this process, which ends; None while it may.
     """
 
     def __init__(
@@ -140,12 +140,12 @@ class CardSampler:
         self._may_detach = may_detach
         self._detach_after_s = detach_after_s
         self._unneeded_since_s: float | None = None
-        self.detached = False
-        self.gone: str | None = None
-        account.follow(self._on_account)
+        self.is_detached = False
+        self.driver_gone_reason: str | None = None
+        account.subscribe(self._on_account)
 
     def _on_account(self) -> None:
-        if self.detached and not self._may_detach():
+        if self.is_detached and not self._may_detach():
             self._wake.set()
 
     @property
@@ -166,8 +166,8 @@ class CardSampler:
     @property
     def problem(self) -> str | None:
         """Why the cards are not measured; None while they are."""
-        if self.gone is not None:
-            return self.gone
+        if self.driver_gone_reason is not None:
+            return self.driver_gone_reason
         if self.hangs_s:
             return f"the cards' driver has not answered for {self.hangs_s:.0f} s"
         return next(iter(self._unmeasured.values()), None)
@@ -207,9 +207,9 @@ class CardSampler:
         try:
             samples, gpus = await self._call_driver(self._look)
         except DriverGoneError as error:
-            self.gone = str(error)
-            log.error("the cards' driver is gone", error=self.gone)  # noqa: TRY400 - the reason is all there is
-            self._notices.driver_gone(self.gone)
+            self.driver_gone_reason = str(error)
+            log.error("the cards' driver is gone", error=self.driver_gone_reason)  # noqa: TRY400 - the reason is all there is
+            self._notices.record_driver_gone(self.driver_gone_reason)
             raise
         except GpuError as error:
             self.errors += 1
@@ -220,7 +220,7 @@ class CardSampler:
         owners = await asyncio.to_thread(self._owners.owners, pids)
         self._measured_again(samples)
         # The list first: the samples are of these cards.
-        self._on_cards(gpus, lambda uuid: self._health.state(uuid).healthy)
+        self._on_cards(gpus, lambda uuid: self._health.get_health(uuid).healthy)
         self._note_mended(gpus)
         known = {card.uuid for card in self._account.ledger.installed}
         samples = [sample for sample in samples if sample.uuid in known]
@@ -246,24 +246,24 @@ class CardSampler:
         since_s = self._unneeded_since_s = now_s if self._unneeded_since_s is None else self._unneeded_since_s
         if now_s - since_s < self._detach_after_s:
             return False
-        if not self.detached:
+        if not self.is_detached:
             await self._call_driver(self._source.detach)
-            self.detached = True
+            self.is_detached = True
             ledger = self._account.ledger
             ledger.set_unavailable("detached", [card.uuid for card in ledger.installed])
             log.info("the cards' driver is let go: all cards are cordoned and empty")
-            self._notices.driver_detached()
-            self._account.changed()
+            self._notices.record_driver_detached()
+            self._account.notify_subscribers()
         self._measured_s = now_s
         return True
 
     def _attached(self) -> None:
-        if self.detached:
-            self.detached = False
+        if self.is_detached:
+            self.is_detached = False
             self._account.ledger.set_unavailable("detached", ())
             log.info("the cards' driver is taken up again")
-            self._notices.driver_attached()
-            self._account.changed()
+            self._notices.record_driver_attached()
+            self._account.notify_subscribers()
 
     # --- a driver that does not answer --------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class CardSampler:
         if self.hangs_s and not self._hang_told:
             self._hang_told = True
             log.error("the cards' driver does not answer", seconds=round(self.hangs_s, 1))
-            self._notices.driver_hangs("the cards' driver does not answer: look at dmesg")
+            self._notices.record_driver_hangs("the cards' driver does not answer: look at dmesg")
         if self.hangs_s:
             self._not_measured("the driver does not answer")
 
@@ -305,7 +305,9 @@ class CardSampler:
         if self._account.now_s() - self._measured_s < self._unmeasured_s:
             return
         reason = f"not measured for more than {self._unmeasured_s:.0f} s: {why}"
-        sick = [card.uuid for card in self._account.ledger.installed if self._health.state(card.uuid).healthy]
+        sick = [
+            card.uuid for card in self._account.ledger.installed if self._health.get_health(card.uuid).healthy
+        ]
         self._unmeasured.update(dict.fromkeys(sick, reason))
         self._take_events([HealthEvent(uuid, healthy=False, reason=reason) for uuid in sick])
 
@@ -315,11 +317,11 @@ class CardSampler:
         if self._hang_told:
             self._hang_told = False
             log.info("the cards' driver answers again")
-            self._notices.driver_answers()
+            self._notices.record_driver_answers()
         mended = [
             HealthEvent(sample.uuid, healthy=True, reason="measured again")
             for sample in samples
-            if self._health.state(sample.uuid).reason == self._unmeasured.get(sample.uuid, "")
+            if self._health.get_health(sample.uuid).reason == self._unmeasured.get(sample.uuid, "")
         ]
         self._unmeasured.clear()
         self._take_events(mended)
@@ -348,7 +350,7 @@ class CardSampler:
             pressure[sample.uuid] = use.extra_units(self._unit_mib)
         if self._account.ledger.set_unaccounted_use(pressure):
             log.info("use beyond promise", units={uuid: units for uuid, units in pressure.items() if units})
-            self._account.changed()
+            self._account.notify_subscribers()
 
     def _promises(self) -> dict[str, dict[str, int]]:
         """MiB by card and the UID that a pod has in cgroups."""
@@ -369,7 +371,7 @@ class CardSampler:
                     "an application's fault", card=event.uuid, reason=event.reason, so_far=self.faults[key]
                 )
             else:
-                self._notices.fault(event.uuid, event.reason)
+                self._notices.record_fault(event.uuid, event.reason)
 
     def _take_events(self, events: Sequence[HealthEvent]) -> None:
         now_s = self._account.now_s()
@@ -386,19 +388,19 @@ class CardSampler:
         for uuid in changed:
             on_it = [pods[uid].pod for uid in promises[uuid] if pods[uid].bound]
             self._tell(uuid, sorted(on_it, key=lambda pod: (pod.namespace, pod.name)))
-            ledger.set_healthy(uuid, self._health.state(uuid).healthy)
+            ledger.set_healthy(uuid, self._health.get_health(uuid).healthy)
         self._on_health()
-        self._account.changed()
+        self._account.notify_subscribers()
 
     def _tell(self, uuid: str, pods: Sequence[Pod]) -> None:
-        state = self._health.state(uuid)
+        state = self._health.get_health(uuid)
         note = log.info if state.healthy else log.error
         what = "card is healthy" if state.healthy else "card is unhealthy"
         note(what, card=uuid, reason=state.reason, pods=len(pods))
         if state.healthy:
-            self._notices.recovered(uuid, pods)
+            self._notices.record_recovered(uuid, pods)
         else:
-            self._notices.unhealthy(uuid, state.reason or "no reason given", pods)
+            self._notices.record_unhealthy(uuid, state.reason or "no reason given", pods)
         self.health_changes[uuid, state.healthy] += 1
 
 

@@ -172,7 +172,7 @@ class Prover:
         told = "used has reserved in it" if info.counts_reserved else "used is without reserved"
         self._say(what, "measured", f"{told}: {numbers} MiB")
         if self._who_uses() is None and not self._sample().keeps_pages:
-            alone_mib = -(-info.used_alone // MIB)
+            alone_mib = -(-info.used_by_processes // MIB)
             empty = alone_mib <= IDLE_MIB
             self._judge("an idle card is empty", empty, f"{alone_mib} MiB in use", "100 % of it fits")
 
@@ -209,7 +209,7 @@ class Prover:
                 self._say(what, "unproven", user, BUSY)
             elif limits is None or support is None:
                 self._say(what, "unproven", "this source of cards has none")
-            elif not support.held:
+            elif not support.can_limit:
                 self._say(what, "unproven", str(support))
             elif not (root / "cgroup.controllers").exists():
                 self._say(what, "unproven", f"cgroup v1 at {root}", _NOT_V2)

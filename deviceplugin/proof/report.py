@@ -130,7 +130,7 @@ def make_prover(
     service = MpsService(settings.mps_root)
 
     def mps(uuid: str) -> str:
-        state = service.state(uuid)
+        state = service.read_state(uuid)
         if state is not None:
             return f"answers, and takes {state.clients} clients"
         where = f"at {program}" if (program := shutil.which(PROGRAM)) else "not here"

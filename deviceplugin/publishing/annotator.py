@@ -70,7 +70,7 @@ class AllocationAnnotator:
         self._done: dict[str, str] = {}
         self._troubles: dict[str, _RefusedAnnotation] = {}
         self.errors = 0
-        account.follow(self._wake.set)
+        account.subscribe(self._wake.set)
 
     def wake(self) -> None:
         """Look soon whether there is something to write."""
@@ -107,7 +107,7 @@ class AllocationAnnotator:
         for number, (uid, assignment) in enumerate(sorted(found.items()), 1):
             if number % TURN == 0:
                 await asyncio.sleep(0)
-            pod = self._pod_view.objects.get(uid)
+            pod = self._pod_view.pods_by_uid.get(uid)
             text = self._text(uid, pod, assignment)
             if pod is None or text in (_written(pod), self._done.get(uid)):
                 self._troubles.pop(uid, None)
@@ -125,7 +125,7 @@ class AllocationAnnotator:
         if self._use is None or pod is None:
             return dump_allocation(uid, assignment)
         return dump_allocation(
-            uid, assignment, self._use.of(pod.runtime_uid, assignment, lambda: _told(_written(pod)))
+            uid, assignment, self._use.list_records(pod.runtime_uid, assignment, lambda: _told(_written(pod)))
         )
 
     async def _write(self, uid: str, item: PodObject, text: str) -> bool:
@@ -163,7 +163,7 @@ def _is_gone(error: KubeApiError) -> bool:
 
 
 def _written(pod: PodObject) -> str | None:
-    return pod.metadata.annotation(POD_ALLOCATION)
+    return pod.metadata.get_annotation(POD_ALLOCATION)
 
 
 def _name(pod: PodObject) -> str:

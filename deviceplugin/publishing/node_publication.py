@@ -33,17 +33,17 @@ class NodePublication:
         unit_mib: MiB a unit.
         sizes: units of each card.
         used: used units of each card.
-        holds: units by the card's position, by UID, of the pods that the words contain.
+        accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         inventory: the cards.
-        seen: resourceVersion that the words take into account.
+        seen_version: resourceVersion that the words take into account.
     """
 
     unit_mib: int
     sizes: tuple[int, ...]
     used: tuple[int, ...]
-    holds: Mapping[str, Mapping[int, int]]
+    accounted_pods: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
-    seen: int
+    seen_version: int
 
     @property
     def layout(self) -> Layout:
@@ -64,14 +64,14 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
         that are still to come, as after an etcd restore), `released` (units or pods are gone, or a pod
         vanished that the scheduler still counts), `gained`, or None when it says it all.
     """
-    words, holds = node.words(), node.holds()
-    if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen:
+    words, holds = node.read_words(), node.read_accounted_pods()
+    if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen_version:
         return "lost"
     if words.layout != wanted.layout or words.sizes != wanted.sizes:
         return "lost"
     if _released(wanted, words.used, holds, owed):
         return "released"
-    if words.used != wanted.used or _holds_differ(wanted, holds) or node.cards() != wanted.inventory:
+    if words.used != wanted.used or _holds_differ(wanted, holds) or node.read_cards() != wanted.inventory:
         return "gained"
     return None
 
@@ -85,33 +85,33 @@ def changes_since(wanted: NodePublication, written: NodePublication, owed: int) 
         return "released"
     if _released(wanted, written.used, _holds(written), owed):
         return "released"
-    return None if replace(written, seen=wanted.seen) == wanted else "gained"
+    return None if replace(written, seen_version=wanted.seen_version) == wanted else "gained"
 
 
 def _released(wanted: NodePublication, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
     less = any(now < before for now, before in zip(wanted.used, used, strict=True))
-    return less or holds.seen < owed or bool(holds.uids - wanted.holds.keys())
+    return less or holds.seen < owed or bool(holds.uids - wanted.accounted_pods.keys())
 
 
 def _holds(wanted: NodePublication) -> Holds:
-    return Holds(wanted.seen, frozenset(wanted.holds), wanted.holds)
+    return Holds(wanted.seen_version, frozenset(wanted.accounted_pods), wanted.accounted_pods)
 
 
 def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
-    return holds.uids != wanted.holds.keys() or holds.units != wanted.holds
+    return holds.uids != wanted.accounted_pods.keys() or holds.units != wanted.accounted_pods
 
 
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
     """Name the resources and annotations for which `publish_reason` wants the Node patched."""
-    words, holds = node.words(), node.holds()
+    words, holds = node.read_words(), node.read_accounted_pods()
     found = []
     if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
         found.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
         found.append(PACKED_REVISION)
-    if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen:
+    if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen_version:
         found.append(NODE_HOLDS)
-    if node.cards() != wanted.inventory:
+    if node.read_cards() != wanted.inventory:
         found.append(NODE_CARDS)
     return found
 
@@ -142,7 +142,7 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
         revision: of the words.
     """
     words = NodeWords(layout=wanted.layout, sizes=wanted.sizes, used=wanted.used, revision=revision)
-    resources: dict[str, int | None] = dict.fromkeys(sorted(node.packed_keys()))
+    resources: dict[str, int | None] = dict.fromkeys(sorted(node.list_packed_keys()))
     resources.update(node_resources(words))
     annotations = {
         NODE_HOLDS: dump_holds(_holds(wanted)),
@@ -167,7 +167,7 @@ def make_last_patch(node: NodeObject, revision: int) -> dict[str, Any] | None:
     Returns:
         The patch; None where the Node offers nothing as it is.
     """
-    words, cards = node.words(), node.cards()
+    words, cards = node.read_words(), node.read_cards()
     if words is None:
         return None
     resources = node_resources(replace(words, used=words.sizes, revision=revision))
@@ -186,6 +186,6 @@ def next_revision(previous: int, node: NodeObject, now_ms: int) -> int:
         node: whose words may have a higher one.
         now_ms: milliseconds since the epoch.
     """
-    words = node.words()
+    words = node.read_words()
     latest = max(previous, words.revision if words is not None else 0, now_ms)
     return (latest if latest < LAST_REVISION else now_ms) + 1

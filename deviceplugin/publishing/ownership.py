@@ -127,16 +127,16 @@ class NodeOwnership:
         self._due_s = self._turned_down_s = float("-inf")
         self._lost_to: DaemonIdentity | None = None
         self.errors = 0
-        account.follow(self._wake.set)
+        account.subscribe(self._wake.set)
 
     @property
-    def held(self) -> bool:
+    def owns_node(self) -> bool:
         """Whether the Node is this daemon's to write to."""
         record = self._record(self._node_view.node)
         return record is not None and record.owner.host == self._me.host
 
     @property
-    def disputed(self) -> bool:
+    def is_disputed(self) -> bool:
         """Whether another daemon writes to the Node, or wanted to a moment ago."""
         recently = self._account.now_s() - self._turned_down_s < 2 * AGAIN_S
         return recently or self._lost_to is not None
@@ -146,7 +146,7 @@ class NodeOwnership:
         """Why this daemon does not write; None where it may, or where there is no Node to write to."""
         node = self._node_view.node
         record = self._record(node)
-        if node is None or self.held:
+        if node is None or self.owns_node:
             return None
         if self._error is not None:
             return f"the status of Node {self._node_name} cannot be written: {self._error}"
@@ -222,7 +222,7 @@ class NodeOwnership:
         self._lost_to = owner
 
     def _turn_down(self, claim: DaemonIdentity) -> None:
-        note = log.debug if self.disputed else log.warning
+        note = log.debug if self.is_disputed else log.warning
         note("another daemon wants this Node, turned down", name=claim.name, host=claim.host)
         self._turned_down_s = self._account.now_s()
         self._on_conflict(
@@ -248,7 +248,7 @@ class NodeOwnership:
         except (KubeApiError, msgspec.MsgspecError) as error:
             return await self._failed(str(error), getattr(error, "retry_after_s", None))
         if self._record(written) != record:
-            self._node_view.take(written)
+            self._node_view.apply_node(written)
             return await self._failed(f"the Node does not keep its annotation {NODE_DAEMON}")
         self._backoff.reset()
         self._error = None
@@ -256,8 +256,8 @@ class NodeOwnership:
             self._claimed_s = self._account.now_s()
         if turned_down is not None:
             self._turn_down(turned_down)
-        self._node_view.take(written)
-        self._account.changed()
+        self._node_view.apply_node(written)
+        self._account.notify_subscribers()
         return 0.0
 
     async def _failed(self, reason: str, at_least_s: float | None = None) -> float:

@@ -21,10 +21,10 @@ Place = tuple[str, str]
 
 @dataclass(slots=True)
 class _PublishedPod:
-    told: dict[Place, int | None] = field(default_factory=dict)
+    published: dict[Place, int | None] = field(default_factory=dict)
     at_s: float = float("-inf")
-    now: dict[Place, int | None] = field(default_factory=dict)
-    due: bool = False
+    current: dict[Place, int | None] = field(default_factory=dict)
+    is_due: bool = False
 
 
 class PublishedUse:
@@ -40,7 +40,7 @@ class PublishedUse:
         self._clock = clock
         self._pods: dict[str, _PublishedPod] = {}
 
-    def update(self, rows: Iterable[ContainerUse]) -> bool:
+    def apply_use(self, rows: Iterable[ContainerUse]) -> bool:
         """Take what containers use now; tells whether something is worth a write."""
         now_s, before = self._clock(), self._pods
         self._pods = {}
@@ -48,13 +48,13 @@ class PublishedUse:
             pod = self._pods.get(row.uid)
             if pod is None:
                 pod = self._pods[row.uid] = before.get(row.uid, _PublishedPod())
-                pod.now, pod.due = {}, False
+                pod.current, pod.is_due = {}, False
             place = row.container, row.uuid
-            pod.now[place] = row.used_mib
-            pod.due |= now_s - pod.at_s >= EVERY_S and _differs(pod.told.get(place), row)
-        return any(pod.due for pod in self._pods.values())
+            pod.current[place] = row.used_mib
+            pod.is_due |= now_s - pod.at_s >= EVERY_S and _differs(pod.published.get(place), row)
+        return any(pod.is_due for pod in self._pods.values())
 
-    def of(
+    def list_records(
         self,
         uid: str,
         assignment: Assignment,
@@ -68,17 +68,19 @@ class PublishedUse:
             written: what its annotation says already, from a daemon before this one perhaps.
         """
         pod = self._pods.setdefault(uid, _PublishedPod())
-        if not pod.told:
-            pod.told = {
+        if not pod.published:
+            pod.published = {
                 (name, uuid): record.used
                 for name, cards in written().items()
                 for uuid, record in cards.items()
             }
-        if pod.due:
-            pod.told, pod.at_s, pod.due = dict(pod.now), self._clock(), False
+        if pod.is_due:
+            pod.published, pod.at_s, pod.is_due = dict(pod.current), self._clock(), False
         return {
             name: {
-                uuid: MemoryRecord(self._holding(uuid, units, len(shares)).value, pod.told.get((name, uuid)))
+                uuid: MemoryRecord(
+                    self._holding(uuid, units, len(shares)).value, pod.published.get((name, uuid))
+                )
                 for uuid, units in shares
             }
             for name, shares in assignment.items()

@@ -116,10 +116,10 @@ class NodePublisher:
         self.patches = 0
         self.errors = 0
         self.revision = 0
-        account.follow(self._wake.set)
+        account.subscribe(self._wake.set)
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether the last patch failed."""
         return self._failing_since_s is not None
 
@@ -149,7 +149,7 @@ class NodePublisher:
             continue
         self._left.set()
 
-    async def leave(self) -> None:
+    async def publish_full(self) -> None:
         """Have `run` say that every card is full, and nothing after that; returns once it is said."""
         self._leaving.set()
         self._wake.set()
@@ -187,7 +187,7 @@ class NodePublisher:
             # A Node that comes again has lost what was written to it, and nobody undid it.
             self._since_s = self._written = None
             return None
-        wanted, owed = self._wanted(), self._pod_view.owed
+        wanted, owed = self._wanted(), self._pod_view.owed_version
         reason = publish_reason(wanted, node, owed)
         if reason is None:
             self._since_s = None
@@ -217,7 +217,11 @@ class NodePublisher:
         self._since_s = None
         self._last_s = self._account.now_s()
         log.info(
-            "published", reason=reason, used=list(wanted.used), holds=len(wanted.holds), revision=revision
+            "published",
+            reason=reason,
+            used=list(wanted.used),
+            holds=len(wanted.accounted_pods),
+            revision=revision,
         )
         differs = differences(wanted, patched, owed)
         if not differs and self._written is not None and changes_since(wanted, self._written, owed) is None:
@@ -225,7 +229,7 @@ class NodePublisher:
         self._written = wanted
         if differs:
             self._disputed(differs)
-        self._node_view.take(patched)
+        self._node_view.apply_node(patched)
         return 0.0
 
     async def _prove(self) -> float | None:
@@ -233,7 +237,7 @@ class NodePublisher:
 
         The API server checks an empty patch like any other, and writes nothing.
         """
-        if self._proven and not self.failing:
+        if self._proven and not self.is_failing:
             return None
         try:
             await self._client.patch_node_status(self._node_name, {}, timeout_s=WRITE_TIMEOUT_S)
@@ -276,9 +280,9 @@ class NodePublisher:
             unit_mib=self._unit_mib,
             sizes=tuple(card.size_units for card in ledger.installed),
             used=ledger.used(),
-            holds=ledger.published_holds(),
+            accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
-            seen=self._pod_view.seen,
+            seen_version=self._pod_view.seen_version,
         )
 
     def _settled(self) -> bool:

@@ -64,7 +64,7 @@ class StartupTaint:
         self._serves = serves
         self._wake = asyncio.Event()
         self._backoff = Backoff(0.5, LONGEST_WAIT_S)
-        account.follow(self._wake.set)
+        account.subscribe(self._wake.set)
 
     async def run(self) -> None:
         """Remove the taint whenever it is there and pods can be served, until cancelled."""

@@ -40,7 +40,7 @@ async def test_capacity_follows_health_and_the_plugin() -> None:
     async with cluster() as (api, here):
         await until(lambda: api.objects("nodes") and resources(api, "allocatable").get(RESOURCE) == "16")
         here.allocator.health["GPU-0::0"] = False
-        here.plugin.devices_changed()
+        here.plugin.send_devices()
         await until(lambda: resources(api, "allocatable")[RESOURCE] == "15")
         assert resources(api, "capacity")[RESOURCE] == "16"
         await here.stop_registrar()
@@ -180,7 +180,7 @@ async def test_a_deleted_node_stays_away_until_the_kubelet_restarts() -> None:
         await until(lambda: api.objects("nodes"))
         api.delete_node("n1")
         here.allocator.health["GPU-0::0"] = False
-        here.plugin.devices_changed()
+        here.plugin.send_devices()
         await until(lambda: here.kubelet.allocatable()[RESOURCE] == 15)
         assert not api.objects("nodes")
         await here.kubelet.restart()

@@ -206,7 +206,7 @@ async def test_unhealthy_ids_leave_running_containers_alone_and_are_not_given() 
         await here.kubelet.admit(one)
         for identifier in here.allocator.health:
             here.allocator.health[identifier] = not identifier.startswith("GPU-0")
-        here.plugin.devices_changed()
+        here.plugin.send_devices()
         await until(lambda: here.kubelet.allocatable() == {RESOURCE: 8})
         assert here.kubelet.containers[uid_of(one), "m0"].running
         two = pod("b", 3)

@@ -28,12 +28,12 @@ async def test_changes_of_health_reach_the_kubelet() -> None:
     async with world() as here:
         for identifier in here.allocator.health:
             here.allocator.health[identifier] = not identifier.startswith("GPU-1")
-        here.plugin.devices_changed()
+        here.plugin.send_devices()
         await until(lambda: here.kubelet.allocatable() == {RESOURCE: 8})
         assert here.kubelet.capacity() == {RESOURCE: 16}
         for identifier in here.allocator.health:
             here.allocator.health[identifier] = True
-        here.plugin.devices_changed()
+        here.plugin.send_devices()
         await until(lambda: here.kubelet.allocatable() == {RESOURCE: 16})
 
 
@@ -74,7 +74,7 @@ async def test_a_killed_kubelet_leaves_its_socket_and_is_found_again() -> None:
         await here.kubelet.kill()
         assert (here.kubelet.device_plugin_dir / "kubelet.sock").is_socket()
         await until(lambda: "restarted" in here.events)
-        assert not here.registrar.registered
+        assert not here.registrar.is_registered
         await here.kubelet.start()
         await here.registered()
         assert here.socket.is_socket()
@@ -138,7 +138,7 @@ async def test_a_file_in_the_way_is_left_alone_until_it_is_gone() -> None:
         here.socket.write_text("precious")
         here.run_registrar()
         await asyncio.sleep(0.3)
-        assert not here.registrar.registered
+        assert not here.registrar.is_registered
         assert here.socket.read_text() == "precious"
         here.socket.unlink()
         await here.registered()

@@ -59,7 +59,7 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
     options = MpsOptions(root=root, program=str(make_program(root)), arguments=("-f", "-multiuser-server"))
     options.check()
     service = MpsService(root)
-    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     source = SimulatedGpus(load_profile("2xt4"))
 
     def make(folder, clients):
@@ -69,9 +69,9 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         )  # fmt: skip
 
     async with running(MpsSupervisor(options, source, SimulatedGenerations(), make=make).run()):
-        await until(lambda: all(service.state(uuid) for uuid in CARDS))
+        await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
         pids = [pid_of(root, uuid) for uuid in CARDS]
-        assert [service.state(uuid) for uuid in CARDS] == [
+        assert [service.read_state(uuid) for uuid in CARDS] == [
             ControlDaemonState(48, (pid + 1000,)) for pid in pids
         ]
         for uuid, pid in zip(CARDS, pids, strict=True):
@@ -79,15 +79,15 @@ async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
         broken = root / CARDS[0] / "pipe" / "broken"
         broken.touch()
         end(pids[0], signal.SIGKILL)
-        await until(lambda: service.state(CARDS[0]) is None)
-        assert service.state(CARDS[1]) is not None
+        await until(lambda: service.read_state(CARDS[0]) is None)
+        assert service.read_state(CARDS[1]) is not None
         broken.unlink()
-        await until(lambda: service.state(CARDS[0]))
+        await until(lambda: service.read_state(CARDS[0]))
         assert pid_of(root, CARDS[0]) != pids[0]
         assert pid_of(root, CARDS[1]) == pids[1]
         last = [pid_of(root, uuid) for uuid in CARDS]
     assert not any(map(lives, last))
-    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     assert [history(root, uuid)[-1] for uuid in CARDS] == ["quit", "quit"]
 
 
@@ -96,12 +96,12 @@ async def test_one_that_hangs_is_ended_and_started_again(root):
     service = MpsService(root)
     daemon = control(root, program, ask_s=0.2)
     async with running(daemon.run()):
-        await until(lambda: service.state(CARDS[0]))
+        await until(lambda: service.read_state(CARDS[0]))
         hangs = root / CARDS[0] / "pipe" / "hangs"
         hangs.touch()
-        await until(lambda: service.state(CARDS[0]) is None)
+        await until(lambda: service.read_state(CARDS[0]) is None)
         hangs.unlink()
-        await until(lambda: service.state(CARDS[0]))
+        await until(lambda: service.read_state(CARDS[0]))
         assert daemon.starts > 1
 
 
@@ -117,14 +117,14 @@ async def test_one_that_cannot_be_asked_runs_on_and_its_clients_with_it(root, mo
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with running(daemon.run()):
-        await until(lambda: service.state(CARDS[0]))
+        await until(lambda: service.read_state(CARDS[0]))
         with monkeypatch.context() as patch:
             if what == "ask":
                 patch.setattr(asyncio, "create_subprocess_exec", fails)
             else:
                 patch.setattr(CardFolder, "serve", fails)
             await until(lambda: len(failed) > PATIENCE)
-            assert service.state(CARDS[0])
+            assert service.read_state(CARDS[0])
         assert daemon.starts == 1
         assert capsys.readouterr().out.count("cannot be asked") == 1
         serving = pid_of(root, CARDS[0])
@@ -139,9 +139,9 @@ async def test_one_that_ends_at_once_is_tried_again_and_never_counts(root):
     (root / CARDS[0] / "pipe" / "broken").touch()
     async with running(daemon.run()):
         await until(lambda: daemon.starts > 2)
-        assert MpsService(root).state(CARDS[0]) is None
+        assert MpsService(root).read_state(CARDS[0]) is None
         (root / CARDS[0] / "pipe" / "broken").unlink()
-        await until(lambda: MpsService(root).state(CARDS[0]))
+        await until(lambda: MpsService(root).read_state(CARDS[0]))
 
 
 async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
@@ -151,7 +151,7 @@ async def test_a_program_that_is_not_there_is_no_end_and_told_once(root):
             await until(lambda: daemon.starts > 2)
     (told,) = [each["problem"] for each in logs if each["log_level"] == "error"]
     assert told.startswith(f"there is no program {root}/nowhere: it comes with the driver")
-    assert MpsService(root).state(CARDS[0]) is None
+    assert MpsService(root).read_state(CARDS[0]) is None
 
 
 async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_cleaned_up_after(root):
@@ -160,7 +160,7 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     command += ["--gpus=simulated", "--profile=2xt4"]
     service = MpsService(root)
     first = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
-    await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
     third = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, said = await third.communicate()
     assert (third.returncode, said.decode().splitlines()[-1]) == (
@@ -170,9 +170,9 @@ async def test_the_command_ends_with_its_children_and_one_that_is_killed_is_clea
     orphans = [pid_of(root, uuid) for uuid in CARDS]
     first.kill()
     await first.wait()
-    assert [service.state(uuid) for uuid in CARDS] == [None, None]
+    assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
-    await until(lambda: all(service.state(uuid) for uuid in CARDS))
+    await until(lambda: all(service.read_state(uuid) for uuid in CARDS))
     assert not any(map(lives, orphans))
     children = [pid_of(root, uuid) for uuid in CARDS]
     assert all(map(lives, children))

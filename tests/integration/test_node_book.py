@@ -54,7 +54,7 @@ async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
     async with node_world(8, 8) as world:
         facts = world.daemon.account.ledger.accounts
         given: list[tuple[str, str]] = []
-        world.daemon.account.follow(
+        world.daemon.account.subscribe(
             lambda: given.extend((one["pod"], one["container"]) for one in explain_node(facts)["given"])
         )
         first = await world.run("first", 8, on=1)
@@ -87,11 +87,11 @@ async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():
         await world.settled([3], {uid})
         whole = book_path(world).read_bytes()
         book_path(world).write_bytes(whole[:40])
-        await until(lambda: world.daemon.account.book_problem)
+        await until(lambda: world.daemon.account.checkpoint_problem)
         assert f"{book_path(world)}: torn" in await not_ready(world, session)
         assert world.daemon.account.ledger.used() == (3,)
         book_path(world).write_bytes(whole)
-        await until(lambda: world.daemon.account.book_problem is None)
+        await until(lambda: world.daemon.account.checkpoint_problem is None)
         assert await not_ready(world, session) == ""
         assert (world.used, world.holds) == ([3], {uid})
 
@@ -104,7 +104,7 @@ async def test_before_the_first_readable_book_nothing_is_offered_nor_published()
         whole = book_path(world).read_bytes()
         book_path(world).write_text('{"Data": {"PodDeviceEntries": 7}}')
         running = world.spawn_daemon()
-        await until(lambda: running.done() or (world.daemon.account and world.daemon._pods.connected))
+        await until(lambda: running.done() or (world.daemon.account and world.daemon._pods.is_connected))
         assert "unknown layout" in await not_ready(world, session)
         assert "not registered" in await not_ready(world, session)
         assert (world.words(), world.kubelet.registrations) == (words, registrations)

@@ -69,7 +69,7 @@ async def test_a_card_is_partitioned_anew_while_pods_run():
         assert uuids(world)[1] == stays
         assert goes not in uuids(world)
         await until(lambda: world.kubelet.allocatable()["gpupack.io/gpu-memory-gib"] == 150)
-        assert not any(goes in each for each in world.daemon._plugin._devices.devices())
+        assert not any(goes in each for each in world.daemon._plugin._devices.list_devices())
         new = await on(world, "new", 20, uuids(world)[2])
         assert world.env(new)["NVIDIA_VISIBLE_DEVICES"] == uuids(world)[2]
         await until(lambda: "GPUGone" in told(world) and "GPUGone" in told(world, "Pod"))
@@ -154,12 +154,12 @@ async def test_a_driver_that_hangs_holds_up_nothing_and_its_cards_recover():
         assert status == 503
         assert "the cards' driver has not answered for" in said
         assert (await metrics(world))["gpupack_node_driver_hangs_seconds"][()] > 0
-        assert not any(world.daemon._plugin._devices.devices().values())
+        assert not any(world.daemon._plugin._devices.list_devices().values())
         world.source.resume()
         await until(lambda: world.used == [2, 0])
         await until(lambda: {"GPUDriverHangs", "GPUDriverAnswers", "GPURecovered"} <= told(world).keys())
         assert (await ready(world))[0] == 200
-        assert all(world.daemon._plugin._devices.devices().values())
+        assert all(world.daemon._plugin._devices.list_devices().values())
 
 
 async def test_the_daemon_ends_while_the_driver_hangs():
@@ -188,7 +188,7 @@ async def test_the_daemon_ends_for_a_driver_that_was_exchanged_and_says_why():
         ):
             await world.running
         assert "GPUDriverGone" in told(world)
-        assert told(world)["GPUDriverGone"] == monitor.gone
+        assert told(world)["GPUDriverGone"] == monitor.driver_gone_reason
         # The container begins anew: with the library of the node's driver all is as it was.
         await world.start_daemon()
         await until(lambda: world.used == [3])
@@ -207,7 +207,7 @@ async def test_a_driver_that_is_loaded_again_soon_is_taken_up_by_the_same_daemon
 
 async def test_probes_say_that_the_process_is_of_no_use_any_more():
     async with node_world(8) as world:
-        world.daemon._sampler.gone = "the driver was exchanged"
+        world.daemon._sampler.driver_gone_reason = "the driver was exchanged"
         assert await healthy(world) == (503, "the driver was exchanged\n")
         status, said = await ready(world)
         assert (status, "the driver was exchanged" in said) == (503, True)

@@ -42,7 +42,7 @@ async def test_a_pod_on_its_way_is_served_before_the_daemon_goes():
         await world.settled([0, 0], set())
         world.kubelet.api_away = True
         world.bind("late", 5, on=1)
-        await until(lambda: world.daemon._pods.objects)
+        await until(lambda: world.daemon._pods.pods_by_uid)
         stopping = asyncio.create_task(world.stop_daemon())
         await until(lambda: world.used == [8, 8])
         assert not stopping.done()
@@ -70,8 +70,8 @@ async def test_words_are_not_restored_before_the_kubelet_has_the_devices():
         world.spawn_daemon()
         await until(lambda: world.daemon.account is not None and world.daemon.account.ledger.is_complete)
         await asyncio.sleep(0.3)  # several steps of the publisher
-        assert not world.daemon._registrar.registered
+        assert not world.daemon._registrar.is_registered
         assert world.used == [8]
         away.rename(listens)
         await world.settled([0], set())
-        assert world.daemon._registrar.registered
+        assert world.daemon._registrar.is_registered

@@ -25,7 +25,7 @@ async def test_a_restarted_daemon_keeps_charges_and_writes_nothing():
         before = world.words()
         await world.kill_daemon()
         await world.start_daemon()
-        await until(lambda: world.daemon._publisher._wanted().holds == {uid: {1: 5}})
+        await until(lambda: world.daemon._publisher._wanted().accounted_pods == {uid: {1: 5}})
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 5)
         assert world.words() == before
@@ -135,7 +135,7 @@ async def test_a_restarted_kubelet_keeps_charges():
         await world.settled([0, 3], {uid})
         registrations = world.kubelet.registrations
         await world.kubelet.restart()
-        await until(lambda: world.kubelet.registrations >= 1 and world.daemon._registrar.registered)
+        await until(lambda: world.kubelet.registrations >= 1 and world.daemon._registrar.is_registered)
         assert registrations >= 1
         await world.kubelet.synced()
         await world.daemon._reconciler._once()
@@ -150,7 +150,7 @@ async def test_a_kubelet_that_lost_its_checkpoint_keeps_charges():
         await world.settled([0, 3], {uid})
         await world.kubelet.restart(lose_checkpoint=True)
         await world.kubelet.synced()
-        await until(lambda: world.daemon._registrar.registered)
+        await until(lambda: world.daemon._registrar.is_registered)
         await world.daemon._reconciler._once()
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 3)
@@ -163,7 +163,7 @@ async def test_a_kubelet_restart_with_the_api_away_keeps_charges():
         await world.settled([0, 3], {uid})
         await world.api.away(True)
         await world.kubelet.restart()
-        await until(lambda: world.daemon._registrar.registered)
+        await until(lambda: world.daemon._registrar.is_registered)
         await world.daemon._reconciler._once()
         assert world.daemon.account is not None
         assert world.daemon.account.ledger.used() == (0, 3)
@@ -186,7 +186,7 @@ async def test_the_node_allocates_while_its_api_is_away_and_tells_afterwards():
 
         world.api.http.intercept = refuse
         world.api.end_watches()
-        await until(lambda: not world.daemon._pods.connected)
+        await until(lambda: not world.daemon._pods.is_connected)
         uid = await world.run("a", 3, on=1)
         assert world.used == [0, 0]
         world.api.http.intercept = None
@@ -233,12 +233,14 @@ async def test_after_an_etcd_restore_the_node_goes_on():
         backup = world.api.store.backup()
         for number in range(50):
             world.api.patch_node(NODE, {"metadata": {"annotations": {"beat": str(number)}}})
-        await until(lambda: world.daemon._pods.seen > backup.version)
+        await until(lambda: world.daemon._pods.seen_version > backup.version)
         await world.api.restored(backup)
-        await until(lambda: world.daemon._pods.connected and world.daemon._pods.seen <= backup.version)
+        await until(
+            lambda: world.daemon._pods.is_connected and world.daemon._pods.seen_version <= backup.version
+        )
         # Kubelets are restarted after a restore: they would wait for the versions that they know.
         await world.kubelet.restart()
-        await until(lambda: world.daemon._registrar.registered)
+        await until(lambda: world.daemon._registrar.is_registered)
         await until(lambda: world.kubelet.allocatable()[GIB] == 16)
         await world.kubelet.synced()
         other = await world.run("b", 4, on=1)
@@ -267,7 +269,7 @@ async def test_a_copied_allocation_holds_nobody():
         copied = world.api.pod("default", "a")["metadata"]["annotations"][POD_ALLOCATION]
         await world.kubelet.kill()
         other = world.bind("b", 3, on=1, annotations={POD_ALLOCATION: copied})
-        await until(lambda: other in world.daemon._pods.objects)
+        await until(lambda: other in world.daemon._pods.pods_by_uid)
         await world.daemon._reconciler._once()
         assert world.holds == {uid}
         assert world.daemon.account is not None
@@ -279,13 +281,13 @@ async def test_a_pod_that_vanishes_before_the_kubelet_saw_it_is_told_by_seen():
         await world.settled([0], set())
         await world.kubelet.kill()
         uid = world.bind("a", 3, on=0)
-        await until(lambda: uid in world.daemon._pods.objects)
+        await until(lambda: uid in world.daemon._pods.pods_by_uid)
         before = world.daemon._publisher.patches
         world.api.delete_pod("default", "a", 0)
         await until(lambda: world.daemon._publisher.patches > before)
         assert world.used == [3], "its place is kept while the kubelet may not have heard of its end"
         holds = world.api.node(NODE)["metadata"]["annotations"]["gpupack.io/holds"]
-        assert f'"seen":"{world.daemon._pods.owed}"' in holds
+        assert f'"seen":"{world.daemon._pods.owed_version}"' in holds
 
 
 async def test_a_node_that_was_created_again_gets_its_words_back():
@@ -308,8 +310,8 @@ async def test_a_daemon_whose_node_comes_later_serves_the_kubelet_and_is_ready_t
         await world.stop_daemon()
         world.api.delete_node(NODE)
         await world.start_daemon()
-        await until(lambda: world.daemon._node_view.missing)
-        await until(world.daemon._reconciler.registrable.is_set)
+        await until(lambda: world.daemon._node_view.is_missing)
+        await until(world.daemon._reconciler.can_register.is_set)
         assert world.kubelet.allocatable()[GIB] == 8
         readyz = f"http://127.0.0.1:{world.daemon.http_port}/readyz"
         async with session.get(readyz) as answer:

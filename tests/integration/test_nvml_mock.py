@@ -201,7 +201,9 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
 
 
 def test_a_driver_without_the_calls_for_limits_is_accounted(start: Callable[..., Child]) -> None:
-    found = {(support["held"], support["reason"], support["since"]) for support in start("t4").ask("support")}
+    found = {
+        (support["can_limit"], support["reason"], support["since"]) for support in start("t4").ask("support")
+    }
     ((held, reason, since),) = found
     assert not held
     assert "has no call for memory limits" in reason
@@ -237,11 +239,11 @@ def test_an_xid_makes_its_card_unhealthy_and_it_heals(start: Callable[..., Child
     assert "uncorrectable ECC errors" in sick[3]["error"]
     assert [sample["error"] for sample in sick[:3]] == [None] * 3
     tracker.on_sample(GpuSample(uuid, 0, None, sick[3]["error"]), 100)
-    assert not tracker.state(uuid).healthy
+    assert not tracker.get_health(uuid).healthy
     child.override({})
     child.until("sample", lambda samples: samples[3]["error"] is None)
     tracker.on_sample(GpuSample(uuid, 0, None, child.ask("sample")[3]["error"]), 160)
-    assert tracker.state(uuid).healthy
+    assert tracker.get_health(uuid).healthy
     assert child.ask("events") == []
 
 

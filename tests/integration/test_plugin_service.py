@@ -75,8 +75,8 @@ async def test_list_and_watch_sends_at_once_on_change_and_ends(here: Setting) ->
     for call in calls:
         assert len((await call.read()).devices) == 8
     here.allocator.health = {"GPU-0::0": True, "GPU-0::1": False}
-    here.plugin.devices_changed()
-    here.plugin.devices_changed()
+    here.plugin.send_devices()
+    here.plugin.send_devices()
     for call in calls:
         devices = (await call.read()).devices
         assert [(one.ID, one.health) for one in devices] == [
@@ -196,7 +196,7 @@ async def test_a_wrong_choice_never_reaches_the_kubelet(
     here: Setting, wrong: Callable[[list[str]], Collection[str]]
 ) -> None:
     class Faulty(SimpleAllocator):
-        async def preferred(
+        async def choose_ids(
             self, available: Sequence[str], must_include: Sequence[str], size: int
         ) -> Collection[str]:
             return wrong(list(available))

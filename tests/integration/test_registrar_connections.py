@@ -135,7 +135,7 @@ async def test_a_listener_that_never_answers_does_not_hide_the_next_kubelet():
             # The old one stays, and hangs; the new one takes its path.
             kubelet = OddKubelet(here.folder, "listens")
             await kubelet.start()
-            await until(lambda: here.registrar.registered)
+            await until(lambda: here.registrar.is_registered)
             assert len(kubelet.requests) == 1
         await kubelet.stop()
 
@@ -147,7 +147,7 @@ async def test_a_kubelet_that_hangs_in_register_does_not_hide_the_next_one():
         async with running(here):
             await until(lambda: old.requests)
             await new.start()
-            await until(lambda: here.registrar.registered)
+            await until(lambda: here.registrar.is_registered)
         # gRPC takes a socket's path away with its server, whosoever it is by now.
         await old.stop()
         await new.stop()
@@ -161,14 +161,14 @@ async def test_a_kubelet_that_does_not_read_its_stream_cannot_keep_the_registrar
         old, new = Deaf(here.folder), OddKubelet(here.folder, "listens")
         await old.start()
         async with running(here):
-            await until(lambda: here.registrar.registered)
+            await until(lambda: here.registrar.is_registered)
             await asyncio.sleep(0.2)
             for _ in range(3):
-                here.plugin.devices_changed()
+                here.plugin.send_devices()
                 await asyncio.sleep(0.05)
             assert here.plugin.open_streams
             await new.start()
-            await until(lambda: new.requests and here.registrar.registered)
+            await until(lambda: new.requests and here.registrar.is_registered)
         await old.stop()
         await new.stop()
 

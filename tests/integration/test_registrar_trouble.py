@@ -59,7 +59,7 @@ async def scene(
 
 async def test_the_request() -> None:
     async with scene("listens") as here:
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
         assert here.kubelet.requests == [
             pb.RegisterRequest(
                 version="v1beta1",
@@ -72,7 +72,7 @@ async def test_the_request() -> None:
 
 async def test_a_kubelet_that_refuses_is_asked_again_with_growing_delays() -> None:
     async with scene("refuses", "refuses", "refuses", "listens") as here:
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
         assert len(here.kubelet.requests) == 4
         assert here.backoff.failures == 3
         assert here.events == ["registered"]
@@ -80,24 +80,24 @@ async def test_a_kubelet_that_refuses_is_asked_again_with_growing_delays() -> No
 
 async def test_a_kubelet_that_never_listens_is_asked_again() -> None:
     async with scene("ignores", "ignores", "listens") as here:
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
         assert len(here.kubelet.requests) == 3
         assert here.registrar.registrations == 1
 
 
 async def test_a_kubelet_that_hangs_up_at_once_is_not_hammered() -> None:
     async with scene("hangs up", "hangs up", "hangs up", "listens") as here:
-        await until(lambda: here.registrar.registered and len(here.kubelet.requests) == 4)
+        await until(lambda: here.registrar.is_registered and len(here.kubelet.requests) == 4)
         assert here.backoff.failures == 3
 
 
 async def test_a_stream_that_lasted_forgives_earlier_failures() -> None:
     timing = RegistrationTimeouts(register_s=5, stream_s=0.1, settle_s=0.05, lasting_s=0.0, grace_s=0.1)
     async with scene("refuses", "listens", timing=timing) as here:
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
         assert here.backoff.failures == 1
         await here.kubelet.channels[0].close()
-        await until(lambda: len(here.kubelet.channels) == 2 and here.registrar.registered)
+        await until(lambda: len(here.kubelet.channels) == 2 and here.registrar.is_registered)
         assert here.backoff.failures == 0
         assert here.events == ["registered", "restarted", "registered"]
 
@@ -105,16 +105,16 @@ async def test_a_stream_that_lasted_forgives_earlier_failures() -> None:
 async def test_a_kubelet_that_hangs_in_register_and_is_replaced() -> None:
     async with scene("hangs", "listens") as here:
         await until(lambda: here.kubelet.requests)
-        assert not here.registrar.registered
+        assert not here.registrar.is_registered
         await here.kubelet.stop()
         await here.kubelet.start()
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
 
 
 async def test_register_does_not_wait_for_ever() -> None:
     timing = RegistrationTimeouts(register_s=0.1, stream_s=0.1, settle_s=0.05, lasting_s=60, grace_s=0.1)
     async with scene("hangs", "hangs", "listens", timing=timing) as here:
-        await until(lambda: here.registrar.registered)
+        await until(lambda: here.registrar.is_registered)
         assert here.backoff.failures == 2
 
 
@@ -127,7 +127,7 @@ async def test_stops_at_any_moment_and_takes_its_socket_away(mood: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await here.task
         assert not (here.folder / "gpupack.sock").exists()
-        assert not here.registrar.registered
+        assert not here.registrar.is_registered
 
 
 async def test_a_socket_that_cannot_be_served_is_tried_again() -> None:

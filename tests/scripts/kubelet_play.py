@@ -226,7 +226,7 @@ class Play:
         """Wait until the plugin is registered and the Node says so."""
 
         async def done() -> bool:
-            return self.registrar.registered and await self.amounts() == (ALL, allocatable)
+            return self.registrar.is_registered and await self.amounts() == (ALL, allocatable)
 
         await until(done, f"allocatable {allocatable}")
 
@@ -287,9 +287,11 @@ class Play:
 
         async def new() -> Checkpoint | None:
             book = self.book.read()
-            return book if before is None or book is None or book.stamp != before.stamp else None
+            return (
+                book if before is None or book is None or book.file_version != before.file_version else None
+            )
 
-        self.plugin.devices_changed()
+        self.plugin.send_devices()
         found: Checkpoint = await until(new, "the kubelet writes its book")
         return found
 
@@ -383,7 +385,7 @@ class Play:
         self.plugin.on_question = None
         self.allocator.refuse = None
         self.allocator.health = dict.fromkeys(self.allocator.health, True)
-        self.plugin.devices_changed()
+        self.plugin.send_devices()
         if self._task is None:
             self.start_plugin()
         await self.registered()

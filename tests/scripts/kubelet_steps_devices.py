@@ -109,7 +109,7 @@ async def unhealthy(here: Play) -> Answer:
     bad = cards_of(one.allocated[0]).pop()
     for identifier in here.allocator.health:
         here.allocator.health[identifier] = not identifier.startswith(bad)
-    here.plugin.devices_changed()
+    here.plugin.send_devices()
     amounts = await here.becomes(32, 24)
     two = await here.admit(ScriptPod("beside-bad-card", (3,)))
     status = await here.phase("on-bad-card", {"Running", "Failed"})
@@ -126,14 +126,14 @@ async def device_removed(here: Play) -> Answer:
     lost = cards_of(one.allocated[0]).pop()
     whole = dict(here.allocator.health)
     here.allocator.health = {each: True for each in whole if not each.startswith(lost)}
-    here.plugin.devices_changed()
+    here.plugin.send_devices()
     amounts = await here.becomes(24, 24)
     answer = await here.list()
     assert answer is not None
     still = here.listed(answer, "on-lost-card") == one.listed
     phase = (await here.phase("on-lost-card", {"Running", "Failed"}))["phase"]
     here.allocator.health = whole
-    here.plugin.devices_changed()
+    here.plugin.send_devices()
     return {"amounts": amounts, "phase": phase, "still listed": still}
 
 

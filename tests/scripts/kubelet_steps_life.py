@@ -202,7 +202,7 @@ async def restart_with_api_server_away(here: Play) -> Answer:
     await here.driver.restart()
 
     async def registered() -> bool:
-        return here.registrar.registered
+        return here.registrar.is_registered
 
     await asyncio.sleep(0.5 * here.driver.pace)
     await until(registered, "registered while the API server is away")

@@ -64,12 +64,16 @@ def node_metrics() -> str:
         _filled(CardState, memory_errors={"x": 1}),
         _filled(NodeState, foreign_gpus={"r": 1}, faults={("x", 1): 1}, health_changes={("x", True): 1}),
     )
-    status = MagicMock(memory=MagicMock(counts=lambda: ContainerMemoryService.counts(MagicMock())))
-    metrics.read_from(1024, lambda: [card], lambda: node, DaemonStatus.counts(status), "XID")
+    status = MagicMock(
+        memory=MagicMock(list_counters=lambda: ContainerMemoryService.list_counters(MagicMock()))
+    )
+    metrics.set_sources(1024, lambda: [card], lambda: node, DaemonStatus.list_counters(status), "XID")
     row = ContainerUse("u", "n", "p", "c", "x", 1, 1, 1, Enforcement.DRIVER)
     held, forbidden = {"x": Enforcement.DRIVER}, {"x": False}
-    metrics.also(ContainerMemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden))
-    metrics.call("Allocate", 0.001, "OK")
+    metrics.add_collector(
+        ContainerMemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden)
+    )
+    metrics.count_call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 
 

@@ -96,7 +96,7 @@ async def test_a_pod_whose_card_fell_sick_since_it_was_bound_is_refused_with_tha
     node = Node(8, 8, view_wait_s=0.0, room_wait_s=0.0)
     node.linger("z", ids("c1", 0))
     node.bind(pod("a", 5, "c0"))
-    node.account.withhold(withheld)
+    node.account.set_not_enforced(withheld)
     node.account.ledger.set_healthy("c0", bool(withheld))
     with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(5, node.ids[8:])
@@ -169,7 +169,7 @@ async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list()
 
 async def test_the_book_is_read_before_a_preference():
     node = Node(8, 8, view_wait_s=0.0)
-    node.account.refresh()
+    node.account.read_checkpoint()
     node.book.write("x", ids("c0", *range(6)))
     assert on(await node.preferred(3)) == {"c1"}
 
@@ -215,96 +215,96 @@ async def test_an_answer_counts_for_one_allocate():
 async def test_what_a_question_finds_in_the_book_is_told_once():
     """Whoever reads the book first tells of it: the next reader sees nothing new."""
     node = Node(8, view_wait_s=0.0)
-    node.account.refresh()
+    node.account.read_checkpoint()
     told = []
-    node.account.follow(lambda: told.append(node.ledger.allocated_units()))
+    node.account.subscribe(lambda: told.append(node.ledger.allocated_units()))
     node.book.write("x", ids("c0", 0, 1))
     await node.preferred(3)
     assert told == [{"c0": 2}]
-    node.account.refresh()
+    node.account.read_checkpoint()
     node.book.write()
-    node.account.refresh()
+    node.account.read_checkpoint()
     assert told == [{"c0": 2}]
 
 
 async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     node = Node(8, 8, view_wait_s=0.0)
     node.book.write("x", ids("c0", *range(6)))
-    node.account.refresh()
+    node.account.read_checkpoint()
     node.list_pods()
-    assert (node.account.book_problem, node.ledger.is_complete) == (None, True)
+    assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)
     node.book.problem = "torn"
     with capture_logs() as logs:
         given = tuple(await node.preferred(3))
         await node.answers.allocate(given)
     assert on(given) == {"c1"}
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
-    assert (node.account.book_problem, node.ledger.allocated_units()) == ("torn", {"c0": 6, "c1": 3})
+    assert (node.account.checkpoint_problem, node.ledger.allocated_units()) == ("torn", {"c0": 6, "c1": 3})
     node.book.problem = None
     with capture_logs() as logs:
-        node.account.refresh()
-        node.account.refresh()
-    assert node.account.book_problem is None
+        node.account.read_checkpoint()
+        node.account.read_checkpoint()
+    assert node.account.checkpoint_problem is None
     assert [line["event"] for line in logs] == ["the kubelet's checkpoint can be read again"]
 
 
 def test_nothing_is_complete_before_the_first_readable_book():
     node = Node(8)
-    assert "not read yet" in str(node.account.book_problem)
+    assert "not read yet" in str(node.account.checkpoint_problem)
     node.book.problem = "unknown layout"
     node.list_pods()
-    node.account.refresh()
-    assert (node.account.book_problem, node.ledger.is_complete) == ("unknown layout", False)
+    node.account.read_checkpoint()
+    assert (node.account.checkpoint_problem, node.ledger.is_complete) == ("unknown layout", False)
     node.book.problem = None
-    node.account.refresh()
-    assert (node.account.book_problem, node.ledger.is_complete) == (None, True)
+    node.account.read_checkpoint()
+    assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)
 
 
 def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
     """A kubelet that lost its book: its containers run on."""
     node = Node(8)
     node.book.write("a", ids("c0", 0, 1))
-    node.account.refresh()
+    node.account.read_checkpoint()
     node.book.contents = None
-    node.account.refresh()
-    assert (node.account.book_problem, node.ledger.accounts.pods["a"].checkpoint_ids) == (None, {})
+    node.account.read_checkpoint()
+    assert (node.account.checkpoint_problem, node.ledger.accounts.pods["a"].checkpoint_ids) == (None, {})
     assert node.ledger.allocated_units() == {"c0": 2}
 
 
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.account.others.living = lambda: living
+    node.account.other_unit_pods.living = lambda: living
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.refresh()
-    assert node.account.others.pods == {"uid-1": "gpupack.io/gpu-memory-512mib"}
+    node.account.read_checkpoint()
+    assert node.account.other_unit_pods.resource_by_pod == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
-        node.account.others.check({"uid-1"}, running)
+        node.account.other_unit_pods.check_ended({"uid-1"}, running)
 
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.refresh()
-    node.account.others.check({"uid-1"}, set())
-    assert list(node.account.others.pods) == ["uid-1"], "the API server was not heard yet"
-    node.account.others.living = lambda: {"another"}
-    node.account.others.check({"uid-1"}, set())
-    assert node.account.others.pods == {}
+    node.account.read_checkpoint()
+    node.account.other_unit_pods.check_ended({"uid-1"}, set())
+    assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-1"], "the API server was not heard yet"
+    node.account.other_unit_pods.living = lambda: {"another"}
+    node.account.other_unit_pods.check_ended({"uid-1"}, set())
+    assert node.account.other_unit_pods.resource_by_pod == {}
     node.book.write("mine", ids("c0", 1))
-    node.account.refresh()
-    assert node.account.others.pods == {}
+    node.account.read_checkpoint()
+    assert node.account.other_unit_pods.resource_by_pod == {}
     assert node.ledger.allocated_units() == {"c0": 1}
     node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
-    node.account.refresh()
-    assert list(node.account.others.pods) == ["uid-2"]
+    node.account.read_checkpoint()
+    assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():
     node = Node(8)
     node.book.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
     node.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
-    node.account.refresh()
+    node.account.read_checkpoint()
     assert (node.ledger.allocated_units(), node.ledger.accounts.pods) == ({"c0": 0}, {})
 
 
@@ -313,10 +313,10 @@ def test_other_resources_are_not_looked_at():
 
 async def test_what_a_container_is_told():
     node, handover = Node(8, 8), DeviceListStrategies(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
-    node.account.grants.append(lambda mib: handover.grant(list(mib)))
+    node.account.grants.append(lambda mib: handover.describe_cards(list(mib)))
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
-    node.account.follow(lambda: told.append(node.ledger.allocated_units()))
+    node.account.subscribe(lambda: told.append(node.ledger.allocated_units()))
     grant = await node.answers.allocate(tuple(await node.preferred(6)))
     assert grant.envs == {
         "NVIDIA_VISIBLE_DEVICES": "c0,c1",
@@ -341,9 +341,9 @@ async def test_ids_that_do_not_belong_together_are_refused():
 
 def test_devices_follow_the_cards_health():
     node = Node(2, 1)
-    assert node.answers.devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
+    assert node.answers.list_devices() == {"c0::0": True, "c0::1": True, "c1::0": True}
     node.ledger.set_healthy("c0", False)
-    assert node.answers.devices() == {"c0::0": False, "c0::1": False, "c1::0": True}
+    assert node.answers.list_devices() == {"c0::0": False, "c0::1": False, "c1::0": True}
 
 
 @pytest.mark.parametrize("left", [cards(8), cards(8, 5)], ids=["a card goes", "a card has less"])
@@ -353,7 +353,7 @@ async def test_cards_that_change_while_a_question_waits_are_not_in_the_answer(le
     asking = node.ask(3)
     await asyncio.sleep(0)
     node.ledger.set_cards(left)
-    node.account.changed()
+    node.account.notify_subscribers()
     await asyncio.sleep(0)
     node.bind(pod("a", 3, "c0"))
     node.list_pods(pod("a", 3, "c0"))
@@ -365,9 +365,9 @@ async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
     node = Node(8, 8)
     node.bind(pod("old", 3, "c0", admitted=True))
     node.book.write("old", ids("c0", 0, 1, 2))
-    node.account.refresh()
+    node.account.read_checkpoint()
     node.book.drop("old")
-    node.account.refresh()
+    node.account.read_checkpoint()
     asking = node.ask(3)
     await asyncio.sleep(0)
     assert not asking.done()

@@ -31,7 +31,7 @@ async def test_an_allocation_is_written_once():
     bench.complete()
     bench.admit()
     assert await annotated(bench, annotator) == []
-    bench.pods.objects["a"] = pod_object("pod-a", None)
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     told = [("pod-a", {"uid": "a", "containers": {"main": [["c0", 3]]}})]
     assert await annotated(bench, annotator) == told
     assert await annotated(bench, annotator) == told
@@ -42,7 +42,7 @@ async def test_an_allocation_that_is_there_already_is_left_alone():
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"a","containers":{"main":[["c0",3]]}}')
     assert await annotated(bench, annotator) == []
 
 
@@ -51,7 +51,7 @@ async def test_a_copied_allocation_is_overwritten():
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.objects["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", '{"uid":"other","containers":{"main":[["c1",3]]}}')
     assert len(await annotated(bench, annotator)) == 1
 
 
@@ -62,7 +62,7 @@ def admitted_pair() -> Bench:
     bench.admit()
     bench.ledger.apply_pod(pod("b", 2, "c1"), bench.now_s)
     bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
-    bench.pods.objects |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
+    bench.pods.pods_by_uid |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
     return bench
 
 
@@ -72,7 +72,7 @@ async def test_a_pod_that_is_gone_is_not_tried_again(failure):
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.objects["a"] = pod_object("pod-a", None)
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     bench.api.failures = [failure]
     assert await annotated(bench, annotator) == []
     bench.now_s += 3600
@@ -110,7 +110,7 @@ async def test_an_annotation_that_is_always_refused_is_tried_ever_more_seldom_wi
     annotator = AllocationAnnotator(bench.api, bench.account, bench.pods)
     bench.complete()
     bench.admit()
-    bench.pods.objects["a"] = pod_object("pod-a", None)
+    bench.pods.pods_by_uid["a"] = pod_object("pod-a", None)
     bench.api.failures = [Forbidden("webhook denied", status=403)] * 10
     waits_s = []
     with capture_logs() as logs:
@@ -170,10 +170,10 @@ async def test_allocations_wait_for_a_quiet_moment_but_not_for_ever(mocker, news
         bench.now_s += seconds
         if told < news:
             told += 1
-            bench.account.changed()
+            bench.account.notify_subscribers()
 
     mocker.patch("deviceplugin.publishing.publisher.asyncio.sleep", sleep)
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await annotator._quiet()
     assert bench.now_s - began_s == pytest.approx(waits_s)
 

@@ -71,7 +71,7 @@ def remove(path: Path) -> None:
 def test_a_kubelet_that_gave_nothing() -> None:
     book = decode_checkpoint((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
     assert book.entries == ()
-    assert book.stamp == STAMP
+    assert book.file_version == STAMP
 
 
 def test_every_container_of_a_pod() -> None:
@@ -289,7 +289,7 @@ def test_a_replaced_file_is_read_again(path: Path) -> None:
     assert first is not None
     assert second is not None
     assert [entry.uid for entry in (*first.entries, *second.entries)] == ["u1", "u2"]
-    assert first.stamp != second.stamp
+    assert first.file_version != second.file_version
 
 
 def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_file_as_young_as_a_tick_of_the_clock_is_read_again(path: Path) -> Non
     second = reader.read()
     assert first is not None
     assert second is not None
-    assert second.stamp == first.stamp
+    assert second.file_version == first.file_version
     assert [entry.uid for entry in second.entries] == ["u2"]
 
 
@@ -329,7 +329,7 @@ class Follower:
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.count = 0
-        self._changes = reader.changes()
+        self._changes = reader.watch_changes()
         self._task = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
@@ -381,7 +381,7 @@ async def test_changes_survive_a_folder_that_is_made_again(tmp_path: Path) -> No
 
 
 async def test_a_change_between_two_yields_is_not_lost(path: Path) -> None:
-    changes = CheckpointReader(path.parent).changes()
+    changes = CheckpointReader(path.parent).watch_changes()
     await anext(changes)
     replace(path, json.dumps(LAYOUT).encode())
     await asyncio.wait_for(anext(changes), 20)

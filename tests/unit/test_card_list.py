@@ -35,7 +35,7 @@ class Node:
         ledger.apply_pod_list([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
         self.book.write("a", ids("c0", *range(5)))
         self.book.write("b", ids("c1", *range(3)))
-        self.account.refresh()
+        self.account.read_checkpoint()
 
     @property
     def told(self) -> list[str]:
@@ -45,7 +45,7 @@ class Node:
     def take(self, *gpus: GpuCard) -> list[str]:
         """Take a list; returns whose GPUGone Events there are for it."""
         self.events.clear()
-        self.cards.take(gpus, lambda _: True)
+        self.cards.apply_gpus(gpus, lambda _: True)
         return self.told
 
 
@@ -98,7 +98,7 @@ def test_pods_whose_card_was_lost_while_no_daemon_ran_are_told_once(now: list[Gp
     node = Node(*now)
     assert node.told == (["n", "pod-a"] if said else [])
     assert all(said in text for _, _, text in node.events)
-    node.account.changed()
+    node.account.notify_subscribers()
     assert node.told == (["n", "pod-a"] if said else [])
 
 
@@ -116,8 +116,8 @@ def test_a_pod_that_no_list_shows_is_not_told() -> None:
     again = LedgerService(Ledger(cards_in_units((gpu(1),), GIB)), node.book.read, RESOURCE)
     told = []
     CardList(again, (gpu(1),), GIB, NodeEvents(lambda *event: told.append(event), "n", {}), lambda: None)
-    again.refresh()
+    again.read_checkpoint()
     again.ledger.apply_pod_list([pod("b", 3, "c1")], again.now_s() + 1, 0)
-    again.changed()
+    again.notify_subscribers()
     assert again.ledger.is_complete
     assert told == []

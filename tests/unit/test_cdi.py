@@ -76,13 +76,13 @@ def toolkit(folder: Path, *devices: str, kind: str = KIND, suffix: str = "yaml")
 
 def test_the_toolkits_names_are_used_and_nothing_is_written(folders: tuple[Path, Path]) -> None:
     toolkit(folders[0], "all", *UUIDS)
-    assert names(folders).names(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    assert names(folders).name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
     assert list(folders[1].iterdir()) == []
 
 
 def test_indexes_where_the_toolkit_has_no_uuids(folders: tuple[Path, Path]) -> None:
     toolkit(folders[1], "0", "1", "all")
-    assert names(folders).names(UUIDS[::-1]) == (f"{KIND}=1", f"{KIND}=0")
+    assert names(folders).name_cards(UUIDS[::-1]) == (f"{KIND}=1", f"{KIND}=0")
     assert [path.name for path in folders[1].iterdir()] == ["nvidia.yaml"]
 
 
@@ -99,18 +99,18 @@ def with_nodes(folder: Path, nodes: dict[str, list[str]]) -> None:
 def test_a_card_keeps_its_device_where_one_before_it_is_gone(folders: tuple[Path, Path]) -> None:
     nodes = ["nvidia0", "dri/card1"], ["nvidia1", "nvidia-caps/nvidia-cap1"]
     with_nodes(folders[0], {"0": nodes[0], "1": nodes[1], "all": [*nodes[0], *nodes[1]]})
-    assert names(folders).names(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
+    assert names(folders).name_cards(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
     # The specification is as old as the boot. The driver counts the cards that it has now.
     left = [replace(CARDS[1], index=0)]
     found = CdiNames(NVIDIA, folders, Path("/nowhere"))
     found.refresh(left)
-    assert found.names(UUIDS[1:]) == (f"{KIND}=1",)
+    assert found.name_cards(UUIDS[1:]) == (f"{KIND}=1",)
 
 
 def test_the_device_of_another_card_is_nobodys(folders: tuple[Path, Path]) -> None:
     with_nodes(folders[0], {"0": ["nvidia5"], "1": ["nvidiactl"], "2": ["nvidia1"]})
     assert not NVIDIA.is_card_node("/dev/nvidiactl")
-    assert names(folders).names(UUIDS) == (f"gpupack.io/gpu={UUIDS[0]}", f"{KIND}=2")
+    assert names(folders).name_cards(UUIDS) == (f"gpupack.io/gpu={UUIDS[0]}", f"{KIND}=2")
 
 
 @pytest.mark.parametrize("minor", [-1, 7], ids=["the card's node is not known", "no node of a card"])
@@ -118,7 +118,7 @@ def test_an_index_counts_where_the_device_names_no_card(folders: tuple[Path, Pat
     with_nodes(folders[0], {"0": ["dxg"], "1": ["nvidia9"] if minor < 0 else ["nvidiactl"]})
     found = CdiNames(NVIDIA, folders, Path("/nowhere"))
     found.refresh([replace(card, minor=minor) for card in CARDS])
-    assert found.names(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
+    assert found.name_cards(UUIDS) == (f"{KIND}=0", f"{KIND}=1")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_without_a_toolkit_ours_is_written_of_a_kind_of_our_own(
     for node in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (devices / node).touch()
     found = names(folders, devices=devices)
-    assert found.names(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
+    assert found.name_cards(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
     spec = json.loads((folders[1] / FILE_NAME).read_text())
     check_form(spec)
     first, second = spec["devices"]
@@ -164,7 +164,7 @@ def test_without_a_toolkit_ours_is_written_of_a_kind_of_our_own(
 def test_simulated_cards_of_no_vendor_have_a_specification_too(folders: tuple[Path, Path]) -> None:
     found = names(folders, vendor=UNNAMED)
     check_form(json.loads((folders[1] / FILE_NAME).read_text()))
-    assert found.names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+    assert found.name_cards(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
 
 
 def test_a_toolkit_that_comes_later_is_used_and_ours_stays_for_those_that_run(
@@ -173,13 +173,13 @@ def test_a_toolkit_that_comes_later_is_used_and_ours_stays_for_those_that_run(
     found = names(folders)
     toolkit(folders[1], *UUIDS)
     found.refresh(CARDS)
-    assert found.names(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
+    assert found.name_cards(UUIDS) == tuple(f"{KIND}={uuid}" for uuid in UUIDS)
     assert (folders[1] / FILE_NAME).exists()
 
 
 def test_a_toolkit_that_lacks_a_card_leaves_that_one_to_us(folders: tuple[Path, Path]) -> None:
     toolkit(folders[1], UUIDS[0])
-    assert names(folders).names(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
+    assert names(folders).name_cards(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
 
 
 def test_what_has_not_changed_is_not_written_again(folders: tuple[Path, Path]) -> None:
@@ -198,7 +198,7 @@ def test_what_has_not_changed_is_not_written_again(folders: tuple[Path, Path]) -
 
 def test_folders_that_are_not_there_mean_that_somebody_else_sees_to_it(tmp_path: Path) -> None:
     found = names((tmp_path / "a", tmp_path / "b"))
-    assert found.names(UUIDS[:1]) == (f"{KIND}={UUIDS[0]}",)
+    assert found.name_cards(UUIDS[:1]) == (f"{KIND}={UUIDS[0]}",)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,7 +210,7 @@ def test_rubbish_in_the_folders_is_passed_over(folders: tuple[Path, Path], text:
     (folders[0] / "binary.json").write_bytes(b"\xff\xfe")
     (folders[0] / "folder.yaml").mkdir()
     (folders[0] / "notes.txt").write_text("x")
-    assert names(folders).names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+    assert names(folders).name_cards(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
 
 
 @pytest.mark.parametrize("call", ["read_text", "iterdir"])
@@ -228,22 +228,22 @@ def test_what_cannot_be_read_now_has_what_was_read_of_it_last(
     with monkeypatch.context() as patch:
         patch.setattr(Path, call, fails)
         found.refresh(CARDS)
-        assert found.names(UUIDS) != by_index
+        assert found.name_cards(UUIDS) != by_index
     found.refresh(CARDS)
-    assert found.names(UUIDS) == by_index
+    assert found.name_cards(UUIDS) == by_index
     with monkeypatch.context() as patch:
         patch.setattr(Path, call, fails)
         toolkit(folders[0], "0", "1", "all")
         found.refresh(CARDS)
-        assert found.names(UUIDS) == by_index
+        assert found.name_cards(UUIDS) == by_index
     (folders[0] / "nvidia.yaml").unlink()
     found.refresh(CARDS)
-    assert found.names(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
+    assert found.name_cards(UUIDS) == tuple(f"gpupack.io/gpu={uuid}" for uuid in UUIDS)
 
 
 def test_a_file_that_cannot_be_written_is_no_end(folders: tuple[Path, Path]) -> None:
     (folders[1] / f".{FILE_NAME}.new").mkdir()
-    assert names(folders).names(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
+    assert names(folders).name_cards(UUIDS[:1]) == (f"gpupack.io/gpu={UUIDS[0]}",)
 
 
 def test_specifications_of_other_kinds_are_not_the_cards() -> None:
@@ -257,14 +257,14 @@ def test_cards_that_no_specification_of_ours_can_have_keep_the_vendors_names(
     instance = replace(CARDS[0], uuid="MIG-1", parent="GPU-9")
     found = CdiNames(NVIDIA, folders)
     found.refresh([instance, CARDS[1]])
-    assert found.names(["MIG-1", UUIDS[1]]) == (f"{KIND}=MIG-1", f"gpupack.io/gpu={UUIDS[1]}")
+    assert found.name_cards(["MIG-1", UUIDS[1]]) == (f"{KIND}=MIG-1", f"gpupack.io/gpu={UUIDS[1]}")
 
 
 def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
     card = replace(CARDS[0], uuid="MIG-GPU-1/7/0")
     found = CdiNames(NVIDIA, folders)
     found.refresh([card])
-    assert found.names([card.uuid]) == ("gpupack.io/gpu=MIG-GPU-1_7_0",)
+    assert found.name_cards([card.uuid]) == ("gpupack.io/gpu=MIG-GPU-1_7_0",)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,9 @@ def test_old_instance_uuids_become_names(folders: tuple[Path, Path]) -> None:
 def test_strategies(strategies: tuple[str, ...], visible: str, annotated: bool, in_cri: bool) -> None:
     wanted = device_lists.needs_cdi_names(strategies)
     assert wanted == (annotated or in_cri)
-    grant = DeviceListStrategies(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).grant(["a", "b"])
+    grant = DeviceListStrategies(NVIDIA, strategies, CdiNames(NVIDIA) if wanted else None).describe_cards(
+        ["a", "b"]
+    )
     assert grant.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
     both = (f"{KIND}=a", f"{KIND}=b")
     assert grant.annotations == ({ANNOTATION: ",".join(both)} if annotated else {})
@@ -290,10 +292,10 @@ def test_device_nodes_for_a_kubelet_that_tells_the_runtime_again(tmp_path: Path)
     for node in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / node).touch()
     nodes = DeviceNodes(NVIDIA, lambda: CARDS, tmp_path)
-    grant = DeviceListStrategies(NVIDIA, nodes=nodes).grant(UUIDS)
+    grant = DeviceListStrategies(NVIDIA, nodes=nodes).describe_cards(UUIDS)
     assert [node.path for node in grant.devices] == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia1"]
     unnamed = DeviceListStrategies(UNNAMED, nodes=DeviceNodes(UNNAMED, lambda: CARDS, tmp_path))
-    assert unnamed.grant(UUIDS).devices == ()
+    assert unnamed.describe_cards(UUIDS).devices == ()
     answer = _granted(grant)
     first = answer.devices[0]
     assert (first.host_path, first.container_path, first.permissions) == (
@@ -320,7 +322,7 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
     )
     made = container_responses.ContainerResponses(settings, SimulatedGpus(load_profile("2xt4")))
     asyncio.run(made.prepare())
-    assert [node.path for node in made.hand_over(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
+    assert [node.path for node in made.describe_cards(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
     assert [node["path"] for node in spec["devices"][0]["containerEdits"].get("deviceNodes", [])] == given
 
@@ -338,4 +340,4 @@ def test_a_specification_is_parsed_once_as_long_as_it_stays(
     toolkit(folders[0], UUIDS[0], "other-name")
     found.refresh(CARDS)
     assert parsing.call_count == 3
-    assert found.names(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")
+    assert found.name_cards(UUIDS) == (f"{KIND}={UUIDS[0]}", f"gpupack.io/gpu={UUIDS[1]}")

@@ -134,7 +134,7 @@ async def test_the_drivers_limits_are_not_read_at_each_quick_look(
     await quick.start()
     quick.give(UID, "main", range(2))
     cgroup = quick.container("a")
-    await until(lambda: any(limit.in_force for limit in quick.enforcer.limits()))
+    await until(lambda: any(limit.is_in_force for limit in quick.enforcer.list_limits()))
     reads, tries = quick.driver.reads, kernel.tries
     await until(lambda: kernel.tries > tries + 20)
     assert quick.driver.reads == reads
@@ -167,8 +167,8 @@ async def test_cgroups_that_cannot_be_read_keep_their_limits(
     await quick.start()
     quick.give(UID, "main", range(2))
     await quick.limited(quick.container("a"), 2)
-    await until(lambda: any(limit.in_force for limit in quick.enforcer.limits()))
-    kept = list(quick.enforcer.limits())
+    await until(lambda: any(limit.is_in_force for limit in quick.enforcer.list_limits()))
+    kept = list(quick.enforcer.list_limits())
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", _no_descriptors)
         quick.container("b")
@@ -176,7 +176,7 @@ async def test_cgroups_that_cannot_be_read_keep_their_limits(
         for _ in range(3):
             quick.enforcer._rescan_due.set()
             await quick.settle()
-        assert list(quick.enforcer.limits()) == kept
+        assert list(quick.enforcer.list_limits()) == kept
     await until(lambda: quick.enforcer.problem is None)
     await until(lambda: quick.limit(quick.pod() / identifier("b")) == 2 * 1024)
     assert capsys.readouterr().out.count("cgroups cannot be read") == 1

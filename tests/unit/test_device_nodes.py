@@ -71,7 +71,7 @@ def of(machine: Machine, driver: Driver, gpus: NvmlGpus) -> Callable[..., list[s
     ]
     gpus.open()
     nodes = DeviceNodes(NVIDIA, gpus.cards, machine.devices, machine.drivers)
-    return lambda *uuids: [node.path for node in nodes.of(uuids)]
+    return lambda *uuids: [node.path for node in nodes.list_nodes(uuids)]
 
 
 def test_an_instance_has_the_nodes_of_its_card_and_of_two_capabilities(
@@ -141,7 +141,7 @@ def test_an_instance_whose_numbers_the_driver_does_not_tell(
     machine.table()
     gpus.open()
     assert (gpus.cards()[0].gpu_instance, gpus.cards()[0].compute_instance) == (1, None)
-    assert DeviceNodes(NVIDIA, gpus.cards, machine.devices, machine.drivers).of(["MIG-1"]) == ()
+    assert DeviceNodes(NVIDIA, gpus.cards, machine.devices, machine.drivers).list_nodes(["MIG-1"]) == ()
 
 
 def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
@@ -157,7 +157,7 @@ def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
         made = container_responses.ContainerResponses(
             Settings(node_name="n1", pass_device_specs=wanted), gpus
         )
-        assert len(made.hand_over({"MIG-1": 1024}).devices) == (5 if wanted else 0)
+        assert len(made.describe_cards({"MIG-1": 1024}).devices) == (5 if wanted else 0)
 
 
 def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +169,6 @@ def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.Mon
     instance = source.cards()[0]
     assert instance.parent == first
     assert (
-        container_responses.ContainerResponses(settings, source).hand_over({instance.uuid: 1024}).devices
+        container_responses.ContainerResponses(settings, source).describe_cards({instance.uuid: 1024}).devices
         == ()
     )

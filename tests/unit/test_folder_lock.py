@@ -12,21 +12,21 @@ HOLD = """
 import sys, pathlib
 from deviceplugin.kubelet.folder_lock import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
-print(lock.take(), flush=True)
+print(lock.acquire(), flush=True)
 sys.stdin.read()
 """
 
 
 def test_one_holder_at_a_time(tmp_path):
     first, second = FolderLock(tmp_path), FolderLock(tmp_path)
-    assert first.holder() is None
-    assert first.take()
-    assert first.take()
-    assert not second.take()
-    assert second.holder() == os.getpid()
+    assert first.find_holder_pid() is None
+    assert first.acquire()
+    assert first.acquire()
+    assert not second.acquire()
+    assert second.find_holder_pid() == os.getpid()
     first.release()
-    assert second.take()
-    assert not first.take()
+    assert second.acquire()
+    assert not first.acquire()
     second.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -38,16 +38,16 @@ def test_a_killed_holder_leaves_no_lock(tmp_path):
     with process:
         assert process.stdout.readline() == "True\n"
         lock = FolderLock(tmp_path)
-        assert not lock.take()
-        assert lock.holder() == process.pid
+        assert not lock.acquire()
+        assert lock.find_holder_pid() == process.pid
         process.kill()
         process.wait()
-        assert lock.take()
+        assert lock.acquire()
         lock.release()
 
 
 def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path):
-    assert FolderLock(tmp_path / "none").take()
+    assert FolderLock(tmp_path / "none").acquire()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ LOST = GpuSample("GPU-a", 0, None, error="GPU is lost")
 
 
 def test_an_unknown_card_is_healthy() -> None:
-    assert HealthTracker().state("GPU-a") == CardHealth(healthy=True)
+    assert HealthTracker().get_health("GPU-a") == CardHealth(healthy=True)
 
 
 @pytest.mark.parametrize("trouble", [XID, LOST], ids=["xid", "lost"])
@@ -30,18 +30,18 @@ def test_trouble_counts_at_once_and_for_one_card(trouble: HealthEvent | GpuSampl
         tracker.on_event(trouble, 5) if isinstance(trouble, HealthEvent) else tracker.on_sample(trouble, 5)
     )
     assert changed
-    assert not tracker.state("GPU-a").healthy
-    assert tracker.state("GPU-a").reason in {"XID 79", "GPU is lost"}
-    assert tracker.state("GPU-b").healthy
+    assert not tracker.get_health("GPU-a").healthy
+    assert tracker.get_health("GPU-a").reason in {"XID 79", "GPU is lost"}
+    assert tracker.get_health("GPU-b").healthy
 
 
 def test_recovery_takes_quiet_and_a_good_sample() -> None:
     tracker = HealthTracker(quiet_s=60)
     tracker.on_event(XID, 100)
     assert not tracker.on_sample(GOOD, 159.9)
-    assert not tracker.state("GPU-a").healthy
+    assert not tracker.get_health("GPU-a").healthy
     assert tracker.on_sample(GOOD, 160)
-    assert tracker.state("GPU-a") == CardHealth(healthy=True)
+    assert tracker.get_health("GPU-a") == CardHealth(healthy=True)
     assert not tracker.on_sample(GOOD, 161)
 
 
@@ -58,22 +58,22 @@ def test_a_card_that_is_mended_recovers_with_the_next_good_sample() -> None:
     tracker = HealthTracker(quiet_s=60)
     tracker.on_event(XID, 0)
     assert not tracker.on_event(MENDED, 1)
-    assert not tracker.state("GPU-a").healthy
+    assert not tracker.get_health("GPU-a").healthy
     assert tracker.on_sample(GOOD, 1)
-    assert tracker.state("GPU-a").healthy
+    assert tracker.get_health("GPU-a").healthy
 
 
 def test_news_that_a_healthy_card_is_mended_changes_nothing() -> None:
     tracker = HealthTracker()
     assert not tracker.on_event(MENDED, 1)
-    assert tracker.state("GPU-a").healthy
+    assert tracker.get_health("GPU-a").healthy
 
 
 def test_the_latest_reason_is_shown() -> None:
     tracker = HealthTracker()
     tracker.on_event(XID, 0)
     assert tracker.on_sample(LOST, 1)
-    assert tracker.state("GPU-a") == CardHealth(healthy=False, reason="GPU is lost")
+    assert tracker.get_health("GPU-a") == CardHealth(healthy=False, reason="GPU is lost")
 
 
 def test_xids_are_named_for_people() -> None:

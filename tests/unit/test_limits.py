@@ -73,10 +73,10 @@ async def test_the_kubelets_link_tells_sooner_than_the_status(world: LimitsWorld
     (world.logs / f"p_default_main-{identifier('b')}.log").unlink()
     world.names[UID] = {identifier("d"): "main"}
     world.container("d")
-    world.account.changed()
+    world.account.notify_subscribers()
     await world.settle()
     assert world.limit(cgroup) == 5 * GIB
-    found = {limit.cgroup: limit.container for limit in world.enforcer.limits()}
+    found = {limit.cgroup: limit.container for limit in world.enforcer.list_limits()}
     assert found[cgroup] == "main"
 
 
@@ -97,7 +97,7 @@ async def test_what_the_toolkit_set_stays_until_the_container_is_known(world: Li
     world.driver.set("c0", cgroup, 5 * GIB)
     world.driver.sets.clear()
     await world.start()
-    await until(lambda: [limit.in_force for limit in world.enforcer.limits()] == [True])
+    await until(lambda: [limit.is_in_force for limit in world.enforcer.list_limits()] == [True])
     assert world.driver.sets == []
     # A pod that set the toolkit's variable to its neighbour's amount has its own in the end.
     world.name("b", "setup")
@@ -110,7 +110,7 @@ async def test_a_container_without_memory_of_its_own(world: LimitsWorld) -> None
     cgroup = world.container("b")
     await world.limited(cgroup, 5)
     world.name("b", "logger")
-    await until(lambda: not list(world.enforcer.limits()))
+    await until(lambda: not list(world.enforcer.list_limits()))
 
 
 async def test_a_container_that_starts_again_has_a_new_cgroup(world: LimitsWorld) -> None:
@@ -119,7 +119,7 @@ async def test_a_container_that_starts_again_has_a_new_cgroup(world: LimitsWorld
     first = world.container("a")
     await world.limited(first, 5)
     shutil.rmtree(first)
-    await until(lambda: not list(world.enforcer.limits()))
+    await until(lambda: not list(world.enforcer.list_limits()))
     await world.limited(world.container("b"), 5)
 
 
@@ -140,7 +140,7 @@ async def test_a_pod_that_is_over_is_forgotten(world: LimitsWorld) -> None:
     cgroup = world.container("a")
     await world.limited(cgroup, 5)
     world.over(UID)
-    await until(lambda: not list(world.enforcer.limits()))
+    await until(lambda: not list(world.enforcer.list_limits()))
 
 
 FORMS = [
@@ -209,6 +209,12 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) ->
         world.over(uid)
     enforcer = world.enforcer
     await until(lambda: not enforcer._pods)
-    kept = (enforcer._uids, enforcer._unnamed, enforcer._logged, enforcer._dirty, enforcer._shares.all())
+    kept = (
+        enforcer._uids,
+        enforcer._unnamed,
+        enforcer._logged,
+        enforcer._dirty,
+        enforcer._shares.grants_by_pod(),
+    )
     await until(lambda: not any(kept))
     assert enforcer._watch.folders == {world.logs, *enforcer._holders}

@@ -58,7 +58,7 @@ async def test_a_limit_below_what_the_driver_accepts_is_told_of_once(world: Limi
     world.name("a", "main")
     await world.limited(other, 3)
     await until(lambda: world.told)
-    world.account.changed()
+    world.account.notify_subscribers()
     await world.settle()
     assert world.limit(cgroup) is None
     ((uid, container, problem),) = world.told
@@ -72,8 +72,8 @@ async def test_a_driver_that_takes_a_limit_and_does_not_keep_it(world: LimitsWor
     world.give(UID, "main", range(5))
     cgroup = world.container("a")
     await until(lambda: world.enforcer.faults)
-    (limit,) = world.enforcer.limits()
-    assert not limit.in_force
+    (limit,) = world.enforcer.list_limits()
+    assert not limit.is_in_force
     assert limit.outcome is not None
     assert limit.outcome.problem.endswith("was set, and there is none")
     world.driver.deaf = False
@@ -91,7 +91,7 @@ async def test_a_cgroup_that_vanishes_while_its_limit_is_set(world: LimitsWorld)
 
     world.driver.set = vanish  # type: ignore[method-assign]
     world.container("a")
-    await until(lambda: world.driver.sets and not list(world.enforcer.limits()))
+    await until(lambda: world.driver.sets and not list(world.enforcer.list_limits()))
     world.driver.set = original  # type: ignore[method-assign]
     await world.limited(world.container("b"), 5)
     assert (world.enforcer.faults, world.told) == (0, [])

@@ -30,7 +30,7 @@ class View:
     def __init__(self) -> None:
         self.pods: dict[str, PodObject] = {}
 
-    def running(self, uid: str) -> PodObject | None:
+    def find_pod(self, uid: str) -> PodObject | None:
         return self.pods.get(uid)
 
 
@@ -78,7 +78,7 @@ class Node:
         self.view.pods[uid] = PodObject(metadata, status=OwnPodStatus(container_statuses=statuses))
 
     def used(self) -> dict[tuple[str, str, str], int | None]:
-        return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.rows()}
+        return {(row.uid, row.container, row.uuid): row.used_mib for row in self.memory.read_rows()}
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ async def test_processes_are_told_apart_by_their_containers(world: LimitsWorld, 
         ("c1", 1): (UID, "a", 1),
     }
     assert node.used() == {(UID, "main", "c0"): 300, (UID, "side", "c0"): 50, (OTHER, "main", "c0"): 70}
-    (other, main, side) = node.memory.rows()
+    (other, main, side) = node.memory.read_rows()
     assert (other.pod, main.namespace, main.pod, side.promised_mib) == ("", "default", "web", GIB)
-    assert (main.limit_mib, main.held) == (None, Enforcement.ACCOUNTED)
+    assert (main.limit_mib, main.enforcement) == (None, Enforcement.ACCOUNTED)
 
 
 async def test_use_that_nobody_can_tell_is_not_zero(world: LimitsWorld, node: Node) -> None:
@@ -145,21 +145,21 @@ async def test_the_limits_own_count_comes_first(world: LimitsWorld, node: Node) 
     world.name("a", "main")
     node.processes = {("c0", 1): (UID, "a", 100)}
     world.driver.use("c0", 1, 700, cgroup)
-    world.account.changed()
+    world.account.notify_subscribers()
     await world.enforcer._check_limits()
     await until(lambda: node.used() == {(UID, "main", "c0"): 700})
-    (row,) = node.memory.rows()
-    assert (row.limit_mib, row.held, row.problem) == (3 * GIB, Enforcement.DRIVER, "")
+    (row,) = node.memory.read_rows()
+    assert (row.limit_mib, row.enforcement, row.problem) == (3 * GIB, Enforcement.DRIVER, "")
 
 
 async def test_what_was_measured_long_ago_is_missing(world: LimitsWorld, node: Node) -> None:
     world.give(UID, "main", range(3))
     node.runs(UID, {"a": "main"})
     node.processes = {("c0", 1): (UID, "a", 9000)}
-    (now,) = node.memory.rows()
+    (now,) = node.memory.read_rows()
     assert (now.used_mib, now.measured_s) == (9000, node.sampled_s)
     node.now_s += 16.0
-    (old,) = node.memory.rows()
+    (old,) = node.memory.read_rows()
     assert (old.used_mib, old.measured_s) == (None, None)
 
 
@@ -170,9 +170,9 @@ async def test_a_limit_that_was_read_long_ago_tells_no_use(world: LimitsWorld, n
     world.driver.use("c0", 1, 700, cgroup)
     await world.limited(cgroup, 3)
     await world.enforcer._check_limits()
-    await until(lambda: node.memory.rows()[0].used_mib == 700)
+    await until(lambda: node.memory.read_rows()[0].used_mib == 700)
     node.now_s += 60.0
-    (old,) = node.memory.rows()
+    (old,) = node.memory.read_rows()
     assert (old.used_mib, old.limit_mib) == (None, 3 * GIB)
 
 
@@ -184,17 +184,17 @@ async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
     world.give(UID, "main", range(3))
     world.container("a")
     await until(lambda: world.enforcer.faults)
-    (row,) = node.memory.rows()
-    assert (row.limit_mib, row.held) == (None, Enforcement.ACCOUNTED)
+    (row,) = node.memory.read_rows()
+    assert (row.limit_mib, row.enforcement) == (None, Enforcement.ACCOUNTED)
     assert "allowed are 4096 MiB or more" in row.problem
 
 
 async def test_a_container_without_a_limit_so_far_is_accounted(world: LimitsWorld, node: Node) -> None:
     world.give(UID, "main", range(3))
-    await world.supports.begin()
-    world.account.refresh()
-    (before,) = node.memory.rows()
-    assert (before.limit_mib, before.held) == (None, Enforcement.ACCOUNTED)
+    await world.supports.start()
+    world.account.read_checkpoint()
+    (before,) = node.memory.read_rows()
+    assert (before.limit_mib, before.enforcement) == (None, Enforcement.ACCOUNTED)
     assert before.problem == "no limit was read back yet"
 
 
@@ -240,7 +240,7 @@ class Watch:
 
     async def look_at(self, *rows: ContainerUse, after_s: float = 5.0) -> None:
         self.now_s += after_s
-        await self.over_use.look(rows)
+        await self.over_use.check_rows(rows)
 
 
 async def test_over_use_is_told_once_and_its_end_too() -> None:
@@ -319,7 +319,7 @@ async def test_static_and_unknown_pods_are_not_evicted(known: bool) -> None:
     for _ in range(3):
         await watch.look(row(2000))
     assert watch.evicted == []
-    watch.over_use.not_limited(UID, "main", "too small")
+    watch.over_use.record_not_limited(UID, "main", "too small")
     assert [event[1] for event in watch.events] == ["GPUMemoryOverUse", "GPUMemoryNotLimited"] * known
 
 
@@ -327,7 +327,9 @@ def test_metrics_say_what_is_known_and_no_more() -> None:
     watch = Watch()
     rows = [row(2000), row(None, OTHER)]
     held, forbidden = {"c0": Enforcement.DRIVER}, {"c0": False, "c1": True}
-    metrics = ContainerMemoryMetrics(lambda: rows, watch.over_use.over, lambda: held, lambda: forbidden)
+    metrics = ContainerMemoryMetrics(
+        lambda: rows, watch.over_use.is_over_use, lambda: held, lambda: forbidden
+    )
     found = {metric.name: [sample.value for sample in metric.samples] for metric in metrics.collect()}
     mib = 1 << 20
     assert found == {
@@ -349,33 +351,33 @@ def test_only_changes_that_are_worth_a_write_are_told() -> None:
     assignment = {"main": (("c0", 1),)}
 
     def text() -> dict[str, object]:
-        (record,) = told.of(UID, assignment, dict)["main"].values()
+        (record,) = told.list_records(UID, assignment, dict)["main"].values()
         return {"held": record.held, "used": record.used}
 
     assert text() == {"held": "driver", "used": None}
-    assert told.update([row(500)])
+    assert told.apply_use([row(500)])
     assert text() == {"held": "driver", "used": 500}
-    assert not told.update([row(5000)]), "too soon"
+    assert not told.apply_use([row(5000)]), "too soon"
     now_s[0] = 100.0
-    assert not told.update([row(600)]), "too little"
-    assert told.update([row(5000)])
+    assert not told.apply_use([row(600)]), "too little"
+    assert told.apply_use([row(5000)])
     assert text()["used"] == 5000
-    assert not told.update([])
+    assert not told.apply_use([])
 
 
 def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
     told = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
     before = PublishedUse(lambda *_: Enforcement.ACCOUNTED, lambda: 0.0)
-    before.update([row(500)])
-    written = before.of(UID, {"main": (("c0", 1),)}, dict)
-    assert told.of(UID, {"main": (("c0", 1),)}, lambda: written) == written
-    assert not told.update([row(510)])
+    before.apply_use([row(500)])
+    written = before.list_records(UID, {"main": (("c0", 1),)}, dict)
+    assert told.list_records(UID, {"main": (("c0", 1),)}, lambda: written) == written
+    assert not told.apply_use([row(510)])
 
 
 def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
     world.driver.say(LimitSupport(False, "old"))
-    assert world.supports.enforcement("c0") is Enforcement.ACCOUNTED
+    assert world.supports.get_enforcement("c0") is Enforcement.ACCOUNTED
 
 
 async def test_metrics_of_many_containers_are_written_in_turns():
@@ -392,8 +394,8 @@ async def test_metrics_of_many_containers_are_written_in_turns():
         turns.append(1)
         asyncio.get_running_loop().call_soon(turn)
 
-    metrics.also(collector, look)
+    metrics.add_collector(collector, look)
     turn()
-    text = await metrics.text()
+    text = await metrics.write_text()
     assert generate_latest(collector) in text
     assert (len(looked), len(turns) > 9) == (1, True)

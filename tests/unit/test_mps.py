@@ -127,7 +127,7 @@ def test_a_state_that_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> No
 def test_names_that_are_no_folder(tmp_path: Path, uuid: str) -> None:
     with pytest.raises(GpuError, match="allowed for MPS"):
         CardFolder(tmp_path, uuid)
-    assert MpsService(tmp_path).state(uuid) is None
+    assert MpsService(tmp_path).read_state(uuid) is None
 
 
 # What containers are given.
@@ -148,7 +148,7 @@ class World:
         self.sharing = MpsClients(
             self.account, MpsService(root, threads=threads), lambda uuid: uuid in self.driver, unit_mib=1024
         )
-        self.sharing.look()
+        self.sharing.update_states()
 
     def allocate(self, *given: str) -> ContainerGrant:
         return asyncio.run(self.answers.allocate(given))
@@ -162,7 +162,7 @@ class World:
         ]
         entries.append(CheckpointEntry(f"u{number}", "main", RESOURCE, given))
         self.node.ledger.apply_checkpoint(entries, self.account.now_s())
-        self.account.changed()
+        self.account.notify_subscribers()
 
 
 def client_envs(grant: ContainerGrant) -> dict[str, str]:
@@ -196,7 +196,7 @@ def test_the_share_of_the_multiprocessors_on_request(tmp_path: Path, units: int,
 
 
 def test_units_that_are_no_whole_gib(tmp_path: Path) -> None:
-    grant = MpsService(tmp_path).client("c0", 1536, 16384)
+    grant = MpsService(tmp_path).make_grant("c0", 1536, 16384)
     assert grant.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1536M"
 
 
@@ -212,14 +212,17 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
 def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
     world = World(tmp_path, 4, 4)
     supports = LimitCapability(world.account, None)
-    supports.fallback, supports.covers = world.sharing.enforcement, world.sharing.covers
+    supports.fallback, supports.covers = world.sharing.get_enforcement, world.sharing.can_limit
     gib = 1024
-    held = [supports.holding("c0", *share) for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))]
+    held = [
+        supports.get_container_enforcement("c0", *share)
+        for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))
+    ]
     assert held == [Enforcement.MPS, Enforcement.ACCOUNTED, Enforcement.ACCOUNTED]
     world.folders["c0"].end()
-    world.sharing.look()
-    assert supports.holding("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
-    assert supports.holding("gone", 1, 1) is Enforcement.ACCOUNTED
+    world.sharing.update_states()
+    assert supports.get_container_enforcement("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
+    assert supports.get_container_enforcement("gone", 1, 1) is Enforcement.ACCOUNTED
 
 
 def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:
@@ -231,23 +234,23 @@ def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:
 def test_a_service_that_dies_is_missed_at_once_and_told(tmp_path: Path) -> None:
     world = World(tmp_path, 16, 16)
     told: list[None] = []
-    world.account.follow(lambda: told.append(None))
-    assert [world.sharing.enforcement(uuid) for uuid in ("c0", "c1", "cx")] == [
+    world.account.subscribe(lambda: told.append(None))
+    assert [world.sharing.get_enforcement(uuid) for uuid in ("c0", "c1", "cx")] == [
         Enforcement.MPS, Enforcement.MPS, Enforcement.ACCOUNTED,
     ]  # fmt: skip
     world.folders["c0"].end()
     # Allocate looks itself, sooner than the next round.
     assert client_envs(world.allocate(*ids("c0", 0))) == {}
     told.clear()
-    world.sharing.look()
+    world.sharing.update_states()
     assert len(told) == 1
-    assert world.sharing.enforcement("c0") is Enforcement.ACCOUNTED
-    assert world.sharing.enforcement("c1") is Enforcement.MPS
-    world.sharing.look()
+    assert world.sharing.get_enforcement("c0") is Enforcement.ACCOUNTED
+    assert world.sharing.get_enforcement("c1") is Enforcement.MPS
+    world.sharing.update_states()
     assert len(told) == 1
     world.folders["c0"].serve(ControlDaemonState(48))
-    world.sharing.look()
-    assert world.sharing.enforcement("c0") is Enforcement.MPS
+    world.sharing.update_states()
+    assert world.sharing.get_enforcement("c0") is Enforcement.MPS
 
 
 def test_who_cannot_read_whether_a_service_answers_forgets_no_limit(
@@ -256,20 +259,20 @@ def test_who_cannot_read_whether_a_service_answers_forgets_no_limit(
     """A daemon without a file descriptor left; a card with all its clients stays full, too."""
     world = World(tmp_path, 16, 16, clients=1)
     world.folders["c1"].end()
-    world.sharing.look()
+    world.sharing.update_states()
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", no_descriptors)
         assert client_envs(world.allocate(*ids("c0", 0)))
         world.hold(0, ids("c0", 0))
         for _ in range(2):
-            world.sharing.look()
-        assert world.sharing.enforcement("c0") is Enforcement.MPS
-        assert world.sharing.enforcement("c1") is Enforcement.ACCOUNTED
+            world.sharing.update_states()
+        assert world.sharing.get_enforcement("c0") is Enforcement.MPS
+        assert world.sharing.get_enforcement("c1") is Enforcement.ACCOUNTED
         assert world.node.ledger.used() == (16, 0)
         assert client_envs(world.allocate(*ids("c1", 0))) == {}
     world.folders["c0"].end()
-    world.sharing.look()
-    assert world.sharing.enforcement("c0") is Enforcement.ACCOUNTED
+    world.sharing.update_states()
+    assert world.sharing.get_enforcement("c0") is Enforcement.ACCOUNTED
     assert capsys.readouterr().out.count("what they said last stays") == 1
 
 
@@ -288,13 +291,13 @@ def test_a_card_with_all_its_clients_is_full_until_one_ends(tmp_path: Path) -> N
     world.account.ledger.set_unavailable("cordoned", [])
     assert ledger.used() == (16, 0)
     world.folders["c0"].end()
-    world.sharing.look()
+    world.sharing.update_states()
     assert ledger.used() == (3, 0)
 
 
 def test_percent_counts_like_units(tmp_path: Path) -> None:
     world = World(tmp_path, 16, clients=1)
-    percent = tuple(text for text in world.node.percent.devices() if text.startswith("c0::"))[:50]
+    percent = tuple(text for text in world.node.percent.list_devices() if text.startswith("c0::"))[:50]
     grant = asyncio.run(world.node.percent.allocate(percent))
     assert client_envs(grant)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8G"
     assert world.node.ledger.used() == (16,)
@@ -303,11 +306,11 @@ def test_percent_counts_like_units(tmp_path: Path) -> None:
 
 def test_the_services_own_processes_are_nobodys_use(tmp_path: Path) -> None:
     world = World(tmp_path, 16)
-    assert world.sharing.servers() == {4711}
+    assert world.sharing.list_server_pids() == {4711}
     source = SimulatedGpus(load_profile("2xt4"))
     uuid = source.cards()[0].uuid
     source.set_used(uuid, 130, [GpuProcess(4711, 30), GpuProcess(7, 100)])
-    seen = HelperProcessFilter(source, world.sharing.servers)
+    seen = HelperProcessFilter(source, world.sharing.list_server_pids)
     assert [sample.processes for sample in seen.sample()] == [(GpuProcess(7, 100),), ()]
     assert seen.sample()[0].used_mib == 130
     nobody: Any = HelperProcessFilter(source, frozenset)

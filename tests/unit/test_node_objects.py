@@ -51,7 +51,7 @@ def words() -> dict:
 
 
 def test_a_pod_as_the_ledger_wants_it():
-    read, problem = pod({POD_ASSIGNED: '{"main":[["c0",3]]}'}).read(GIB)
+    read, problem = pod({POD_ASSIGNED: '{"main":[["c0",3]]}'}).to_ledger_pod(GIB)
     assert problem is None
     assert read is not None
     assert (read.uid, read.namespace, read.name) == ("u1", "ns", "a")
@@ -109,22 +109,22 @@ def test_a_pod_as_the_ledger_wants_it():
     ],
 )
 def test_how_far_a_pod_is(status, admitted, ran, terminal):
-    read, _ = pod(status=status).read(GIB)
+    read, _ = pod(status=status).to_ledger_pod(GIB)
     assert read is not None
     assert (read.admitted, read.has_run, read.terminal) == (admitted, ran, terminal)
 
 
 def test_a_pod_that_does_not_ask_is_none():
-    assert pod(units="0").read(GIB) == (None, None)
-    assert pod().read("gpupack.io/gpu-memory-1mib") == (None, None)
+    assert pod(units="0").to_ledger_pod(GIB) == (None, None)
+    assert pod().to_ledger_pod("gpupack.io/gpu-memory-1mib") == (None, None)
 
 
 def test_annotations_that_cannot_be_read_are_left_out_and_told():
-    read, problem = pod({POD_CARDS: "many"}).read(GIB)
+    read, problem = pod({POD_CARDS: "many"}).to_ledger_pod(GIB)
     assert read is not None
     assert read.request.cards == 1
     assert "many" in str(problem)
-    read, problem = pod({POD_ASSIGNED: "rubbish"}).read(GIB)
+    read, problem = pod({POD_ASSIGNED: "rubbish"}).to_ledger_pod(GIB)
     assert read is not None
     assert read.assigned is None
     assert "rubbish" in str(problem)
@@ -134,30 +134,30 @@ def test_a_card_policy_that_only_the_scheduler_knows_changes_no_cards():
     """The scheduler has charged these cards: on others the next pod that it binds could find no room."""
     shares = {"main": (("GPU-a", 4), ("GPU-b", 4))}
     found = pod({POD_CARD_POLICY: "mine", POD_CARDS: "2", POD_ASSIGNED: dump_assigned(shares)}, units="8")
-    read, problem = found.read(GIB)
+    read, problem = found.to_ledger_pod(GIB)
     assert charge(read.request, read.assigned, {"GPU-a": 16, "GPU-b": 16}) == {"GPU-a": 4, "GPU-b": 4}
     assert "mine" in str(problem)
 
 
 def test_a_request_that_cannot_be_read_is_told():
-    read, problem = pod(units="3500m").read(GIB)
+    read, problem = pod(units="3500m").to_ledger_pod(GIB)
     assert read is None
     assert "3500m" in str(problem)
 
 
 def test_init_containers_and_sidecars_are_told_apart():
-    read, _ = pod(init=None).read(GIB)
+    read, _ = pod(init=None).to_ledger_pod(GIB)
     assert read is not None
     assert not read.request.shared
     for restart, shared in (("Always", False), ("", True)):
-        read, _ = pod(init=restart).read(GIB)
+        read, _ = pod(init=restart).to_ledger_pod(GIB)
         assert read is not None
         assert read.request.shared is shared
 
 
 def test_the_kubelet_runs_a_static_pod_under_another_uid():
     for annotations, key in (({}, "u1"), ({MIRROR_ANNOTATION: "abc"}, "abc")):
-        read, _ = pod(annotations).read(GIB)
+        read, _ = pod(annotations).to_ledger_pod(GIB)
         assert read is not None
         assert (read.uid, read.key) == ("u1", key)
 
@@ -166,31 +166,36 @@ def test_a_nodes_words_and_annotations():
     notes = {NODE_HOLDS: '{"seen":"7","uids":["u1"]}', NODE_CARDS: "[]", NODE_CORDON: "c0, c1"}
     told = node(notes, {"cpu": "4", **words()})
     assert told.version == 9
-    read, holds = told.words(), told.holds()
+    read, holds = told.read_words(), told.read_accounted_pods()
     assert read is not None
     assert holds is not None
     assert (read.used, read.revision) == ((3, 0), 5)
     assert (holds.seen, holds.uids) == (7, {"u1"})
-    assert told.cards() == ()
-    assert told.cordon() == ({"c0", "c1"}, None)
-    assert told.packed_keys() == set(words())
+    assert told.read_cards() == ()
+    assert told.read_cordon() == ({"c0", "c1"}, None)
+    assert told.list_packed_keys() == set(words())
 
 
 def test_a_node_that_says_nothing():
     told = node()
-    assert (told.words(), told.holds(), told.cards(), told.packed_keys()) == (None, None, None, frozenset())
-    assert told.cordon() == (frozenset(), None)
+    assert (told.read_words(), told.read_accounted_pods(), told.read_cards(), told.list_packed_keys()) == (
+        None,
+        None,
+        None,
+        frozenset(),
+    )
+    assert told.read_cordon() == (frozenset(), None)
 
 
 def test_words_that_are_corrupt_or_unlike_are_none():
-    assert node({}, words(), {}).words() is None
-    assert node({}, {**words(), "gpupack.io/packed-used-0": "1.5"}).words() is None
+    assert node({}, words(), {}).read_words() is None
+    assert node({}, {**words(), "gpupack.io/packed-used-0": "1.5"}).read_words() is None
 
 
 def test_rubbish_in_annotations_is_none():
     told = node({NODE_HOLDS: "x", NODE_CARDS: "x", NODE_CORDON: "no:uuid"})
-    assert (told.holds(), told.cards()) == (None, None)
-    cordoned, problem = told.cordon()
+    assert (told.read_accounted_pods(), told.read_cards()) == (None, None)
+    cordoned, problem = told.read_cordon()
     assert cordoned == frozenset()
     assert "no:uuid" in str(problem)
 

@@ -58,26 +58,26 @@ def test_pods_come_by_list_and_by_events():
     of = account()
     view = pods(of)
     view.replace([pod("a", 4), pod("free", 5, units=0)], "7")
-    assert (view.seen, view.owed, view.connected) == (7, 0, True)
+    assert (view.seen_version, view.owed_version, view.is_connected) == (7, 0, True)
     view.event("ADDED", pod("b", 8), "8")
     assert of.ledger.unpublished_pods() == {"a", "b"}
-    assert set(view.objects) == {"a", "b"}
+    assert set(view.pods_by_uid) == {"a", "b"}
     view.event("MODIFIED", pod("free", 9, units=0), "9")
     view.bookmark("12")
-    assert view.seen == 12
+    assert view.seen_version == 12
 
 
 def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them():
     of = account()
     view = pods(of)
-    assert of.others.living() is None
+    assert of.other_unit_pods.living() is None
     mirror = pod("b", 5, units=0, **{"kubernetes.io/config.mirror": "static"})
     view.replace([pod("a", 4, units=0), mirror, pod("done", 6, phase="Succeeded")], "7")
-    assert of.others.living() == {"a", "static"}
+    assert of.other_unit_pods.living() == {"a", "static"}
     view.event("ADDED", pod("c", 8, units=0), "8")
     view.event("MODIFIED", pod("a", 9, units=0, phase="Failed"), "9")
     view.event("DELETED", mirror, "10")
-    assert of.others.living() == {"c"}
+    assert of.other_unit_pods.living() == {"c"}
 
 
 def test_a_pod_that_vanishes_unheld_is_owed():
@@ -85,26 +85,26 @@ def test_a_pod_that_vanishes_unheld_is_owed():
     view = pods(of)
     view.replace([pod("a", 4), pod("b", 5)], "7")
     view.event("DELETED", pod("a", 9), "9")
-    assert view.owed == 9
+    assert view.owed_version == 9
     view.event("MODIFIED", pod("b", 11, phase="Failed"), "11")
-    assert view.owed == 11
+    assert view.owed_version == 11
     view.event("DELETED", pod("b", 12, phase="Failed"), "12")
-    assert view.owed == 11
-    assert view.objects == {}
+    assert view.owed_version == 11
+    assert view.pods_by_uid == {}
 
 
 def test_a_list_after_a_disconnection_owes_what_may_have_happened_unseen():
     view = pods(account())
     view.disconnected(Unreachable("not there yet"))
     view.replace([], "7")
-    assert view.owed == 0
+    assert view.owed_version == 0
     view.replace([], "9")
-    assert view.owed == 0
+    assert view.owed_version == 0
     view.disconnected(Unreachable("gone"))
     view.replace([], "11")
-    assert view.owed == 11
+    assert view.owed_version == 11
     view.replace([], "12")
-    assert view.owed == 11
+    assert view.owed_version == 11
 
 
 def test_a_list_is_asked_for_once_until_it_came_or_failed():
@@ -113,15 +113,15 @@ def test_a_list_is_asked_for_once_until_it_came_or_failed():
     asked: list[str] = []
     view.on_relist(lambda: asked.append("list"))
     view.replace([], "7")
-    view.want_list()
-    view.want_list()
+    view.request_list()
+    view.request_list()
     assert asked == ["list"]
     view.replace([], "8")
-    view.want_list()
+    view.request_list()
     assert asked == ["list", "list"]
     view.disconnected(Unreachable("gone"))
-    assert not view.connected
-    view.want_list()
+    assert not view.is_connected
+    view.request_list()
     assert asked == ["list", "list", "list"]
 
 
@@ -130,7 +130,7 @@ def test_a_list_that_is_asked_for_begins_now():
     view = pods(of)
     view.replace([], "7")
     of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0))], 0.0)
-    of.want_list()
+    of.request_list()
     view.replace([], "8")
     assert not of.ledger.accounts.has_unlisted_pods
 
@@ -140,12 +140,12 @@ def test_after_an_etcd_restore_seen_goes_back_with_the_list():
     view = pods(account())
     view.replace([pod("a", 400)], "500")
     view.event("DELETED", pod("a", 501), "501")
-    assert (view.seen, view.owed) == (501, 501)
+    assert (view.seen_version, view.owed_version) == (501, 501)
     view.disconnected(Unreachable("restored"))
     view.replace([pod("a", 40)], "50")
-    assert (view.seen, view.owed) == (50, 50)
+    assert (view.seen_version, view.owed_version) == (50, 50)
     view.bookmark("60")
-    assert view.seen == 60
+    assert view.seen_version == 60
 
 
 def test_what_is_owed_never_lies_beyond_what_was_seen():
@@ -153,7 +153,7 @@ def test_what_is_owed_never_lies_beyond_what_was_seen():
     view.replace([pod("a", 400)], "500")
     view.event("DELETED", pod("a", 501), "501")
     view.replace([], "50")
-    assert (view.seen, view.owed) == (50, 50)
+    assert (view.seen_version, view.owed_version) == (50, 50)
 
 
 def test_static_pods_are_known_by_the_uid_that_the_kubelet_uses():
@@ -174,7 +174,7 @@ def test_a_pod_that_cannot_be_read_harms_nobody():
     view.replace([bad, pod("a", 5)], "7")
     view.event("MODIFIED", bad, "8")
     assert of.ledger.unpublished_pods() == {"a"}
-    assert view.seen == 8
+    assert view.seen_version == 8
 
 
 def test_what_the_node_said_before_is_remembered_once():
@@ -182,9 +182,9 @@ def test_what_the_node_said_before_is_remembered_once():
     notes = {NODE_HOLDS: '{"seen":"1","uids":["ghost"],"units":[{"0":2,"1":5}]}', NODE_CARDS: inventory}
     of = account()
     view = OwnNode(of, "n1")
-    assert not view.first.is_set()
+    assert not view.listed.is_set()
     view.replace([node(3, **notes)], "3")
-    assert view.first.is_set()
+    assert view.listed.is_set()
     # The words were written in another order of the cards.
     assert of.ledger.allocated_units() == {"c0": 5, "c1": 2}
     view.replace([node(4, **{NODE_HOLDS: '{"seen":"1","uids":[]}', NODE_CARDS: inventory})], "4")
@@ -235,23 +235,23 @@ def test_a_node_that_is_not_there_comes_and_goes():
 
 def test_a_node_name_that_no_node_has_is_told_once_until_one_has_it():
     view = OwnNode(account(), "n1.example")
-    assert not view.missing
+    assert not view.is_missing
     with capture_logs() as logs:
         for version in "12":
             view.replace([], version)
-        assert view.missing
+        assert view.is_missing
         view.event("ADDED", node(4), "4")
-        assert not view.missing
+        assert not view.is_missing
         assert len(logs) == 1
         view.event("DELETED", node(6), "6")
-    assert view.missing
+    assert view.is_missing
     assert [(line["log_level"], line["node_name"]) for line in logs] == [("warning", "n1.example")] * 2
 
 
 def test_an_older_state_of_the_node_is_ignored():
     view = OwnNode(account(), "n1")
-    view.take(node(9))
-    view.take(node(8))
+    view.apply_node(node(9))
+    view.apply_node(node(8))
     assert view.node is not None
     assert view.node.version == 9
 
@@ -259,12 +259,12 @@ def test_an_older_state_of_the_node_is_ignored():
 def test_the_cordon_is_followed_and_stays_when_it_cannot_be_read():
     of = account()
     view = OwnNode(of, "n1")
-    view.take(node(1, **{NODE_CORDON: "c1"}))
+    view.apply_node(node(1, **{NODE_CORDON: "c1"}))
     assert of.ledger.used() == (0, 8)
     for version in (2, 3):
-        view.take(node(version, **{NODE_CORDON: "no:uuid"}))
+        view.apply_node(node(version, **{NODE_CORDON: "no:uuid"}))
         assert of.ledger.used() == (0, 8)
-    view.take(node(4))
+    view.apply_node(node(4))
     assert of.ledger.used() == (0, 0)
 
 
@@ -272,9 +272,9 @@ def test_a_cordon_of_a_card_is_one_of_its_instances():
     """Whoever cordoned the card before it was partitioned had the instances in mind, too."""
     of, told = account(), []
     view = OwnNode(of, "n1", told.append, lambda: {"c0": "GPU-a", "c1": "GPU-b"})
-    view.take(node(1, **{NODE_CORDON: "GPU-a,c1"}))
+    view.apply_node(node(1, **{NODE_CORDON: "GPU-a,c1"}))
     assert of.ledger.used() == (8, 8)
-    view.take(node(2, **{NODE_CORDON: "GPU-a"}))
+    view.apply_node(node(2, **{NODE_CORDON: "GPU-a"}))
     assert of.ledger.used() == (8, 0)
     assert (view.unknown_cordoned, told) == ((), [])
 
@@ -284,7 +284,7 @@ def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
     view = OwnNode(of, "n1", told.append)
     with capture_logs() as logs:
         for version in (1, 2):
-            view.take(node(version, **{NODE_CORDON: "c1,c7, c9"}))
+            view.apply_node(node(version, **{NODE_CORDON: "c1,c7, c9"}))
     assert of.ledger.used() == (0, 8)
     assert view.unknown_cordoned == ("c7", "c9")
     (problem,) = told
@@ -292,9 +292,9 @@ def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
         'annotation gpupack.io/cordon holds "c7, c9", no card of this node: allowed are "c0, c1"'
     )
     assert [(each["log_level"], each["error"]) for each in logs] == [("warning", problem)]
-    view.take(node(3, **{NODE_CORDON: "c1"}))
+    view.apply_node(node(3, **{NODE_CORDON: "c1"}))
     assert view.unknown_cordoned == ()
-    view.take(node(4, **{NODE_CORDON: "c1,c7"}))
+    view.apply_node(node(4, **{NODE_CORDON: "c1,c7"}))
     assert len(told) == 2
-    view.take(node(5, **{NODE_CORDON: "no:uuid"}))
+    view.apply_node(node(5, **{NODE_CORDON: "no:uuid"}))
     assert '"no:uuid": allowed is a comma list of card UUIDs' in told[2]

@@ -75,7 +75,7 @@ def test_memory_that_does_not_add_up_is_never_too_little(
 def test_whether_used_has_reserved_in_it(free: int, used: int, alone: int, counts: bool | None) -> None:
     """A card of 95 MiB of which the driver keeps 5."""
     info = MemoryInfo(95 * MIB, 5 * MIB, free * MIB, used * MIB)
-    assert (info.used_alone // MIB, info.counts_reserved) == (alone, counts)
+    assert (info.used_by_processes // MIB, info.counts_reserved) == (alone, counts)
 
 
 def test_without_a_reserved_part_nothing_says_whether_used_has_it() -> None:

@@ -90,17 +90,17 @@ def test_cards_are_accounted_where_the_driver_does_not_hold(
 ) -> None:
     driver.error = code
     support = limits.support("GPU-a")
-    assert (support.held, support.forbidden) == (False, code == pynvml.NVML_ERROR_NO_PERMISSION)
+    assert (support.can_limit, support.is_forbidden) == (False, code == pynvml.NVML_ERROR_NO_PERMISSION)
     assert says in str(support)
     driver.error = None
-    assert limits.support("GPU-a").held is not lasts
+    assert limits.support("GPU-a").can_limit is not lasts
 
 
 def test_a_right_to_read_limits_is_none_to_set_them(driver: Driver, limits: NvmlLimits) -> None:
     """As in a pod whose capabilities are dropped: every read works, and no container is ever limited."""
     driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
     support = limits.support("GPU-a")
-    assert (support.held, support.forbidden) == (False, True)
+    assert (support.can_limit, support.is_forbidden) == (False, True)
     assert "CAP_SYS_ADMIN" in str(support)
 
 
@@ -109,8 +109,8 @@ def test_a_right_that_is_missing_after_all_is_told(driver: Driver, limits: NvmlL
     driver.set_error = pynvml.NVML_ERROR_NO_PERMISSION
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(root / "pod", EIGHT)])
     assert outcome.fault == "forbidden"
-    assert limits.support("GPU-a").forbidden
-    assert limits.support("GPU-b").forbidden
+    assert limits.support("GPU-a").is_forbidden
+    assert limits.support("GPU-b").is_forbidden
 
 
 @pytest.mark.parametrize("unset", [None, pynvml.NVML_ERROR_NOT_FOUND])
@@ -120,7 +120,7 @@ def test_a_limit_that_is_taken_and_not_kept_proves_nothing(
     driver.unset = unset
     mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1")
     support = limits.support("GPU-a")
-    assert (support.held, support.forbidden) == (False, False)
+    assert (support.can_limit, support.is_forbidden) == (False, False)
     assert support.reason.endswith("and there was none")
     mocker.patch.object(pynvml, "nvmlDeviceSetMemoryLimits_v1", driver.set)
     assert limits.support("GPU-a") == HELD
@@ -139,7 +139,7 @@ def test_cgroup_v1_is_no_place_for_limits(
     (root / "cgroup.controllers").unlink()
     driver.error = code
     support = limits.support("GPU-a")
-    assert (support.held, driver.sets, (root / PROBE).exists()) == (False, 0, False)
+    assert (support.can_limit, driver.sets, (root / PROBE).exists()) == (False, 0, False)
     assert ("has no call" if code == ABSENT else "cgroup v1") in support.reason
     assert ("driver 615" if code == ABSENT else "cgroup v2") in support.since
 
@@ -152,7 +152,7 @@ def test_bindings_that_lack_the_call(driver: Driver, limits: NvmlLimits, mocker:
 
 def test_a_card_without_a_handle_is_asked_again(limits: NvmlLimits) -> None:
     support = limits.support("GPU-x")
-    assert (support.held, support.since) == (False, "")
+    assert (support.can_limit, support.since) == (False, "")
     with pytest.raises(LimitError, match="does not show the card now") as error:
         limits.set("GPU-x", Path("/"), 5)
     assert error.value.kind == "failed"
@@ -177,9 +177,9 @@ def test_errors_name_the_limit_the_card_and_the_cgroup(
     with pytest.raises(LimitError, match=rf"limit of 5 MiB on card GPU-a for cgroup {root}/pod: ") as error:
         limits.set("GPU-a", root / "pod", 5)
     assert error.value.kind == kind
-    assert not limits.support("GPU-a").held
+    assert not limits.support("GPU-a").can_limit
     driver.error = None
-    assert limits.support("GPU-a").held is (kind not in {"unsupported", "forbidden"})
+    assert limits.support("GPU-a").can_limit is (kind not in {"unsupported", "forbidden"})
 
 
 def test_a_cgroup_that_is_gone_whatever_the_driver_says(
@@ -199,7 +199,7 @@ def test_no_limit_is_no_limit_to_set(driver: Driver, limits: NvmlLimits, root: P
     assert driver.hard == {}
 
 
-EIGHT = WantedLimit(8192, frozenset({8192}), known=True)
+EIGHT = WantedLimit(8192, frozenset({8192}), is_container_known=True)
 # What `nvmlDeviceGetMemoryLimits_v1` may answer where no limit is set, None for a reading without one.
 UNSET = pytest.mark.parametrize(
     "unset",
@@ -237,7 +237,7 @@ def test_where_no_cgroup_can_be_made_nothing_is_proven(
 ) -> None:
     (root / PROBE).write_text("in the way")
     support = limits.support("GPU-a")
-    assert (support.held, driver.sets) == (False, 0)
+    assert (support.can_limit, driver.sets) == (False, 0)
     assert "cannot be tried" in support.reason
     (root / PROBE).unlink()
     assert limits.support("GPU-a") == HELD
@@ -285,7 +285,7 @@ def test_a_cgroup_for_which_the_kernels_controller_is_not_enabled(
     lacks = "Not Found; it has no dmem.max: +dmem is missing in cgroup.subtree_control of a cgroup above"
     assert (outcome.fault, outcome.problem.endswith(lacks)) == ("failed", True)
     support = limits.support("GPU-a")
-    assert (support.held, lacks in support.reason) == (False, True)
+    assert (support.can_limit, lacks in support.reason) == (False, True)
     driver.files = False
     assert limits.support("GPU-a") == HELD
 

@@ -42,7 +42,7 @@ def test_mig_instances_stand_in_for_their_card(driver: Driver, gpus: NvmlGpus) -
 def test_an_xid_finds_its_mig_instances(
     driver: Driver, gpus: NvmlGpus, mocker: MockerFixture, fields: dict[str, int], uuids: set[str]
 ) -> None:
-    mocker.patch("deviceplugin.gpus.nvidia.nvml_calls.address", side_effect=id)
+    mocker.patch("deviceplugin.gpus.nvidia.nvml_calls.handle_address", side_effect=id)
     driver.cards[0].mig = [Card("MIG-1", instance=1), Card("MIG-5", instance=5)]
     driver.news = [xid(driver.cards[0], 79, **fields)]
     gpus.open()

@@ -67,12 +67,12 @@ class Daemons:
 async def test_a_node_of_nobody_is_taken_and_a_restart_goes_on_at_once_without_a_write():
     world = Daemons()
     first = world.daemon("a")
-    assert not first.held
+    assert not first.owns_node
     assert await first._step() == 0.0
-    assert first.held
+    assert first.owns_node
     assert await first._step() is None
     again = world.daemon("a")
-    assert again.held
+    assert again.owns_node
     assert await again._step() is None
     assert len(world.api.patches) == 1
 
@@ -81,7 +81,7 @@ async def test_another_pod_of_the_same_host_goes_on_at_once_and_writes_its_name(
     world = Daemons()
     await world.settle(world.daemon("a", pod="gpupack-node-old"))
     again = world.daemon("a", pod="gpupack-node-new")
-    assert again.held
+    assert again.owns_node
     await world.settle(again)
     assert "gpupack-node-new" in world.api.node["metadata"]["annotations"][NODE_DAEMON]
     assert world.conflicts == []
@@ -92,14 +92,14 @@ async def test_the_second_of_two_daemons_says_so_and_does_not_write():
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second, first)
-    assert (first.held, second.held, world.owner()) == (True, False, "a")
+    assert (first.owns_node, second.owns_node, world.owner()) == (True, False, "a")
     wants = (
         "another gpupack node daemon, pod-b, wants to write to this Node, which belongs to pod-a: "
         "two daemons must not have the same --node-name"
     )
     assert (first.problem, world.conflicts) == (None, [("a", wants), ("b", second.problem)])
-    assert first.disputed
-    assert second.disputed
+    assert first.is_disputed
+    assert second.is_disputed
     assert second.problem.startswith(
         "Node n1 belongs to another gpupack node daemon, pod-a: this one waits until that one is gone; "
         "two daemons must not have the same --node-name"
@@ -120,16 +120,16 @@ async def test_an_owner_that_does_not_answer_loses_the_node_and_keeps_quiet_when
     first, second = world.daemon("a"), world.daemon("b")
     await world.settle(first)
     await world.settle(second)
-    assert not second.held
+    assert not second.owns_node
     assert "asking whether it is alive" in second.problem
     world.now_s += CLAIM_S - 1
     await world.settle(second)
-    assert not second.held
+    assert not second.owns_node
     world.now_s += 1
     await world.settle(second)
-    assert (second.held, second.problem, second.disputed) == (True, None, False)
+    assert (second.owns_node, second.problem, second.is_disputed) == (True, None, False)
     await world.settle(first, second)
-    assert (first.held, second.held, world.owner()) == (False, True, "b")
+    assert (first.owns_node, second.owns_node, world.owner()) == (False, True, "b")
     assert [host for host, _ in world.conflicts] == ["b", "a"]
     assert "pod-b" in first.problem
 
@@ -144,7 +144,7 @@ async def test_an_answer_at_the_last_moment_is_one():
     await first._step()
     assert await second._step() > 0.0
     await world.settle(second, first)
-    assert (first.held, second.held) == (True, False)
+    assert (first.owns_node, second.owns_node) == (True, False)
 
 
 async def test_a_machine_that_was_booted_again_goes_on_at_once():
@@ -154,20 +154,20 @@ async def test_a_machine_that_was_booted_again_goes_on_at_once():
     world.api.version += 1
     again = world.daemon("a2", boot="boot-2")
     await again._step()
-    assert (again.held, world.owner()) == (True, "a2")
+    assert (again.owns_node, world.owner()) == (True, "a2")
 
 
 async def test_the_daemon_of_the_nodes_own_machine_takes_it_from_one_of_another_for_good():
     world = Daemons(boot_id="boot-1")
     wrong, right = world.daemon("x", boot="boot-9"), world.daemon("a", boot="boot-1")
     await world.settle(wrong)
-    assert wrong.held
+    assert wrong.owns_node
     await world.settle(right)
     assert world.owner() == "a"
     for _ in range(3):
         world.now_s += AGAIN_S
         await world.settle(wrong, right)
-        assert (wrong.held, right.held) == (False, True)
+        assert (wrong.owns_node, right.owns_node) == (False, True)
     assert wrong.problem.endswith("; this machine is not that Node's (its boot ID is boot-1, ours boot-9)")
 
 
@@ -176,7 +176,7 @@ async def test_two_kubelets_of_one_machine_do_not_take_the_node_from_each_other(
     first, second = world.daemon("a", boot="boot-1"), world.daemon("b", boot="boot-1")
     await world.settle(first)
     await world.settle(second, first)
-    assert (first.held, second.held) == (True, False)
+    assert (first.owns_node, second.owns_node) == (True, False)
 
 
 async def test_of_two_that_start_together_one_gets_the_node():
@@ -185,7 +185,7 @@ async def test_of_two_that_start_together_one_gets_the_node():
     assert await first._step() == 0.0
     assert await second._step() > 0.0
     await world.settle(second, first)
-    assert (first.held, second.held) == (True, False)
+    assert (first.owns_node, second.owns_node) == (True, False)
 
 
 async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
@@ -195,7 +195,7 @@ async def test_of_three_daemons_one_gets_the_node_of_one_that_is_gone():
     for _ in range(10):
         await world.settle(second, third)
         world.now_s += CLAIM_S
-    assert [second.held, third.held].count(True) == 1
+    assert [second.owns_node, third.owns_node].count(True) == 1
     owner = world.owner()
     for _ in range(5):
         world.now_s += AGAIN_S
@@ -208,9 +208,9 @@ async def test_rubbish_in_the_annotation_is_nobody(text):
     world = Daemons()
     world.api.node["metadata"]["annotations"][NODE_DAEMON] = text
     first = world.daemon("a")
-    assert not first.held
+    assert not first.owns_node
     await world.settle(first)
-    assert first.held
+    assert first.owns_node
 
 
 async def test_a_node_that_was_created_again_is_claimed_again():
@@ -219,11 +219,11 @@ async def test_a_node_that_was_created_again_is_claimed_again():
     await world.settle(first)
     world.api.node["metadata"]["annotations"] = {}
     world.views["a"].replace([], "2")
-    assert not first.held
+    assert not first.owns_node
     assert await first._step() is None
     assert first.problem is None
     await world.settle(first)
-    assert first.held
+    assert first.owns_node
 
 
 async def test_a_refused_claim_says_why_and_is_tried_again():
@@ -234,7 +234,7 @@ async def test_a_refused_claim_says_why_and_is_tried_again():
     await first._step()
     assert first.problem == "the status of Node n1 cannot be written: may not patch nodes/status"
     await first._step()
-    assert first.held
+    assert first.owns_node
     assert (first.problem, first.errors) == (None, 1)
 
 
@@ -246,13 +246,13 @@ async def test_a_node_that_does_not_keep_the_annotation_is_tried_ever_more_seldo
     for _ in range(3):
         assert await first._step() == 0.0
     assert first._backoff.failures == 3
-    assert not first.held
+    assert not first.owns_node
     assert first.problem == (
         "the status of Node n1 cannot be written: the Node does not keep its annotation gpupack.io/daemon"
     )
     world.api.dropped = set()
     await world.settle(first)
-    assert (first.held, first.problem) == (True, None)
+    assert (first.owns_node, first.problem) == (True, None)
 
 
 async def test_a_view_that_stays_behind_makes_ever_fewer_requests():
@@ -263,7 +263,7 @@ async def test_a_view_that_stays_behind_makes_ever_fewer_requests():
     assert waits[0] > 0
     assert waits[5] > 2 * waits[0]
     await world.settle(first)
-    assert first.held
+    assert first.owns_node
 
 
 def test_a_host_is_told_by_its_boot_and_its_folder(tmp_path):

@@ -78,7 +78,7 @@ async def test_the_list_of_devices_follows_the_answer():
     """The other way round the kubelet would write first, and drop nothing."""
     async with world() as here:
         for _ in range(2):
-            await here.asked.clean()
+            await here.asked.purge_checkpoint()
         assert here.log == ["asked", "cleaned", "sent"] * 2
         assert (here.asked.problem, here.asked.errors) == (None, 0)
 
@@ -94,7 +94,7 @@ async def test_the_list_of_devices_follows_the_answer():
 async def test_nothing_is_sent_without_an_answer(status: grpc.StatusCode | None, reason: str):
     async with world() as here:
         here.kubelet.status, here.kubelet.hangs = status, status is None
-        await here.asked.clean()
+        await here.asked.purge_checkpoint()
         assert here.log == ["asked"]
         assert here.asked.errors == 1
         told = str(here.asked.problem)
@@ -106,11 +106,11 @@ async def test_a_kubelet_that_is_away_is_told_once_and_asked_again_when_it_is_ba
     async with world(started=False) as here:
         with capture_logs() as logs:
             for _ in range(3):
-                await here.asked.clean()
+                await here.asked.purge_checkpoint()
             assert (here.log, here.asked.errors) == ([], 3)
             assert "UNAVAILABLE" in str(here.asked.problem)
             await here.start()
-            await here.asked.clean()
+            await here.asked.purge_checkpoint()
         assert here.log == ["asked", "cleaned", "sent"]
         assert (here.asked.problem, here.asked.errors) == (None, 3)
         assert [line["log_level"] for line in logs] == ["warning", "info"]
@@ -118,12 +118,12 @@ async def test_a_kubelet_that_is_away_is_told_once_and_asked_again_when_it_is_ba
 
 async def test_another_kubelet_on_the_same_socket_is_asked():
     async with world() as here:
-        await here.asked.clean()
+        await here.asked.purge_checkpoint()
         await here.stop()
         await here.start()
 
         async def cleaned() -> bool:
-            await here.asked.clean()
+            await here.asked.purge_checkpoint()
             return here.asked.problem is None
 
         await until(cleaned)
@@ -132,10 +132,10 @@ async def test_another_kubelet_on_the_same_socket_is_asked():
 
 async def test_a_cleaner_that_was_closed_can_ask_again():
     async with world() as here:
-        await here.asked.clean()
+        await here.asked.purge_checkpoint()
         for _ in range(2):
             await here.asked.close()
-        await here.asked.clean()
+        await here.asked.purge_checkpoint()
         assert here.log == ["asked", "cleaned", "sent"] * 2
 
 
@@ -144,7 +144,7 @@ async def test_a_connection_that_says_goaway_at_once_costs_no_memory():
     async with world(started=False) as here, listening(here.path, SETTINGS + GOAWAY):
         before_mib = resident_mib()
         for _ in range(5):
-            await here.asked.clean()
+            await here.asked.purge_checkpoint()
         assert (here.asked.errors, here.log) == (5, [])
         assert resident_mib() - before_mib < 64
 
@@ -154,42 +154,42 @@ MANY = frozenset({("ns", "many")})
 
 async def test_pods_that_are_taken_up_are_named():
     async with world() as here:
-        assert await here.asked.taken_up() == MANY
+        assert await here.asked.list_admitted_pods() == MANY
         assert here.log == ["asked", "cleaned"]
 
 
 async def test_a_kubelet_that_is_asked_too_often_is_asked_again():
     async with world() as here:
         here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.RESOURCE_EXHAUSTED, 3
-        assert await here.asked.taken_up() == MANY
+        assert await here.asked.list_admitted_pods() == MANY
         assert here.log == ["asked"] * 4 + ["cleaned"]
         assert (here.asked.problem, here.asked.errors) == (None, 0)
 
 
 async def test_another_kubelet_names_its_pods_at_the_first_question():
     async with world() as here:
-        assert await here.asked.taken_up() == MANY
+        assert await here.asked.list_admitted_pods() == MANY
         await here.stop()
         await here.start()
-        assert await here.asked.taken_up() == MANY
+        assert await here.asked.list_admitted_pods() == MANY
         assert here.asked.errors == 0
 
 
 async def test_a_kubelet_that_never_answers_is_given_up_and_then_asked_once():
     async with world() as here:
         here.kubelet.status = grpc.StatusCode.PERMISSION_DENIED
-        assert await here.asked.taken_up() is None
+        assert await here.asked.list_admitted_pods() is None
         assert here.log.count("asked") > 1
         here.log.clear()
-        assert await here.asked.taken_up() is None
+        assert await here.asked.list_admitted_pods() is None
         assert (here.log, here.asked.errors) == (["asked"], 2)
         here.kubelet.refusals = 0
-        assert await here.asked.taken_up() == MANY
+        assert await here.asked.list_admitted_pods() == MANY
 
 
 async def test_a_question_that_fails_takes_no_other_along():
     """A connection that is closed ends every call on it."""
     async with world() as here:
         here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.UNKNOWN, 1
-        _, named = await asyncio.gather(here.asked.clean(), here.asked.taken_up())
+        _, named = await asyncio.gather(here.asked.purge_checkpoint(), here.asked.list_admitted_pods())
         assert named == MANY

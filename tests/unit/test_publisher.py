@@ -47,7 +47,7 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
     bench.now_s += 0.3
     assert await bench.step() == 0.0
     assert bench.said() == ((3, 0), {"a"})
-    holds = bench.api.decoded().holds()
+    holds = bench.api.decoded().read_accounted_pods()
     assert holds is not None
     assert holds.units == {"a": {0: 3}}
     assert bench.publisher.patches == 2
@@ -85,7 +85,7 @@ async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(
     bench = Bench()
     bench.complete()
     await bench.step()
-    bench.pods.seen = bench.pods.owed = 77
+    bench.pods.seen_version = bench.pods.owed_version = 77
     assert await bench.step() == 0.0
     assert json.loads(bench.api.node["metadata"]["annotations"][NODE_HOLDS])["seen"] == "77"
     assert await bench.step() is None
@@ -94,9 +94,9 @@ async def test_a_pod_that_vanished_unheld_is_told_though_the_words_are_the_same(
 async def test_after_an_etcd_restore_seen_goes_back_on_the_node_too():
     bench = Bench()
     bench.complete()
-    bench.pods.seen = 501
+    bench.pods.seen_version = 501
     await bench.step()
-    bench.pods.seen = 50
+    bench.pods.seen_version = 50
     assert await bench.step() == 0.0
     assert json.loads(bench.api.node["metadata"]["annotations"][NODE_HOLDS])["seen"] == "50"
     assert await bench.step() is None
@@ -110,7 +110,7 @@ async def test_words_of_another_are_overwritten_and_revisions_grow():
         bench.api.node["status"][part]["gpupack.io/packed-revision"] = 900
         bench.api.node["status"][part]["gpupack.io/packed-used-0"] = 5
     bench.api.version += 1
-    bench.nodes.take(bench.api.decoded())
+    bench.nodes.apply_node(bench.api.decoded())
     assert await bench.step() == 0.0
     assert bench.publisher.revision == 901
     assert bench.said() == ((0, 0), set())
@@ -123,7 +123,7 @@ async def test_a_revision_at_the_end_of_its_word_starts_again_from_the_clock():
     for part in ("capacity", "allocatable"):
         bench.api.node["status"][part]["gpupack.io/packed-revision"] = (1 << 53) - 1
     bench.api.version += 1
-    bench.nodes.take(bench.api.decoded())
+    bench.nodes.apply_node(bench.api.decoded())
     assert await bench.step() == 0.0
     assert bench.publisher.revision == 51
     assert bench.said() == ((0, 0), set())
@@ -155,7 +155,7 @@ async def test_a_release_goes_out_at_once_to_a_node_that_does_not_keep_the_holds
     assert await bench.step() != 0.0
     bench.end()
     assert await bench.step() == 0.0
-    assert bench.api.decoded().words().used == (0, 0)
+    assert bench.api.decoded().read_words().used == (0, 0)
     assert await bench.step() != 0.0
 
 
@@ -269,7 +269,7 @@ async def test_a_failure_ends_though_there_is_nothing_to_say_any_more():
         part: {**words, "gpupack.io/packed-used-0": 0} for part, words in said.items()
     }
     bench.api.version += 1
-    bench.nodes.take(bench.api.decoded())
+    bench.nodes.apply_node(bench.api.decoded())
     bench.now_s += 60
     assert "away" in bench.publisher.problem
     await bench.step()
@@ -286,7 +286,7 @@ async def test_the_loop_follows_the_ledger():
             break
         await asyncio.sleep(0.001)
     bench.admit()
-    bench.account.changed()
+    bench.account.notify_subscribers()
     for _ in range(1000):
         if len(bench.api.patches) > 1:
             break
@@ -307,7 +307,7 @@ async def test_the_last_patch_says_that_all_is_full_and_holds_stay():
     assert bench.said() == ((8, 8), {"a"})
     assert len(bench.api.patches) == before + 1
     assert NODE_HOLDS not in bench.api.patches[-1]["metadata"]["annotations"]
-    assert bench.publisher.revision == bench.api.decoded().words().revision
+    assert bench.publisher.revision == bench.api.decoded().read_words().revision
 
 
 async def test_a_farewell_before_everything_was_read_ends_the_offers_of_the_daemon_before():
@@ -339,7 +339,7 @@ async def test_no_back_off_holds_up_the_farewell(mocker):
     bench.api.failures.append(Unreachable("gone"))
     running = asyncio.create_task(bench.publisher.run())
     await until(lambda: bench.publisher.errors)
-    await bench.publisher.leave()
+    await bench.publisher.publish_full()
     await running
     # Nothing had been offered, so nothing was taken back.
     assert bench.api.patches == []

@@ -204,11 +204,11 @@ def test_a_farewell_offers_nothing_and_leaves_holds_alone():
     for part in ("capacity", "allocatable"):
         told["status"][part] |= body["status"][part]
     after = msgspec.json.decode(json.dumps(told), type=NodeObject)
-    words = after.words()
+    words = after.read_words()
     assert words is not None
     assert (words.used, words.sizes, words.revision) == ((8, 8), (8, 8), 9)
-    assert after.holds() == node.holds()
-    assert [card.healthy for card in after.cards() or ()] == [False, False]
+    assert after.read_accounted_pods() == node.read_accounted_pods()
+    assert [card.healthy for card in after.read_cards() or ()] == [False, False]
     # The next start has something to restore, at once.
     assert publish_reason(wanted(used=(3, 0), holds=U1), after, 0) == "released"
     assert publish_reason(wanted(used=(8, 8), holds=U1), after, 0) == "gained"

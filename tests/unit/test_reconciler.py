@@ -71,7 +71,7 @@ class Bench:
         self.cleaned = lambda: None
         self.reconciler = Reconciler(self.account, self.book.changes, self.cgroups, self.clean, pace=QUICK)
         self.told = 0
-        self.account.follow(self.count)
+        self.account.subscribe(self.count)
 
     def count(self) -> None:
         self.told += 1
@@ -103,7 +103,7 @@ class Bench:
 
 async def running(bench: Bench) -> asyncio.Task[None]:
     task = asyncio.create_task(bench.reconciler.run())
-    await until(bench.reconciler.registrable.is_set)
+    await until(bench.reconciler.can_register.is_set)
     return task
 
 
@@ -117,7 +117,7 @@ async def test_a_book_reaches_the_ledger_and_is_told_once():
     bench.book.write("a", ids("c0", 0, 1, 2))
     await bench.reconciler._once()
     assert (bench.promised, bench.told) == (3, 1)
-    assert bench.reconciler.registrable.is_set()
+    assert bench.reconciler.can_register.is_set()
     await bench.reconciler._once()
     assert bench.told == 1
 
@@ -126,17 +126,17 @@ async def test_nothing_counts_as_read_before_the_book_could_be():
     bench = Bench()
     bench.book.problem = "torn"
     await bench.reconciler._once()
-    assert not bench.reconciler.registrable.is_set()
+    assert not bench.reconciler.can_register.is_set()
     bench.book.problem = None
     await bench.reconciler._once()
-    assert bench.reconciler.registrable.is_set()
+    assert bench.reconciler.can_register.is_set()
 
 
 async def test_a_torn_book_is_written_anew_by_a_kubelet_that_we_register_with():
     bench = Bench()
     bench.book.problem, bench.book.torn = "torn", True
     await bench.reconciler._once()
-    assert bench.reconciler.registrable.is_set()
+    assert bench.reconciler.can_register.is_set()
     assert not bench.account.ledger.is_complete
 
 
@@ -243,16 +243,16 @@ async def test_the_book_counts_as_read_once_pods_of_another_unit_are_known_to_ha
     bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     running = asyncio.create_task(bench.reconciler.run())
     await until(lambda: len(bench.cgroups.asked) > 1)
-    assert not bench.reconciler.registrable.is_set()
+    assert not bench.reconciler.can_register.is_set()
     bench.view.replace([], "7")
-    await until(bench.reconciler.registrable.is_set)
+    await until(bench.reconciler.can_register.is_set)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_written_book_is_read_at_once():
     bench = Bench()
-    following = asyncio.create_task(bench.reconciler.follow_book())
+    following = asyncio.create_task(bench.reconciler.follow_checkpoint())
     bench.book.write("a", ids("c0", 0))
     bench.book.news.set()
     await until(lambda: bench.promised == 1)
@@ -263,10 +263,10 @@ async def test_a_written_book_is_read_at_once():
 async def test_a_book_that_becomes_readable_counts_as_read_at_once():
     bench = Bench()
     bench.book.problem = "torn"
-    following = asyncio.create_task(bench.reconciler.follow_book())
+    following = asyncio.create_task(bench.reconciler.follow_checkpoint())
     bench.book.problem = None
     bench.book.news.set()
-    await until(bench.reconciler.registrable.is_set)
+    await until(bench.reconciler.can_register.is_set)
     await end(following)
 
 
@@ -276,7 +276,7 @@ async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
     bench.cgroups.running = {"a"}
     task = await running(bench)
     bench.list_pods(pod("a", 3, "c0"))
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await until(lambda: bench.ledger.accounts.pods["a"].has_run)
     await end(task)
 
@@ -287,13 +287,13 @@ async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too
     bench.list_pods(pod("b", 1, "c1", has_run=True))
     task = await running(bench)
     bench.book.write("b", ids("c1", 0))
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await until(lambda: not bench.reconciler._unsettled())
     bench.cgroups.running = {"a"}
     await asyncio.sleep(0.05)
     began_s = bench.ledger.accounts.listed_at_s
     bench.ledger.apply_pod_list([pod("a", 3, "c0"), pod("b", 1, "c1", has_run=True)], began_s, bench.now_s)
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await until(lambda: bench.ledger.accounts.pods["a"].has_run)
     await end(task)
 
@@ -305,7 +305,7 @@ async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
     bench.list_pods(pod("a", 3, "c0"), pod("b", 3, "c1"))
     bench.cgroups.running = {"b"}
     bench.book.problem = "torn"
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await bench.reconciler._once()
     pods = bench.ledger.accounts.pods
     assert pods["b"].has_run
@@ -343,11 +343,11 @@ async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run():
     bench.view.replace([], "7")
     bench.cgroups.problem = "Too many open files"
     await bench.once()
-    assert bench.account.others.pods
-    assert not bench.reconciler.registrable.is_set()
+    assert bench.account.other_unit_pods.resource_by_pod
+    assert not bench.reconciler.can_register.is_set()
     bench.cgroups.problem = None
     await bench.once()
-    assert not bench.account.others.pods
+    assert not bench.account.other_unit_pods.resource_by_pod
 
 
 async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_none():
@@ -357,7 +357,7 @@ async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_non
     bench.cgroups.running = set()
     bench.cleaned = lambda: bench.book.drop("a")
     bench.list_pods()
-    bench.account.changed()
+    bench.account.notify_subscribers()
     await until(lambda: bench.promised == 0)
     reads = bench.book.reads
     await asyncio.sleep(0.05)
@@ -392,10 +392,10 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
 
 async def test_nothing_is_released_if_the_book_becomes_unreadable_during_a_look():
     bench = Bench()
-    bench.account.refresh()
+    bench.account.read_checkpoint()
     await bench.run_pod()
     bench.book.drop("a")
-    bench.account.refresh()
+    bench.account.read_checkpoint()
     bench.ledger.remove_pod("a", bench.now_s)
     bench.now_s += 1
     bench.cgroups.running.clear()
@@ -414,7 +414,7 @@ async def test_what_a_restarted_kubelet_forgot_is_told():
     await bench.reconciler._once()
     bench.ledger.allocate(ids("c0", 0, 1, 2), bench.now_s, [("ns", "pod-a")])
     told = bench.told
-    bench.reconciler.kubelet_restarted()
+    bench.reconciler.apply_kubelet_restart()
     assert bench.told == told + 1
-    bench.reconciler.kubelet_restarted()
+    bench.reconciler.apply_kubelet_restart()
     assert bench.told == told + 1

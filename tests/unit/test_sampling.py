@@ -77,8 +77,8 @@ class World:
         account = SimpleNamespace(
             ledger=self.ledger,
             now_s=lambda: self.now_s,
-            changed=lambda: None,
-            follow=lambda _: None,
+            notify_subscribers=lambda: None,
+            subscribe=lambda _: None,
         )
         self.sampler = CardSampler(
             account,
@@ -164,10 +164,10 @@ async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_d
     await world.sampler._once()
     world.now_s = 2 * DETACH_AFTER_S - 2
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.detached) == (True, False)
+    assert (world.source.attached, world.sampler.is_detached) == (True, False)
     world.now_s += 1
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.detached) == (False, True)
+    assert (world.source.attached, world.sampler.is_detached) == (False, True)
     assert world.ledger.out == {"detached": ["GPU-a"]}
     # However long it takes, the cards are not called unmeasured for that.
     world.now_s += 1000
@@ -178,5 +178,5 @@ async def test_a_driver_that_nobody_needs_for_a_while_is_let_go_until_somebody_d
     assert (world.ledger.out, world.ledger.health) == ({"detached": ["GPU-a"]}, {})
     world.source.broken = False
     await world.sampler._once()
-    assert (world.source.attached, world.sampler.detached) == (True, False)
+    assert (world.source.attached, world.sampler.is_detached) == (True, False)
     assert (world.ledger.out, world.ledger.health) == ({"detached": []}, {})

@@ -24,12 +24,12 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
     shares = GrantedMemory(SimpleNamespace(ledger=ledger), 1024)
     ids = frozenset(make("c0", slot) for slot in range(10))
     ledger.apply_checkpoint([CheckpointEntry("a", "main", "r", ids)], 1.0)
-    assert shares.follow() == ({"a"}, set())
-    assert shares.of("a") == {"main": {}}
+    assert shares.update() == ({"a"}, set())
+    assert shares.grants_of_pod("a") == {"main": {}}
     ledger.set_cards([card(20)])
-    assert shares.follow() == ({"a"}, set())
-    assert shares.of("a") == {"main": {"c0": (10 if make is device_id else 2) * 1024}}
-    assert shares.follow() == (set(), set())
+    assert shares.update() == ({"a"}, set())
+    assert shares.grants_of_pod("a") == {"main": {"c0": (10 if make is device_id else 2) * 1024}}
+    assert shares.update() == (set(), set())
 
 
 def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends() -> None:
@@ -41,8 +41,8 @@ def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends(
     ledger.apply_pod_list([pod("b", 3, "c0")], 2.0, 2.0)
     ledger.apply_checkpoint([], 3.0)
     ledger.allocate(wanted["b"], 4.0, [("ns", "pod-b")])
-    assert shares.follow() == ({"a"}, set())
+    assert shares.update() == ({"a"}, set())
     ledger.record_cgroup_probe({"a"}, (), 99.0)
     ledger.apply_kubelet_restart()
-    assert shares.follow() == ({"b"}, {"a"})
-    assert shares.of("b") == {"main": {"c0": 3 * 1024}}
+    assert shares.update() == ({"b"}, {"a"})
+    assert shares.grants_of_pod("b") == {"main": {"c0": 3 * 1024}}

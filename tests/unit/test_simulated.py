@@ -48,7 +48,7 @@ def test_what_the_driver_calls_used_may_have_the_reserved_part(has_reserved: boo
     gpus.set_used("GPU-b", 100)
     info = gpus.memory_info("GPU-b")
     assert info.counts_reserved is has_reserved
-    assert (info.used - info.used_alone, info.free) == (has_reserved << 30, (9216 - 100) << 20)
+    assert (info.used - info.used_by_processes, info.free) == (has_reserved << 30, (9216 - 100) << 20)
     assert gpus.sample()[1].used_mib == 100
     gpus.set_used("GPU-b", 0)
     assert gpus.sample()[1].used_mib == 0

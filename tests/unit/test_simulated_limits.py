@@ -80,7 +80,7 @@ def test_cards_that_cannot(cgroup: Path) -> None:
     old = SimulatedLimits(
         {"GPU-a": 1000, "MIG-a": 1}, LimitSupport(False, "driver 580 has no call", "driver 615")
     )
-    assert not old.support("GPU-a").held
+    assert not old.support("GPU-a").can_limit
     for call in (lambda: old.set("GPU-a", cgroup, 5), lambda: old.read("GPU-a", cgroup)):
         with pytest.raises(LimitError, match="driver 580 has no call; it takes driver 615") as error:
             call()
@@ -109,7 +109,7 @@ device_defaults: {{name: T4, memory: {{total_bytes: 17179869184}}}}
 devices: [{{index: 0, uuid: GPU-a}}]
 limits: {{{}}}
 """
-LOOSE = WantedLimit(300, frozenset({300, 200}), known=False)
+LOOSE = WantedLimit(300, frozenset({300, 200}), is_container_known=False)
 
 
 @pytest.mark.parametrize("unset", ["unlimited", "not_found", "not_supported"])
@@ -195,7 +195,7 @@ def test_a_limit_that_the_driver_rounds_up_is_not_the_promise(cgroup: Path) -> N
 def test_a_process_without_the_right_reads_limits_and_sets_none(cgroup: Path) -> None:
     limits = SimulatedGpus(parse_profile("mood", PROFILE.format("set: no_permission"))).limits
     support = limits.support("GPU-a")
-    assert (support.held, support.forbidden) == (False, True)
+    assert (support.can_limit, support.is_forbidden) == (False, True)
     assert limits.read("GPU-a", cgroup) == LimitReading(None, 0)
     (outcome,) = apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
     assert (outcome.fault, outcome.reading) == ("forbidden", LimitReading(None, 0))
@@ -207,7 +207,7 @@ def test_a_right_that_is_missing_after_all_is_known_once_a_limit_is_refused(cgro
     limits.mood = LimitBehaviour(set="no_permission")
     assert limits.support("GPU-a") == HELD
     apply_limits(limits, "GPU-a", [LimitJob(cgroup, LOOSE)])
-    assert limits.support("GPU-a").forbidden
+    assert limits.support("GPU-a").is_forbidden
 
 
 def test_a_mood_that_no_driver_has_is_a_fault_of_the_profile() -> None:

@@ -60,21 +60,21 @@ def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
 
 async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
     node = Node()
-    asking = asyncio.create_task(node.answers.preferred(node.free, (), 3))
+    asking = asyncio.create_task(node.answers.choose_ids(node.free, (), 3))
     giving = asyncio.create_task(node.answers.allocate(("c0::3",)))
     await asyncio.sleep(0)
-    assert (node.account.book_torn, asking.done(), giving.done()) == (True, False, False)
+    assert (node.account.is_checkpoint_torn, asking.done(), giving.done()) == (True, False, False)
     node.book.problem = None
     node.book.write("other", ids("c0", *range(3)))
-    node.account.refresh()
+    node.account.read_checkpoint()
     assert len(await asking) == 3
     await giving
-    assert not node.account.book_torn
+    assert not node.account.is_checkpoint_torn
 
 
 async def test_nothing_is_given_out_while_nobody_knows_what_is_in_use() -> None:
     node = Node(step_s=BOOK_WAIT_S)
-    for asked in (node.answers.preferred(node.free, (), 3), node.answers.allocate(("c0::3",))):
+    for asked in (node.answers.choose_ids(node.free, (), 3), node.answers.allocate(("c0::3",))):
         with pytest.raises(AllocationRefusedError, match="torn; delete this pod") as caught:
             await asked
         assert caught.value.kind == "not-ready"

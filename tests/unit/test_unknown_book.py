@@ -44,7 +44,7 @@ class World:
         ]
         data = {"PodDeviceEntries": entries if self.known else {"Entries": entries}, "RegisteredDevices": {}}
         self.path.write_text(json.dumps({"Data": data, "Checksum": 1}))
-        self.account.refresh()
+        self.account.read_checkpoint()
 
     @property
     def offered(self) -> frozenset[str]:
@@ -57,7 +57,7 @@ class World:
         self.state.apply_pod(self.shown[uid], 0)
         made = pod(uid, units, CARD)
         self.ledger.apply_pod(made, self.now_s)
-        self.held[uid] = frozenset(await self.answers.preferred([*self.offered], (), units))
+        self.held[uid] = frozenset(await self.answers.choose_ids([*self.offered], (), units))
         self.publish()
         await self.answers.allocate([*self.held[uid]])
         self.write()
@@ -96,7 +96,7 @@ async def test_a_pod_that_is_admitted_meanwhile_is_counted_by_words_and_extender
     assert world.counted() == (3, 5)
     world.known = False
     await world.run("b", 3)
-    assert "unknown layout" in (world.account.book_problem or "")
+    assert "unknown layout" in (world.account.checkpoint_problem or "")
     # More than it has: whose units were handed out last, only the book can say.
     used, left = world.counted()
     assert (used >= 6, left <= 2) == (True, True)

@@ -42,9 +42,9 @@ def test_the_core_names_no_vendor(folder: str) -> None:
 
 
 def test_a_container_is_told_its_cards_as_the_vendor_does() -> None:
-    assert NVIDIA.visible(["GPU-a", "GPU-b"]) == {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert NVIDIA.visible([]) == {"NVIDIA_VISIBLE_DEVICES": "void"}
-    assert UNNAMED.visible([]) == {}
+    assert NVIDIA.make_visible_env(["GPU-a", "GPU-b"]) == {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert NVIDIA.make_visible_env([]) == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert UNNAMED.make_visible_env([]) == {}
 
 
 def test_a_profile_brings_its_vendor() -> None:

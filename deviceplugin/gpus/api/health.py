@@ -84,7 +84,7 @@ class HealthTracker:
         self._quiet_s = quiet_s
         self._troubles: dict[str, tuple[str, float]] = {}
 
-    def state(self, uuid: str) -> CardHealth:
+    def get_health(self, uuid: str) -> CardHealth:
         """Return the card's health."""
         trouble = self._troubles.get(uuid)
         return _HEALTHY if trouble is None else CardHealth(healthy=False, reason=trouble[0])
@@ -99,12 +99,12 @@ class HealthTracker:
         Returns:
             Whether the card's state (health or reason) changed.
         """
-        before = self.state(event.uuid)
+        before = self.get_health(event.uuid)
         if event.healthy is False:
             self._troubles[event.uuid] = (event.reason, now_s)
         elif event.healthy and event.uuid in self._troubles:
             self._troubles[event.uuid] = (self._troubles[event.uuid][0], _NEVER)
-        return self.state(event.uuid) != before
+        return self.get_health(event.uuid) != before
 
     def on_sample(self, sample: GpuSample, now_s: float) -> bool:
         """Take in a measurement as a probe of the card.
@@ -116,10 +116,10 @@ class HealthTracker:
         Returns:
             Whether the card's state (health or reason) changed.
         """
-        before = self.state(sample.uuid)
+        before = self.get_health(sample.uuid)
         trouble = self._troubles.get(sample.uuid)
         if sample.error is not None:
             self._troubles[sample.uuid] = (sample.error, now_s)
         elif trouble is not None and now_s - trouble[1] >= self._quiet_s:
             del self._troubles[sample.uuid]
-        return self.state(sample.uuid) != before
+        return self.get_health(sample.uuid) != before

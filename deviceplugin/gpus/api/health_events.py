@@ -27,7 +27,7 @@ class HealthEventQueue:
                 self._events[one] = self._events.pop(one, 0) + event.count
                 self._ready.notify_all()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Wake the reader without an event: something else has changed."""
         with self._ready:
             self._poked = True
@@ -38,7 +38,7 @@ class HealthEventQueue:
         with self._ready:
             return bool(self._ready.wait_for(lambda: self._events or self._poked or self._closed, timeout_s))
 
-    def take(self, timeout_s: float) -> list[HealthEvent]:
+    def take_events(self, timeout_s: float) -> list[HealthEvent]:
         """Return all events, after waiting up to `timeout_s` seconds for the first, or for a poke."""
         with self._ready:
             self.wait(timeout_s)

@@ -28,23 +28,23 @@ class MemoryInfo:
     used: int
 
     @property
-    def rest(self) -> int:
+    def unlisted(self) -> int:
         """What is neither free nor in `used`: `reserved`, or nothing where `used` has it."""
         return self.total - self.free - self.used
 
     @property
-    def used_alone(self) -> int:
+    def used_by_processes(self) -> int:
         """What processes use, without `reserved`.
 
         Of `rest` that part of `reserved` is known which is not in `used`. Where the numbers do not add up
         (`rest` is less than nothing, or more than `reserved`) all of `used` counts: never too little.
         """
-        if -MIB < self.rest < self.reserved:
-            return max(0, self.used - (self.reserved - max(0, self.rest)))
+        if -MIB < self.unlisted < self.reserved:
+            return max(0, self.used - (self.reserved - max(0, self.unlisted)))
         return self.used
 
     @property
     def counts_reserved(self) -> bool | None:
         """Whether `used` has `reserved` in it; None where the numbers do not say."""
-        with_it, without = abs(self.rest) < MIB, abs(self.rest - self.reserved) < MIB
+        with_it, without = abs(self.unlisted) < MIB, abs(self.unlisted - self.reserved) < MIB
         return None if with_it == without else with_it

@@ -35,25 +35,25 @@ class LimitSupport:
     """Whether limits can be held on a card.
 
     Attributes:
-        held: they can.
+        can_limit: they can.
         reason: why not, for people; empty when they can.
         since: what would do it, `driver 615 (CUDA 13.4)`; empty where nothing known would.
-        forbidden: the driver could, and this process lacks the right to set them.
+        is_forbidden: the driver could, and this process lacks the right to set them.
     """
 
-    held: bool
+    can_limit: bool
     reason: str = ""
     since: str = ""
-    forbidden: bool = False
+    is_forbidden: bool = False
 
     def __str__(self) -> str:
         """In one line: `this driver (580.65) has no such call; driver 615 (CUDA 13.4) has`."""
-        if self.held:
+        if self.can_limit:
             return Enforcement.DRIVER.text
         return f"{self.reason}; it takes {self.since}" if self.since else self.reason
 
 
-HELD = LimitSupport(held=True)
+HELD = LimitSupport(can_limit=True)
 
 
 @dataclass(frozen=True, slots=True)

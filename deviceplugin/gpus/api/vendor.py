@@ -18,25 +18,25 @@ class Vendor:
     """One maker of cards.
 
     Attributes:
-        domain: of its names in CDI, `nvidia.com`.
-        visible_devices: environment variable by which its container runtime is told the cards.
-        fault: what the numbered errors of its driver are called, `XID`.
-        nothing: value of the variable by which a container is shown no card; empty where there is none.
-        node: device node of the card with a minor number, which takes the place of `{}`; empty: not known.
-        control_nodes: device nodes that go with every card.
-        capability_node: device node of the capability with a minor number, which takes the place of `{}`;
-            empty: instances of its cards have none that are known here.
+        domain: Domain of its names in CDI, `nvidia.com`.
+        visible_devices: Environment variable that tells its container runtime the cards.
+        fault: What the numbered errors of its driver are called, `XID`.
+        hide_all_value: Value of `visible_devices` that shows a container no card; empty where there is none.
+        node_pattern: Path of a card's device node, with `{}` for its minor number; empty where not known.
+        control_nodes: Device nodes that go with every card.
+        capability_pattern: Path of a capability's device node, with `{}` for its minor number; empty where
+            instances of the cards have none that are known here.
     """
 
     domain: str
     visible_devices: str
     fault: str
-    nothing: str = ""
-    node: str = ""
+    hide_all_value: str = ""
+    node_pattern: str = ""
     control_nodes: tuple[str, ...] = ()
-    capability_node: str = ""
+    capability_pattern: str = ""
 
-    def faults(self) -> tuple[str, ...]:
+    def find_faults(self) -> tuple[str, ...]:
         """Say what is wrong with the names, one line each; empty when they can be used."""
         return tuple(
             f"{field}: {value[:256]!r}; allowed is {allowed}"
@@ -58,27 +58,27 @@ class Vendor:
         """The reason of Kubernetes Events about its numbered errors, `GPUXidError`."""
         return f"GPU{self.fault.capitalize()}Error"
 
-    def card_node(self, minor: int) -> str:
+    def name_card_node(self, minor: int) -> str:
         """Name a card's device node; empty where that is not known."""
-        return self.node.format(minor) if self.node and minor >= 0 else ""
+        return self.node_pattern.format(minor) if self.node_pattern and minor >= 0 else ""
 
-    def capability(self, minor: int | None) -> str:
+    def name_capability_node(self, minor: int | None) -> str:
         """Name the device node of a capability of its driver; empty where that is not known."""
-        return "" if minor is None else self.capability_node.format(minor)
+        return "" if minor is None else self.capability_pattern.format(minor)
 
     def is_card_node(self, path: str) -> bool:
         """Tell whether a path is a card's device node, whichever card's."""
-        before, _, after = self.node.partition("{}")
+        before, _, after = self.node_pattern.partition("{}")
         number = path.removeprefix(before).removesuffix(after)
-        return bool(self.node) and path == f"{before}{number}{after}" and number.isdecimal()
+        return bool(self.node_pattern) and path == f"{before}{number}{after}" and number.isdecimal()
 
-    def visible(self, uuids: Sequence[str]) -> dict[str, str]:
+    def make_visible_env(self, uuids: Sequence[str]) -> dict[str, str]:
         """Name the variable that shows exactly these cards; none of them: what hides all.
 
         Args:
             uuids: of the cards, in word order.
         """
-        shown = ",".join(uuids) or self.nothing
+        shown = ",".join(uuids) or self.hide_all_value
         return {self.visible_devices: shown} if shown else {}
 
 
@@ -86,10 +86,10 @@ NVIDIA: Final = Vendor(
     "nvidia.com",
     "NVIDIA_VISIBLE_DEVICES",
     "XID",
-    nothing="void",
-    node="/dev/nvidia{}",
+    hide_all_value="void",
+    node_pattern="/dev/nvidia{}",
     control_nodes=("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    capability_node="/dev/nvidia-caps/nvidia-cap{}",
+    capability_pattern="/dev/nvidia-caps/nvidia-cap{}",
 )
 
 UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")

@@ -230,7 +230,7 @@ def _judge(error: Any) -> tuple[LimitSupport, bool]:
 
 def _forbidden(error: Any) -> LimitSupport:
     """Say that this process lacks the right, which lasts: whoever is given it is another process."""
-    return LimitSupport(False, f"the driver refuses to limit memory: {error}", RIGHT, forbidden=True)
+    return LimitSupport(False, f"the driver refuses to limit memory: {error}", RIGHT, is_forbidden=True)
 
 
 def _driver_version() -> str:

@@ -153,7 +153,7 @@ class NvmlGpus:
         self._watched: tuple[object, ...] = ()
         self._memory_errors: Mapping[str, Mapping[str, int]] = {}
         self._events = HealthEventQueue()
-        self._driver_events = NvmlEvents(self._report, self._events.poke)
+        self._driver_events = NvmlEvents(self._report, self._events.wake)
         self._open = self._lost = False
         self._again_s = AGAIN_S
         self._started_s = float("-inf")
@@ -214,7 +214,7 @@ class NvmlGpus:
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
         """Wait up to `timeout_s` seconds for XID errors that concern the cards' health."""
-        return self._events.take(timeout_s)
+        return self._events.take_events(timeout_s)
 
     def driver_version(self) -> str:
         """Name the driver's version."""
@@ -492,7 +492,7 @@ class NvmlGpus:
             self._lost |= passing and not device.lasts
             return GpuSample(uuid, 0, None, error=device.card.error or device.trouble or _NOT_SHOWN)
         try:
-            used_mib = -(-calls.read_memory(device.handle).used_alone // MIB)
+            used_mib = -(-calls.read_memory(device.handle).used_by_processes // MIB)
         except pynvml.NVMLError as error:
             self._lost |= not calls.is_refused(error)
             return GpuSample(uuid, 0, None, error=f"memory cannot be read: {_said(error)}")

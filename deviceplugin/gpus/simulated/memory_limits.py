@@ -25,10 +25,10 @@ REQUEST_ENV: Final = "SIMULATED_GPU_MEMORY_REQUEST"
 LIMIT_ENV: Final = "SIMULATED_GPU_MEMORY_LIMIT"
 
 FORBIDDEN: Final = LimitSupport(
-    held=False,
+    can_limit=False,
     reason="the driver refuses to limit memory: Insufficient Permissions",
     since="the right to set limits",
-    forbidden=True,
+    is_forbidden=True,
 )
 
 _SWEEP: Final = 256
@@ -106,7 +106,7 @@ class SimulatedLimits:
         """Tell what the simulated driver can do; asked once, as long as no limit is refused."""
         if uuid.startswith("MIG-"):
             return LimitSupport(False, "the driver holds no limits on MIG instances")
-        if not self._support.held:
+        if not self._support.can_limit:
             return self._support
         return self._proven.setdefault(uuid, HELD if self.mood.set == "allowed" else FORBIDDEN)
 
@@ -280,7 +280,7 @@ class SimulatedLimits:
         support = self.support(uuid)
         if uuid not in self._sizes_mib:
             raise LimitError("failed", f"limit on card {uuid[:256]!r}: there is no such card")
-        if not support.held and not support.forbidden:
+        if not support.can_limit and not support.is_forbidden:
             raise LimitError("unsupported", f"limit on card {uuid}: {support}")
 
 

@@ -257,7 +257,7 @@ def parse_profile(name: str, text: str) -> Profile:
     if str(document.version) not in VERSIONS:
         faults.append(f"version: {document.version}; allowed is {VERSIONS[-1]}")
     vendor = NVIDIA if document.vendor is None else Vendor(**msgspec.structs.asdict(document.vendor))
-    faults += [f"vendor.{fault}" for fault in vendor.faults()]
+    faults += [f"vendor.{fault}" for fault in vendor.find_faults()]
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
     topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
     nvlink = _read(document.nvlink or {}, NvLink, "nvlink", faults)

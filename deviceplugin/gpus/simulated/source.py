@@ -130,7 +130,7 @@ class SimulatedGpus:
         with self._lock:
             self._wait_while_it_hangs()
             self._attached = False
-        self._events.poke()
+        self._events.wake()
 
     def memory_info(self, uuid: str) -> MemoryInfo:
         """Say what the driver would of a card's memory.
@@ -155,7 +155,7 @@ class SimulatedGpus:
             wait_s = left_s if due_s is None else min(left_s, self._began_s + due_s - self._clock())
             wait_s = wait_s if self._changed is None else min(wait_s, POLL_S)
             if self._events.wait(max(0.0, wait_s)) or left_s <= wait_s:
-                return self._events.take(0)
+                return self._events.take_events(0)
 
     # --- what can be done to the cards --------------------------------------------------------------
 
@@ -345,19 +345,19 @@ class SimulatedGpus:
         """Let every call of the driver hang from now on, for so many seconds or until `resume`."""
         with self._lock:
             self._hangs_until_s = self._clock() + seconds
-        self._events.poke()
+        self._events.wake()
 
     def unload(self) -> None:
         """Take the driver out of the kernel."""
         with self._lock:
             self._loaded, self._unloaded_s = False, self._clock()
-        self._events.poke()
+        self._events.wake()
 
     def load(self, *, other: bool = False) -> None:
         """Load the driver again, or another one, for which who has the source open has the wrong library."""
         with self._lock:
             self._loaded, self._exchanged = True, self._exchanged or other
-        self._events.poke()
+        self._events.wake()
 
     def resume(self) -> None:
         """Let the driver answer again."""
@@ -402,7 +402,7 @@ class SimulatedGpus:
         ]
         self._cards = tuple(merge_cards(self._cards, found))
         self._sizes_mib.update((card.uuid, card.schedulable_mib) for card in self._cards)
-        self._events.poke()
+        self._events.wake()
 
     def _tick(self) -> None:
         """Take the steps of the script that are due."""
@@ -498,7 +498,7 @@ class SimulatedGpus:
         if error is not None:
             return GpuSample(card.uuid, 0, None, error=error)
         used_mib, processes = self._measure(card)
-        measured = -(-board.memory_info(card, used_mib).used_alone // MIB)
+        measured = -(-board.memory_info(card, used_mib).used_by_processes // MIB)
         return GpuSample(card.uuid, measured, processes, keeps_pages=card.memory_node is not None)
 
     def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:

@@ -75,26 +75,26 @@ class ModelDaemon(Plugin):
     def holds(self) -> dict[str, dict[str, int]]:
         return charges.charge_published_pods(self.ledger.accounts)
 
-    def explain_node(self) -> dict[str, Any]:
+    def explain(self) -> dict[str, Any]:
         return explain_node(self.ledger.accounts)
 
     def refresh(self) -> None:
         """Read the book, and make the kubelet write it where that is wanted."""
-        self.account.refresh()
+        self.account.read_checkpoint()
         if self.ledger.needs_checkpoint_purge() and not self.kubelet.mute:
             self.kubelet.clean()
-            self.account.refresh()
+            self.account.read_checkpoint()
 
     def register(self) -> bool:
         """Send the kubelet that runs a list of devices, which mends a torn book; tells whether it may ask."""
-        torn = self.account.book_torn
-        legible = self.account.book_problem is None or torn or self.ledger.is_complete
+        torn = self.account.is_checkpoint_torn
+        legible = self.account.checkpoint_problem is None or torn or self.ledger.is_complete
         if legible and not self.registered and self.kubelet.synced:
             self.registered = True
             self.send_list()
             self.kubelet.take_list()
             if torn:
-                self.account.refresh()
+                self.account.read_checkpoint()
         return legible and self.ledger.accounts.checkpoint_read_at_s is not None
 
     def send_list(self) -> None:
@@ -147,7 +147,7 @@ class ModelDaemon(Plugin):
     def preferred(
         self, available: frozenset[str], must_include: frozenset[str], size: int
     ) -> tuple[str, ...]:
-        self.account.refresh()
+        self.account.read_checkpoint()
         ask = self.ledger.read_request(available, must_include, size, self.taken_up())
         for _ in range(2):  # a list that was on its way is followed by another
             if not self.away and not ask.is_unambiguous():
@@ -198,7 +198,7 @@ class ModelDaemon(Plugin):
             pass
 
     def allocate(self, ids: frozenset[str]) -> None:
-        self.account.refresh()
+        self.account.read_checkpoint()
         if ids != self.answered:
             self.preferred(ids, frozenset(), len(ids))
         self.answered = frozenset()
@@ -233,10 +233,10 @@ class ModelDaemon(Plugin):
         """Ask for the own Node (the first time) and for all own pods."""
         if self.away:
             return
-        if not self.own.first.is_set():
+        if not self.own.listed.is_set():
             self.own.replace([self._node()] if self.node in self.world.nodes else [], "")
         if self.synced:
-            self.pods.want_list()
+            self.pods.request_list()
         else:
             self._ask_for_pods()
 
@@ -273,11 +273,11 @@ class ModelDaemon(Plugin):
         self.look = (uids, uids & self.kubelet.running, self.now)
 
     def end_look(self) -> None:
-        self.account.refresh()
+        self.account.read_checkpoint()
         if self.look is not None:
             uids, alive, began_s = self.look
             self.ledger.record_cgroup_probe(
-                uids if self.account.book_problem is None else alive, alive, began_s
+                uids if self.account.checkpoint_problem is None else alive, alive, began_s
             )
             self.saw_running |= alive
         self.look = None
@@ -304,8 +304,8 @@ class ModelDaemon(Plugin):
         assert node is not None
         used, holds = self.ledger.used(), self.ledger.published_holds()
         sizes = tuple(card.size_units for card in self.ledger.installed)
-        wanted = NodePublication(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen)
-        if publish_reason(wanted, node, self.pods.owed) is None:
+        wanted = NodePublication(UNIT_MIB, sizes, used, holds, self.inventory, self.pods.seen_version)
+        if publish_reason(wanted, node, self.pods.owed_version) is None:
             return False
         self.revision = next_revision(self.revision, node, 0)
         self._send(make_status_patch(wanted, node, self.revision))

@@ -62,7 +62,7 @@ class Scene:
             # The daemon follows the file: it is never behind it for longer than a moment.
             if node.daemon_up and self.now + seconds > node.daemon.read_at + BEHIND_S:
                 node.daemon.read_at = self.now
-                node.daemon.account.refresh()
+                node.daemon.account.read_checkpoint()
                 node.daemon.register()
                 if node.daemon.synced and node.daemon.ledger.accounts.has_unlisted_pods:
                     node.daemon.begin_view()

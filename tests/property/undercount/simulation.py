@@ -252,7 +252,7 @@ class Simulation(Trouble):
             node.ever_held |= node.daemon.published[1] & (node.kubelet.admitted | node.kubelet.running)
             if node.sick_until is UNSAID:
                 node.sick_until = self.world.version
-            self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen}")
+            self._say(f"{node.name} publishes {node.daemon.published} seen {node.daemon.pods.seen_version}")
 
     def _annotate(self) -> None:
         node = self._any()

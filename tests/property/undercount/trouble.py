@@ -243,7 +243,7 @@ class Trouble(Peace):
     def _delete_node(self) -> None:
         node = self._any()
         # What kubelet, daemon and Node all forget, nobody can know.
-        knows = node.daemon_up and node.daemon.own.first.is_set()
+        knows = node.daemon_up and node.daemon.own.listed.is_set()
         kept = knows or not node.amnesia & node.kubelet.admitted
         if node.name in self.world.nodes and kept:
             self._say(f"Node {node.name} deleted")

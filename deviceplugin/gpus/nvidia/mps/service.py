@@ -20,7 +20,7 @@ class MpsService:
         self._root = root
         self._threads = threads
 
-    def state(self, uuid: str) -> ControlDaemonState | None:
+    def read_state(self, uuid: str) -> ControlDaemonState | None:
         """Tell what a card's control daemon says; None where none answers.
 
         Raises:
@@ -31,6 +31,6 @@ class MpsService:
         except GpuError:
             return None
 
-    def client(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
         """Describe a share of a card that has one, see `grants.grant_client`."""
         return grant_client(CardFolder(self._root, uuid), self._root, mib, size_mib, threads=self._threads)
