@@ -36,6 +36,9 @@ class Pending(msgspec.Struct, frozen=True):
         nodes: reasons of nodes, with their number.
         notes: what else was found, a sentence each.
         scheduler: what kube-scheduler wrote into the pod.
+        queue: where it waits, as the queue says; empty where no queue has said anything of it.
+        position: in that queue, from 1; 0: none.
+        reason: the queue's, in one word.
     """
 
     namespace: str
@@ -47,6 +50,9 @@ class Pending(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     scheduler: str = ""
+    queue: str = ""
+    position: int = 0
+    reason: str = ""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -89,8 +95,10 @@ def _named(pod: KubePod) -> Pending:
 def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
     """Say why one pod waits."""
     namespace, name = pod.metadata.namespace, pod.metadata.name
+    said = queued(namespace, name)
+    of_queue = next(iter(said or ()), None)
     try:
-        found = explain_pod(cluster, namespace, name, queued=queued(namespace, name), ways=False)
+        found = explain_pod(cluster, namespace, name, queued=said, ways=False)
     except (AllocatorError, InputError) as error:
         return msgspec.structs.replace(_named(pod), text=str(error))
     return Pending(
@@ -105,6 +113,9 @@ def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
         ),
         notes=found.notes,
         scheduler=found.scheduler,
+        queue="" if of_queue is None else of_queue.queue,
+        position=0 if of_queue is None else of_queue.position,
+        reason="" if of_queue is None else of_queue.reason,
     )
 
 

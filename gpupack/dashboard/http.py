@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,16 +13,20 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
+from allocator.request import MAX_UNITS
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.live import Live, Page, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
+from gpupack.whatif import FitQuestion, answer_fit
 
 GAP_S: Final = 0.1
 """Least time between two messages to one page."""
 BEAT_S: Final = 15.0
 """After so long without news a page is told that we are there."""
+MAX_CARDS: Final = 64
+"""Cards of one container that are asked about, as `gpupack fit` allows."""
 SLOW_S: Final = 60.0
 """A page that takes nothing for so long is given up; its browser comes back."""
 
@@ -116,6 +121,7 @@ class Pages:
                 web.get("/api/node", self.node),
                 web.get("/api/find", self.find),
                 web.get("/api/why", self.why),
+                web.get("/api/fit", self.fit),
                 web.get("/api/usage", self.usage),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
@@ -193,6 +199,15 @@ class Pages:
             return web.json_response({"error": str(error)}, status=404)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
+    async def fit(self, request: web.Request) -> web.Response:
+        """GET /api/fit?units=N&cards=N&model=LIST&percent=1: what `gpupack fit -o json` says."""
+        try:
+            question = _read_fit_question(request.query)
+            found = answer_fit(self._board.cluster(), question)
+        except InputError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
     async def usage(self, request: web.Request) -> web.Response:
         """GET /api/usage: what this process has sampled; see `gpupack usage --dashboard`."""
         if self._usage is None:
@@ -251,6 +266,22 @@ class Pages:
             await asyncio.sleep(GAP_S)
             return True
         return False
+
+
+def _read_fit_question(query: Mapping[str, str]) -> FitQuestion:
+    """Read what is asked about.
+
+    Raises:
+        InputError: a number is none, or too large.
+    """
+    numbers = {}
+    for name, most in (("units", MAX_UNITS), ("cards", MAX_CARDS)):
+        text = query.get(name, "1")
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+            raise InputError(f"{name} {shown(text)}: allowed are 1 to {most}")
+        numbers[name] = int(text)
+    percent = query.get("percent", "") not in {"", "0"}
+    return FitQuestion(numbers["units"], numbers["cards"], query.get("model", ""), percent)
 
 
 async def _send(answer: web.StreamResponse, message: bytes) -> None:

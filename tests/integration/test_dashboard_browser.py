@@ -5,8 +5,11 @@ import os
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
+from allocator.names import NODE_CARDS
+from allocator.records import dump_cards, load_cards
 from benchmarks.browser import chromium, program
 from benchmarks.dashboard import node, shown
 from benchmarks.fleet import Fleet
@@ -146,6 +149,60 @@ async def test_filter_group_drawer_keyboard_and_back(browser):
             " !(each.ariaLabel || each.textContent.trim() || each.labels?.[0]?.textContent.trim())).length"
         )
         assert unnamed == 0
+
+
+async def test_bars_are_as_long_as_cards_are_large_and_sizes_of_ones_own_are_counted(browser):
+    async with (
+        EmbeddedCluster({"node-l40s": "4xl40s", "node-t4": "2xt4"}) as cluster,
+        served(cluster.kubeconfig) as url,
+        opened(browser, url) as tab,
+    ):
+        await tab.until("document.querySelectorAll('.card').length === 6")
+        widths = await tab.run(
+            "['node-l40s', 'node-t4'].map((name) => document.querySelector(`#card-${name}-0 .bar`)"
+            ".getBoundingClientRect().width)"
+        )
+        sizes = [44, 14]
+        assert widths[1] / widths[0] == pytest.approx(sizes[1] / sizes[0], abs=0.03)
+
+        # Fields for a size of one's own, counted as gpupack fit does.
+        await tab.run("location.hash = '#/fits'")
+        await tab.until("document.querySelector('.own')")
+        await tab.run(
+            "{ const form = document.querySelector('.own'); form.amount.value = 20; form.requestSubmit(); }"
+        )
+        await tab.until(f"{text('.own output')}.startsWith('8 pods of 20 GiB fit now, on 1 node')")
+        await tab.run(
+            "{ const form = document.querySelector('.own'); form.amount.value = 100;"
+            " form.what.value = 'percent'; form.cards.value = 2; form.requestSubmit(); }"
+        )
+        await tab.until(f"{text('.own output')}.includes('x 50 percent fit now, on 2 nodes')")
+
+
+async def test_a_node_of_several_models_names_them_all(browser):
+    fleet = Fleet(1, uniform=True)
+    async with shown(fleet) as (dashboard, url), opened(browser, url) as tab:
+        await tab.until("document.querySelectorAll('.card').length === 8")
+        made = fleet.node_object(fleet.nodes[0])
+        annotations = made["metadata"]["annotations"]
+        cards = load_cards(annotations[NODE_CARDS])
+        changed = [
+            msgspec.structs.replace(card, model="NVIDIA T4") if card.index < 2 else card for card in cards
+        ]
+        annotations[NODE_CARDS] = dump_cards(changed)
+        dashboard.board.put_node(node(made))
+        dashboard.look()
+        model = cards[0].model.removeprefix("NVIDIA ")
+        await tab.until(f"{text('.node .sub')}.includes('2 T4, 6 {model}')")
+
+
+async def test_the_axis_of_time_says_the_day_where_it_begins(browser):
+    async with shown(Fleet(3)) as (_, url), opened(browser, url) as tab:
+        said = await tab.run(
+            "import('./static/trends.js').then(({ times }) => times([0, 3600, 90000, 93600].map((seconds) =>"
+            " seconds + new Date(2026, 0, 5, 22, 30).getTime() / 1000)))"
+        )
+        assert said == ["22:30\nJan 5", "23:30", "23:30\nJan 6", "00:30\nJan 7"]
 
 
 async def test_a_phone_and_the_dark(browser):

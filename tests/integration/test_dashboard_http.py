@@ -150,6 +150,22 @@ async def test_why_and_what_fits_are_those_of_the_commands(api, session):
         async with session.get(f"{url}api/why", params={"pod": "nobody"}) as answer:
             assert answer.status == 404
             assert "no pod 'nobody'" in (await answer.text()).replace('\\"', "'")
+        by_size = {units: fits[units]["pods"] for units in (8, 79)}
+        for units, pods in by_size.items():
+            async with session.get(f"{url}api/fit", params={"units": units}) as answer:
+                assert (await answer.json())["pods"] == pods
+        async with session.get(f"{url}api/fit", params={"units": 100, "cards": 2, "percent": 1}) as answer:
+            assert (await answer.json())["asked"] == "2 x 50 percent"
+        for wrong, said in (
+            ({"units": "-1"}, "units '-1': allowed are 1 to 131072"),
+            ({"units": "1", "cards": "65"}, "cards '65': allowed are 1 to 64"),
+            (
+                {"units": "3", "cards": "2"},
+                "3 units on 2 cards: allowed is a multiple of the number of cards",
+            ),
+        ):
+            async with session.get(f"{url}api/fit", params=wrong) as answer:
+                assert (answer.status, (await answer.json())["error"].replace('"', "'")) == (400, said)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +400,13 @@ async def test_pending_pods_are_told_what_the_queue_says(api, session):
     await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     def texts(message):
+        for pod in message.get("pending", {}).get("pods", ()):
+            if pod["reason"]:
+                assert (pod["queue"], pod["position"], pod["reason"]) == (
+                    told["queue"],
+                    told["position"],
+                    "Refused",
+                )
         return [pod["text"] for pod in message.get("pending", {}).get("pods", ()) if pod["name"] == "gated"]
 
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -8,9 +8,13 @@ const STATES = { [OK]: "", [UNHEALTHY]: "unhealthy", [CORDONED]: "cordoned" };
 
 const width = (part, whole) => ({ width: `${whole ? (100 * part) / whole : 0}%` });
 
-export function Bar({ node, card }) {
+// A bar is as long as its card is large beside the largest one, and long enough to be seen and clicked.
+const SHORTEST = 30; // percent
+
+export function Bar({ node, card, most = 0 }) {
+  const long = most ? Math.max(SHORTEST, (100 * card.size * node.unit) / most) : 100;
   const closed = card.state === OK && !node.open ? "closed" : "";
-  return html`<span class="bar ${STATES[card.state]} ${closed}" aria-hidden="true">
+  return html`<span class="bar ${STATES[card.state]} ${closed}" aria-hidden="true" style=${{ width: `${long}%` }}>
     ${card.promised > 0 && html`<span class="promised" style=${width(card.promised, card.size)}></span>`}
     ${card.beyond > 0 && html`<span class="beyond" style=${width(card.beyond, card.size)}></span>`}
     ${card.foreign > 0 && html`<span class="foreign" style=${width(card.foreign, card.size)}></span>`}

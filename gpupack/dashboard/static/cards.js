@@ -90,7 +90,18 @@ function GroupHeader({ group, open, toggle }) {
   </div>`;
 }
 
-const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
+// What a node has: "L40S", or "2 A100, 1 T4" where its cards differ.
+function kinds(node) {
+  const counts = new Map();
+  for (const row of node.cards) {
+    const { model } = cardOf(node, row);
+    if (model) counts.set(model, (counts.get(model) ?? 0) + 1);
+  }
+  const names = [...counts].map(([model, count]) => [model.replace(/^NVIDIA /, ""), count]);
+  return names.length === 1 ? names[0][0] : names.map(([name, count]) => `${count} ${name}`).join(", ");
+}
+
+const NodeRow = memo(({ node, at, across, narrow, focused, query, largest }) => {
   const cards = node.cards.map((row) => cardOf(node, row));
   const sums = sumsOf(node);
   const odd = node.status !== "Ready" || node.remark;
@@ -98,10 +109,10 @@ const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
     <div class="who" role="rowheader">
       <a href=${`#/cards?${new URLSearchParams({ ...query, node: node.name })}`} class="name" title=${node.name}
         tabindex="-1">${node.name}</a>
-      <span class="sub" title=${node.remark}>
+      <span class="sub" title=${node.remark || kinds(node)}>
         ${odd && (node.cards.length || node.status !== "Ready") ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
         ${node.cards.length ? `${number(sums.promised / 1024)}/${number(sums.size / 1024)} GiB` : ""}
-        ${!odd && node.models.length ? ` · ${node.models[0].replace(/^NVIDIA /, "")}` : ""}
+        ${!odd && node.models.length ? ` · ${kinds(node)}` : ""}
       </span>
     </div>
     <div class="cards" role="presentation" style=${{ gridTemplateColumns: `repeat(${across}, 1fr)` }}>
@@ -111,7 +122,7 @@ const NodeRow = memo(({ node, at, across, narrow, focused, query }) => {
           aria-label=${`${node.name}, ${words(node, card)}`} title=${words(node, card)}
           aria-current=${query.node === node.name && Number(query.card) === position ? "true" : undefined}
           onClick=${() => go("cards", { ...query, node: node.name, card: position })}>
-          <${Bar} node=${node} card=${card} /><${Figures} node=${node} card=${card} />
+          <${Bar} node=${node} card=${card} most=${largest} /><${Figures} node=${node} card=${card} />
         </button></div>`)}
       ${!cards.length && html`<p class="nothing">${node.remark || "no cards"}</p>`}
     </div>
@@ -159,6 +170,7 @@ export function Cards({ nodes, query, input }) {
     [nodes, q, show, fits, sort, withPod],
   );
   const most = useMemo(() => nodes.reduce((found, node) => Math.max(found, node.cards.length), 1), [nodes]);
+  const largest = useMemo(() => nodes.reduce((found, node) => node.cards.reduce((size, [, units]) => Math.max(size, units * node.unit), found), 0), [nodes]);
   const { box, narrow, across } = useLayout(most);
   const folded = [...shut.current].join("\n");
   const items = useMemo(() => grouped(kept, group).flatMap(({ key, nodes: members }) => {
@@ -176,7 +188,7 @@ export function Cards({ nodes, query, input }) {
   useEffect(() => { last.current = turn; }, [turn]);
 
   const draw = (item, at) => (item.node
-    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} query=${query}
+    ? html`<${NodeRow} node=${item.node} at=${at} across=${across} narrow=${narrow} query=${query} largest=${largest}
         focused=${focus.node === item.node.name ? focus.card : -1} />`
     : html`<${GroupHeader} group=${item} open=${item.open} toggle=${() => {
       if (!shut.current.delete(item.key)) shut.current.add(item.key);

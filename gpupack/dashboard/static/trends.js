@@ -50,13 +50,17 @@ function useTheme() {
 
 const two = (amount) => String(amount).padStart(2, "0");
 
-// Times of the axis: hours of a day, or days where the chart shows several.
-function times(chart, splits) {
-  const [from, until] = [chart.scales.x.min, chart.scales.x.max];
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+// Times of the axis, in the browser's zone: the time of day, and below it the day wherever a new one begins.
+export function times(splits) {
+  let before = "";
   return splits.map((seconds) => {
     const at = new Date(seconds * 1000);
-    const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-    return until - from > 2 * 86400 ? day : `${two(at.getHours())}:${two(at.getMinutes())}`;
+    const day = `${MONTHS[at.getMonth()]} ${at.getDate()}`;
+    const text = `${two(at.getHours())}:${two(at.getMinutes())}${day === before ? "" : `\n${day}`}`;
+    before = day;
+    return text;
   });
 }
 
@@ -75,7 +79,7 @@ function Chart({ kind, points, height }) {
       width: box.current.clientWidth, height,
       legend: { show: false }, cursor: { y: false, points: { size: 6 } },
       scales: { y: range ? { range } : { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-      axes: [{ ...axis, space: 70, values: times, size: 26 }, { ...axis, size: 44 }],
+      axes: [{ ...axis, space: 70, values: (_, splits) => times(splits), size: 40 }, { ...axis, size: 44 }],
       series: [{}, ...lines.map(([label, stroke, , dash]) => ({
         label, stroke: colour(stroke), width: 2, dash, points: { show: points.length < 3 },
         fill: dash.length ? undefined : `color-mix(in srgb, ${colour(stroke)} 18%, transparent)`,

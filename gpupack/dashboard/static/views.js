@@ -37,6 +37,7 @@ export function Pending({ pending, short }) {
     <ul class="pending">${shown.map((pod) => html`<li key=${`${pod.namespace}/${pod.name}`}>
       <div class="line"><strong><span class="space">${pod.namespace}/</span>${pod.name}</strong>
         ${pod.asked && html`<span class="chip still">${pod.asked}</span>`}
+        ${pod.queue && html`<span class="chip still">queue ${pod.queue}${pod.position ? ` · ${pod.position}` : ""}${short ? "" : ` · ${pod.reason}`}</span>`}
         ${!short && ["gated", "refused", "fits"].includes(pod.state) && html`<span class="chip still">${pod.state === "fits" ? "fits now" : pod.state}</span>`}
         <span class="muted">${pod.since && html`<time datetime=${pod.since} title=${pod.since}>${age(pod.since)}</time>`}</span></div>
       <p>${pod.text}</p>
@@ -54,7 +55,44 @@ function Fragments({ pod }) {
     ${(pod.state === "pending" || pod.state === "gated") && html`<${Ways} namespace=${pod.namespace} name=${pod.name} />`}`;
 }
 
+const NAMED = 5; // nodes
+
+function told(found) {
+  const { pods, nodes, asked } = found;
+  const names = nodes.slice(0, NAMED).map((node) => `${node.node} (${node.pods})`);
+  const where = names.length ? `: ${names.join(", ")}${nodes.length > NAMED ? ", ..." : ""}` : "";
+  return `${plural(pods, "pod")} of ${asked} ${pods === 1 ? "fits" : "fit"} now, on ${plural(nodes.length, "node")}${where}`;
+}
+
+// How many pods of a size of one's own fit: asked when the form is sent.
+function OwnSize({ unit }) {
+  const [found, setFound] = useState(null);
+  const ask = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    const percent = form.get("what") === "percent";
+    const amount = Number(form.get("amount"));
+    const units = percent ? amount : Math.ceil((amount * 1024) / unit);
+    const query = new URLSearchParams({ units, cards: form.get("cards"), model: form.get("model"), ...(percent ? { percent: 1 } : {}) });
+    fetch(`api/fit?${query}`).then((answer) => answer.json()).then(setFound).catch((error) => setFound({ error: String(error) }));
+  };
+  return html`<form class="own" onSubmit=${ask} aria-label="Pods of a size of your own">
+    <label><span class="label">Memory</span><input name="amount" type="number" min="1" step="any" value="8" required /></label>
+    <label><span class="sr">in</span><select name="what"><option value="gib">GiB</option><option value="percent">% of a card</option></select></label>
+    <label><span class="label">Cards</span><input name="cards" type="number" min="1" max="64" value="1" required /></label>
+    <label><span class="label">Model</span><input name="model" placeholder="*A100*, !T4" autocomplete="off" spellcheck=${false} /></label>
+    <button type="submit">Count</button>
+    <output aria-live="polite">${found && (found.error ?? told(found))}
+      ${found?.notes?.map((note) => html`<span class="muted"> ${note}.</span>`)}</output>
+  </form>`;
+}
+
 export function Fits({ fits, short }) {
+  const own = short ? "" : html`<${OwnSize} unit=${fits[0]?.unit ?? 1024} />`;
+  return html`<div>${own}<${Sizes} fits=${fits} short=${short} /></div>`;
+}
+
+function Sizes({ fits, short }) {
   if (!fits.length) return html`<p class="empty">No card has anything free.</p>`;
   const shown = short ? pick(fits, 7) : fits;
   const most = Math.max(...shown.map((fit) => fit.pods), 1);
