@@ -39,12 +39,12 @@ def device_id(uuid: str, slot: int) -> str:
         DeviceIdError: the UUID cannot be one, the slot is negative, or the ID is longer than 63 characters.
     """
     if not is_card_uuid(uuid):
-        raise DeviceIdError(f"card UUID {shown(uuid)}: allowed are 1 to 60 letters, digits and . _ / -")
+        raise DeviceIdError(f"card UUID {shown(uuid)}; allowed: 1 to 60 letters, digits and . _ / -")
     if slot < 0:
-        raise DeviceIdError(f"slot {slot} of card {uuid}: allowed is 0 or more")
+        raise DeviceIdError(f"slot {slot} of card {uuid}; allowed: 0 or more")
     text = f"{uuid}{SEPARATOR}{slot}"
     if len(text) > MAX_ID_LENGTH:
-        raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
+        raise DeviceIdError(f"device ID {text} has {len(text)} characters; allowed: {MAX_ID_LENGTH}")
     return text
 
 
@@ -56,7 +56,7 @@ def percent_id(uuid: str, slot: int) -> str:
     """
     text = device_id(uuid, slot).replace(SEPARATOR, f"{SEPARATOR}p")
     if len(text) > MAX_ID_LENGTH:
-        raise DeviceIdError(f"device ID {text} has {len(text)} characters: allowed are {MAX_ID_LENGTH}")
+        raise DeviceIdError(f"device ID {text} has {len(text)} characters; allowed: {MAX_ID_LENGTH}")
     return text
 
 
@@ -69,5 +69,5 @@ def parse_device_id(text: str) -> tuple[str, int]:
     uuid, separator, slot = text.partition(SEPARATOR)
     well_formed = len(text) <= MAX_ID_LENGTH and separator and is_card_uuid(uuid) and _SLOT.fullmatch(slot)
     if not well_formed:
-        raise DeviceIdError(f"device ID {shown(text)}: allowed is <card uuid>::<slot>, at most 63 characters")
+        raise DeviceIdError(f"device ID {shown(text)}; allowed: <card uuid>::<slot>, at most 63 characters")
     return uuid, int(slot)

@@ -32,7 +32,7 @@ def _entry(registry: Registry[Any], point: EntryPoint) -> Entry[Any]:
     except (Exception, SystemExit) as error:
         raise registry.error(f"{called} cannot be imported: {one_line(error)}") from error
     if not callable(make):
-        raise registry.error(f"{called} is a {type(make).__name__}; allowed is a function of the parameters")
+        raise registry.error(f"{called} is a {type(make).__name__}; allowed: a function of the parameters")
     parameters = getattr(make, "parameters", None)
     return Entry(
         name=point.name,

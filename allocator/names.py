@@ -84,7 +84,7 @@ def resource_name(unit_mib: int) -> str:
         QuantityError: the unit is not within 1..16777215 MiB.
     """
     if not 1 <= unit_mib <= MAX_UNIT_MIB:
-        raise QuantityError(f"unit of {unit_mib} MiB: allowed are 1 to {MAX_UNIT_MIB} MiB")
+        raise QuantityError(f"unit of {unit_mib} MiB; allowed: 1 to {MAX_UNIT_MIB} MiB")
     return f"{RESOURCE_PREFIX}gib" if unit_mib == MIB_PER_GIB else f"{RESOURCE_PREFIX}{unit_mib}mib"
 
 

@@ -38,7 +38,7 @@ def width(max_units: int) -> int:
         PackingError: the value is negative or needs more than 53 bits.
     """
     if not 0 <= max_units < 1 << PAYLOAD_BITS:
-        raise PackingError(f"card size of {max_units} units: allowed are 0 to {(1 << PAYLOAD_BITS) - 1}")
+        raise PackingError(f"card size of {max_units} units; allowed: 0 to {(1 << PAYLOAD_BITS) - 1}")
     return max(1, max_units.bit_length())
 
 
@@ -61,7 +61,7 @@ class Layout:
             ("unit in MiB", self.unit_mib, 1, MAX_UNIT_MIB),
         ):
             if not low <= value <= high:
-                raise PackingError(f"layout with {name} {value}: allowed are {low} to {high}")
+                raise PackingError(f"layout with {name} {value}; allowed: {low} to {high}")
 
     @classmethod
     def from_header(cls, header: int) -> Self:
@@ -71,10 +71,10 @@ class Layout:
             PackingError: an unknown version, bits beyond the header, or a part out of its range.
         """
         if not 0 <= header < 1 << _HEADER_BITS:
-            raise PackingError(f"layout header {header}: allowed are {_HEADER_BITS} bits, not negative")
+            raise PackingError(f"layout header {header}; allowed: {_HEADER_BITS} bits, not negative")
         version = header & 0xF
         if version != LAYOUT_VERSION:
-            raise PackingError(f"layout header {header} has version {version}: allowed is {LAYOUT_VERSION}")
+            raise PackingError(f"layout header {header} has version {version}; allowed: {LAYOUT_VERSION}")
         return cls(header >> _BITS_AT & 0x3F, header >> _CARDS_AT & MAX_CARDS, header >> _UNIT_AT)
 
     @property
@@ -100,11 +100,11 @@ def encode(values: Sequence[int], layout: Layout) -> tuple[int, ...]:
         PackingError: not exactly one value per card, or a value outside 0..2^bits-1.
     """
     if len(values) != layout.cards:
-        raise PackingError(f"{len(values)} values for {layout.cards} cards: allowed is one for each card")
+        raise PackingError(f"{len(values)} values for {layout.cards} cards; allowed: one for each card")
     for card, value in enumerate(values):
         if not 0 <= value < 1 << layout.bits:
             raise PackingError(
-                f"card {card} has value {value}: allowed is 0 to {(1 << layout.bits) - 1}, {layout.bits} bits"
+                f"card {card} has value {value}; allowed: 0 to {(1 << layout.bits) - 1}, {layout.bits} bits"
             )
     step = layout.cards_per_word
     return tuple(
@@ -121,8 +121,7 @@ def decode(words: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """
     if len(words) != layout.word_count:
         raise PackingError(
-            f"{len(words)} words for {layout.cards} cards of {layout.bits} bits: "
-            f"allowed are {layout.word_count}"
+            f"{len(words)} words for {layout.cards} cards of {layout.bits} bits; allowed: {layout.word_count}"
         )
     step, mask = layout.cards_per_word, (1 << layout.bits) - 1
     values: list[int] = []
@@ -130,7 +129,7 @@ def decode(words: Sequence[int], layout: Layout) -> tuple[int, ...]:
         fields = min(step, layout.cards - index * step)
         if not 0 <= word < 1 << fields * layout.bits:
             raise PackingError(
-                f"word {index} is {word}: allowed are {fields} cards of {layout.bits} bits, not negative"
+                f"word {index} is {word}; allowed: {fields} cards of {layout.bits} bits, not negative"
             )
         values.extend(word >> field * layout.bits & mask for field in range(fields))
     return tuple(values)
@@ -152,17 +151,17 @@ class NodeWords:
 
     def __post_init__(self) -> None:
         if not 0 <= self.revision < 1 << PAYLOAD_BITS:
-            raise PackingError(f"revision {self.revision}: allowed are {PAYLOAD_BITS} bits, not negative")
+            raise PackingError(f"revision {self.revision}; allowed: {PAYLOAD_BITS} bits, not negative")
         for name, values in (("sizes", self.sizes), ("used values", self.used)):
             if len(values) != self.layout.cards:
                 raise PackingError(
-                    f"{len(values)} {name} for {self.layout.cards} cards: allowed is one for each card"
+                    f"{len(values)} {name} for {self.layout.cards} cards; allowed: one for each card"
                 )
         top = (1 << self.layout.bits) - 1
         for card, (size, used) in enumerate(zip(self.sizes, self.used, strict=True)):
             if not 0 <= used <= size <= top:
                 raise PackingError(
-                    f"card {card} has {used} of {size} units used: allowed is 0 <= used <= size <= {top}"
+                    f"card {card} has {used} of {size} units used; allowed: 0 <= used <= size <= {top}"
                 )
 
     @classmethod
@@ -208,7 +207,7 @@ def _words(resources: Mapping[str, str | int], prefix: str, layout: Layout) -> t
     superfluous = sorted(name for name in resources if name.startswith(prefix) and name not in expected)
     if superfluous:
         raise PackingError(
-            f"resource {shown(superfluous[0])} is not in the layout: allowed are {layout.word_count} words"
+            f"resource {shown(superfluous[0])} is not in the layout; allowed: {layout.word_count} words"
         )
     try:
         return decode([_integer(resources, name) for name in expected], layout)
@@ -218,7 +217,7 @@ def _words(resources: Mapping[str, str | int], prefix: str, layout: Layout) -> t
 
 def _integer(resources: Mapping[str, str | int], name: str) -> int:
     if name not in resources:
-        raise PackingError(f"resource {name} is missing: allowed is a complete set of words")
+        raise PackingError(f"resource {name} is missing; allowed: a complete set of words")
     try:
         return parse_integer(resources[name])
     except QuantityError as error:

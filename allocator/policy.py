@@ -97,7 +97,7 @@ def costs_of_fitting(
     costs_of = card_policy(policy).costs
     needs = [units_asked(units, card.size_units) for card in cards]
     if count < 1 or min(needs, default=1) < 1 or (isinstance(units, int) and units < 1):
-        raise RequestError(f"request of {units} units on {count} cards: allowed is 1 or more of both")
+        raise RequestError(f"request of {units} units on {count} cards; allowed: 1 or more of both")
     fitting = [
         i
         for i, (card, need) in enumerate(zip(cards, needs, strict=True))
@@ -134,7 +134,7 @@ def asked_costs(
 
 def wrong_costs(policy: str, what: str) -> PolicyError:
     """Name the fault of the costs that a policy gives."""
-    return PolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed is one number a card, not nan")
+    return PolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed: one number a card, not nan")
 
 
 def units_asked(units: Asked, size: int) -> int:

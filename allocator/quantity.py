@@ -41,7 +41,7 @@ _QUANTITY: Final = re.compile(
     r"(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?))"
 )
 _ALLOWED: Final = (
-    "allowed is a decimal number below 2^63 with one of the suffixes n u m k M G T P E Ki Mi Gi Ti Pi Ei "
+    "allowed: a decimal number below 2^63 with one of the suffixes n u m k M G T P E Ki Mi Gi Ti Pi Ei "
     "or an exponent"
 )
 
@@ -71,7 +71,7 @@ def parse_integer(value: str | int) -> int:
         return whole
     number = parse_quantity(value)
     if number.denominator != 1:
-        raise QuantityError(f"quantity {shown(value)}: allowed is a whole number")
+        raise QuantityError(f"quantity {shown(value)}; allowed: a whole number")
     return number.numerator
 
 
@@ -149,7 +149,7 @@ def _parse(value: str | int) -> tuple[Fraction, Style]:
     else:
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) and len(value) <= MAX_LENGTH else None
         if match is None or not (match["whole"] or match["part"]):
-            raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+            raise QuantityError(f"quantity {shown(value)}; {_ALLOWED}")
         part = match["part"] or ""
         number = Fraction(int(f"{match['whole']}{part}"), 10 ** len(part))
         if match["sign"] == "-":
@@ -158,7 +158,7 @@ def _parse(value: str | int) -> tuple[Fraction, Style]:
             style = "exponent"
             exponent = int(match["exponent"])
             if abs(exponent) > MAX_EXPONENT:
-                raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+                raise QuantityError(f"quantity {shown(value)}; {_ALLOWED}")
             number *= Fraction(10) ** exponent
         elif match["suffix"] in _BINARY_POWERS:
             style = "binary"
@@ -166,5 +166,5 @@ def _parse(value: str | int) -> tuple[Fraction, Style]:
         else:
             number *= Fraction(10) ** _DECIMAL_EXPONENTS[match["suffix"]]
     if abs(number) >= LIMIT:
-        raise QuantityError(f"quantity {shown(value)}: {_ALLOWED}")
+        raise QuantityError(f"quantity {shown(value)}; {_ALLOWED}")
     return number, style

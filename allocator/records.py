@@ -148,7 +148,7 @@ class _Annotation(Generic[T]):
     def rubbish(self, text: str, problem: str) -> AllocatorError:
         """The error to raise for a value."""
         return self.error(
-            f"annotation {self.name} is {shown(text, _CUT)}: {problem}; allowed is {self.allowed}"
+            f"annotation {self.name} is {shown(text, _CUT)}: {problem}; allowed: {self.allowed}"
         )
 
 
@@ -230,7 +230,7 @@ def dump_holds(holds: Holds) -> str:
     record: dict[str, object] = {"seen": str(holds.seen), "uids": uids}
     if not holds.units.keys() <= holds.uids:
         unheld = sorted(holds.units.keys() - holds.uids)
-        raise PackingError(f"units of {shown(unheld)}: allowed are pods that are held")
+        raise PackingError(f"units of {shown(unheld)}; allowed: pods that are held")
     if holds.units:
         units = (holds.units.get(uid, {}) for uid in uids)
         record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
@@ -293,7 +293,7 @@ def load_cordon(text: str) -> frozenset[str]:
     for uuid in sorted(uuids):
         if not is_card_uuid(uuid):
             raise PackingError(
-                f"annotation {NODE_CORDON} holds {shown(uuid)}: allowed is a comma list of card UUIDs"
+                f"annotation {NODE_CORDON} holds {shown(uuid)}; allowed: a comma list of card UUIDs"
             )
     return uuids
 
@@ -322,8 +322,8 @@ def join_cards(
     """
     if len(inventory) != words.layout.cards:
         raise PackingError(
-            f"annotation {NODE_CARDS} has {len(inventory)} cards: "
-            f"allowed are the {words.layout.cards} of the words"
+            f"annotation {NODE_CARDS} has {len(inventory)} cards; "
+            f"allowed: the {words.layout.cards} of the words"
         )
     return tuple(
         Card(
@@ -400,7 +400,7 @@ def _checked(assignment: Assignment, annotation: _Annotation[Any], text: str) ->
 
 
 def _mismatch(seen: str, allowed: str) -> RequestError:
-    return RequestError(f"annotation {POD_ASSIGNED} names {seen}: allowed is {allowed}")
+    return RequestError(f"annotation {POD_ASSIGNED} names {seen}; allowed: {allowed}")
 
 
 def _compact(value: object) -> str:

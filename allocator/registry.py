@@ -84,7 +84,7 @@ class Registry(Generic[P]):
         for entry in entries:
             if not is_name(entry.name):
                 raise self.error(
-                    f"{self._called(entry)}: allowed are names of lower case letters, digits and single `-`"
+                    f"{self._called(entry)}; allowed: names of lower case letters, digits and single `-`"
                 )
             other = self._entries.get(entry.name)
             if other is not None:
@@ -173,7 +173,7 @@ class Registry(Generic[P]):
         """
         entry = self._entry(name)
         if entry is None:
-            raise self.error(f"{self.kind} {shown(name)}: allowed are {self.allowed}")
+            raise self.error(f"{self.kind} {shown(name)}; allowed: {self.allowed}")
         given = dict(parameters or {})
         self._check_names(entry, given)
         try:
@@ -208,7 +208,7 @@ class Registry(Generic[P]):
         if unknown:
             raise self.error(
                 f"{self._called(entry)}: parameter {shown(unknown[0])} does not exist; "
-                f"allowed are {', '.join(entry.parameters)}"
+                f"allowed: {', '.join(entry.parameters)}"
             )
 
     def called(self, name: str) -> str:

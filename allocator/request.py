@@ -182,7 +182,7 @@ def parse_pod(
     if asking and shares:
         raise RequestError(
             f"container {shown(asking[0].name)} asks for {resource}, container {shown(shares[0].name)} for "
-            f"{PERCENT_RESOURCE}: allowed is one of the two in a pod"
+            f"{PERCENT_RESOURCE}; allowed: one of the two in a pod"
         )
     if not asking and not shares:
         return None
@@ -263,8 +263,8 @@ def _units(container: Mapping[str, Any], resource: str) -> int:
     if units != asked or units is None:
         raise RequestError(
             f"container {name} requests {resource}: {shown(request)} with "
-            f"{'no limit' if limit is None else f'limit {shown(limit)}'}: "
-            "allowed is a request equal to the limit"
+            f"{'no limit' if limit is None else f'limit {shown(limit)}'}; "
+            "allowed: a request equal to the limit"
         )
     return units
 
@@ -276,8 +276,8 @@ def _quantity(container: str, field: str, resource: str, value: str | int) -> in
         units = -1
     if not 0 <= units <= MAX_UNITS:
         raise RequestError(
-            f"container {container} has {field} {resource}: {shown(value)}: "
-            f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
+            f"container {container} has {field} {resource}: {shown(value)}; "
+            f"allowed: a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
         )
     return units
 
@@ -289,18 +289,18 @@ def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...])
     cards = int(text) if _CARDS.fullmatch(text) else 0
     if not 1 <= cards <= MAX_CARDS:
         raise RequestError(
-            f"annotation {POD_CARDS} is {shown(text)}: allowed is a whole number from 1 to {MAX_CARDS}"
+            f"annotation {POD_CARDS} is {shown(text)}; allowed: a whole number from 1 to {MAX_CARDS}"
         )
     for container in asking:
         if cards > 1 and container.kind == "init":
             raise RequestError(
-                f"annotation {POD_CARDS} is {shown(text)}: allowed is 1 where an init container, here "
+                f"annotation {POD_CARDS} is {shown(text)}; allowed: 1 where an init container, here "
                 f"{shown(container.name)}, asks for GPU memory and is not a sidecar"
             )
         if container.units % cards:
             raise RequestError(
                 f"annotation {POD_CARDS} is {shown(text)}, container {shown(container.name)} asks for "
-                f"{container.units} units: allowed is a multiple of the number of cards"
+                f"{container.units} units; allowed: a multiple of the number of cards"
             )
     return cards
 
@@ -315,13 +315,13 @@ def _check_percent(request: PodRequest) -> None:
         if container.units > WHOLE * request.cards:
             raise RequestError(
                 f"container {shown(container.name)} asks for {PERCENT_RESOURCE}: {container.units} of "
-                f"{request.cards} card(s): allowed is {WHOLE} for each card, and annotation {POD_CARDS} says "
+                f"{request.cards} card(s); allowed: {WHOLE} for each card, and annotation {POD_CARDS} says "
                 "how many"
             )
     if request.shared and request.effective_units > WHOLE:
         raise RequestError(
             f"containers that share a card with an init container ask for {PERCENT_RESOURCE}: "
-            f"{request.effective_units} together: allowed is {WHOLE}"
+            f"{request.effective_units} together; allowed: {WHOLE}"
         )
 
 
@@ -334,4 +334,4 @@ def _card_policy(annotations: Mapping[str, str]) -> str | None:
 
 def unknown_policy(annotation: str, name: str, registry: Registry[Any]) -> RequestError:
     """What is wrong with an annotation that names a policy which does not exist."""
-    return RequestError(f"annotation {annotation} is {shown(name)}: allowed are {registry.allowed}")
+    return RequestError(f"annotation {annotation} is {shown(name)}; allowed: {registry.allowed}")

@@ -77,7 +77,7 @@ def _split(annotation: str, text: str | None) -> tuple[tuple[str, ...], tuple[st
     entries = [entry.strip() for entry in text.split(",")]
     if len(entries) > MAX_PATTERNS:
         raise RequestError(
-            f"annotation {annotation} holds {len(entries)} patterns: allowed are at most {MAX_PATTERNS}"
+            f"annotation {annotation} holds {len(entries)} patterns; allowed: at most {MAX_PATTERNS}"
         )
     wanted: dict[str, None] = {}
     excluded: dict[str, None] = {}
@@ -85,7 +85,7 @@ def _split(annotation: str, text: str | None) -> tuple[tuple[str, ...], tuple[st
         pattern = entry.removeprefix("!").strip()
         if not pattern or pattern.startswith("!"):
             raise RequestError(
-                f"annotation {annotation} is {shown(text)}: allowed is a comma list of non-empty patterns, "
+                f"annotation {annotation} is {shown(text)}; allowed: a comma list of non-empty patterns, "
                 "* for any text, one leading ! to exclude"
             )
         (excluded if entry.startswith("!") else wanted)[pattern] = None

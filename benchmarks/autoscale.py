@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name in ("nodes", "pods", "waiting", "kinds", "passes"):
         if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: allowed is 1 or more")
+            parser.error(f"--{name} {getattr(options, name)}; allowed: 1 or more")
     print(machine())
     found = cluster(options.nodes, options.pods)
     found["items"] = [item for item in found["items"] if item["metadata"]["name"] != "waiting"]

@@ -225,7 +225,7 @@ async def chromium() -> AsyncIterator[Browser]:
     """
     found = program()
     if found is None:
-        raise PageError(f"no browser: allowed are {', '.join(PROGRAMS)}; apt-get install chromium")
+        raise PageError(f"no browser; allowed: {', '.join(PROGRAMS)}; apt-get install chromium")
     with tempfile.TemporaryDirectory(prefix="gpupack-browser-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(  # noqa: ASYNC220 - starts at once, and is waited for by its file
             [found, *FLAGS, f"--user-data-dir={folder}", "about:blank"],

@@ -43,7 +43,7 @@ def commit_times(pods: int, workers: int, prepare: float, commit_one: float) -> 
         ValueError: workers below 1.
     """
     if workers < 1:
-        raise ValueError(f"{workers} workers: allowed is 1 or more")
+        raise ValueError(f"{workers} workers; allowed: 1 or more")
     prepared = (-(-number // workers) * prepare for number in range(1, pods + 1))
     done = accumulate(prepared, lambda last, ready: max(last, ready) + commit_one, initial=0.0)
     return list(done)[1:]

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name in ("tenants", "waiting", "nodes", "seconds"):
         if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: allowed is 1 or more")
+            parser.error(f"--{name} {getattr(options, name)}; allowed: 1 or more")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"machine: {machine()}")
     queue = full_queue(options.tenants, options.waiting, options.nodes)

@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in METHODS]
     if unknown:
-        parser.error(f"method {unknown[0]!r}: allowed are {', '.join(METHODS)}")
+        parser.error(f"method {unknown[0]!r}; allowed: {', '.join(METHODS)}")
     figures = {}
     for name in options.names or METHODS:
         figures[name] = tiers(measured=options.measured) if name == "tiers" else METHODS[name]()

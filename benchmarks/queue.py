@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name, least in (("tenants", 1), ("waiting", ENDED), ("nodes", 1)):
         if getattr(options, name) < least:
-            parser.error(f"--{name} {getattr(options, name)}: allowed is {least} or more")
+            parser.error(f"--{name} {getattr(options, name)}; allowed: {least} or more")
     print(f"machine: {machine()}")
     bench = Bench(options.tenants, options.nodes, options.seed, slots=options.slots)
     number = 0

@@ -98,7 +98,7 @@ def main() -> None:
         parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
     sides = tuple(options.sides.split(","))
     if not set(sides) <= set(SIDES) or len(set(sides)) != len(sides):
-        parser.error(f"--sides {options.sides!r}: allowed are {', '.join(SIDES)}, by commas, each once")
+        parser.error(f"--sides {options.sides!r}; allowed: {', '.join(SIDES)}, by commas, each once")
     print(machine())
     print(f"shortlist {options.shortlist}")
     rounds = measure(options.nodes, options.pods, options.rounds, options.shortlist, sides)

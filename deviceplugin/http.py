@@ -109,5 +109,5 @@ async def _explain_unknown_paths(request: web.Request, handler: Handler) -> web.
     try:
         return await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        error.text = f"{request.method} {shown(request.raw_path)}; allowed: {request.app[PLACES]}\n"
         raise

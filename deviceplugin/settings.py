@@ -112,7 +112,7 @@ class Settings(HttpAddress):
         faults = self.faults()
         if not self.device_plugin_dir.is_dir():
             faults.append(
-                f"--device-plugin-dir {str(self.device_plugin_dir)!r}: allowed is a folder that exists"
+                f"--device-plugin-dir {str(self.device_plugin_dir)!r}; allowed: a folder that exists"
             )
         if faults:
             raise SettingsError(tuple(faults))
@@ -126,9 +126,9 @@ class Settings(HttpAddress):
             *self._place_faults(),
         ]
         if self.log_level not in LOG_LEVELS:
-            faults.append(f"--log-level {self.log_level!r}: allowed are {', '.join(LOG_LEVELS)}")
+            faults.append(f"--log-level {self.log_level!r}; allowed: {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
-            faults.append(f"--log-format {self.log_format!r}: allowed are {', '.join(LOG_FORMATS)}")
+            faults.append(f"--log-format {self.log_format!r}; allowed: {', '.join(LOG_FORMATS)}")
         return faults
 
     def shown(self) -> dict[str, object]:
@@ -138,9 +138,7 @@ class Settings(HttpAddress):
     def _name_faults(self) -> list[str]:
         faults = []
         if not is_subdomain(self.node_name):
-            faults.append(
-                f"--node-name {self.node_name!r}: allowed is the name of a Node object, {SUBDOMAIN}"
-            )
+            faults.append(f"--node-name {self.node_name!r}; allowed: the name of a Node object, {SUBDOMAIN}")
         try:
             resource_name(self.unit_mib)
         except AllocatorError as error:
@@ -154,37 +152,37 @@ class Settings(HttpAddress):
     def _gpu_faults(self) -> list[str]:
         faults = []
         if self.gpus not in GPU_SOURCES:
-            faults.append(f"--gpus {self.gpus!r}: allowed are {', '.join(GPU_SOURCES)}")
+            faults.append(f"--gpus {self.gpus!r}; allowed: {', '.join(GPU_SOURCES)}")
         elif self.gpus == "simulated" and self.profile is None:
             faults.append("--profile: required with --gpus simulated")
         elif self.gpus == "nvml" and self.profile is not None:
             faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
         if self.memory_limits not in MODES:
-            faults.append(f"--memory-limits {self.memory_limits!r}: allowed are {', '.join(MODES)}")
+            faults.append(f"--memory-limits {self.memory_limits!r}; allowed: {', '.join(MODES)}")
         wrong = [name for name in self.device_list_strategy if name not in STRATEGIES]
         if wrong or not self.device_list_strategy:
             faults.append(
-                f"--device-list-strategy {','.join(self.device_list_strategy)!r}: allowed is a comma list of "
+                f"--device-list-strategy {','.join(self.device_list_strategy)!r}; allowed: a comma list of "
                 f"{', '.join(STRATEGIES)}"
             )
         if not 0 <= self.over_use_mib <= LARGEST_NUMBER:
-            faults.append(f"--over-use-mib {self.over_use_mib}: allowed are 0 to {LARGEST_NUMBER}")
+            faults.append(f"--over-use-mib {self.over_use_mib}; allowed: 0 to {LARGEST_NUMBER}")
         if not 0 <= self.evict_over_use_after_s < float("inf"):
             faults.append(
-                f"--evict-over-use-after-s {self.evict_over_use_after_s}: allowed is 0 (never) or more"
+                f"--evict-over-use-after-s {self.evict_over_use_after_s}; allowed: 0 (never) or more"
             )
         if not 0 <= self.quiet_s < float("inf"):
-            faults.append(f"--quiet-s {self.quiet_s}: allowed is 0 or more")
+            faults.append(f"--quiet-s {self.quiet_s}; allowed: 0 or more")
         if not 0 <= self.publish_gap_s < float("inf"):
-            faults.append(f"--publish-gap-s {self.publish_gap_s}: allowed is 0 or more")
+            faults.append(f"--publish-gap-s {self.publish_gap_s}; allowed: 0 or more")
         return faults
 
     def _sharing_faults(self) -> list[str]:
         faults = []
         if self.sharing not in SHARINGS:
-            faults.append(f"--sharing {self.sharing!r}: allowed are {', '.join(SHARINGS)}")
+            faults.append(f"--sharing {self.sharing!r}; allowed: {', '.join(SHARINGS)}")
         elif self.sharing == MPS and not self.mps_root.is_absolute():
-            faults.append(f"--mps-root {str(self.mps_root)!r}: allowed is a path from / on")
+            faults.append(f"--mps-root {str(self.mps_root)!r}; allowed: a path from / on")
         if self.mps_threads and self.sharing != MPS:
             faults.append("--mps-threads: allowed with --sharing mps only")
         return faults
@@ -192,7 +190,7 @@ class Settings(HttpAddress):
     def _place_faults(self) -> list[str]:
         faults = []
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
-            faults.append(f"--kubeconfig {self.kubeconfig!r}: allowed is a file that exists")
+            faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
         return [*faults, *address_faults("--http", self.http)]
 
 

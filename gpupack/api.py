@@ -71,7 +71,7 @@ def _whole(name: str, value: object, most: int | None = None) -> int:
         number = -1
     if number < 1 or (most is not None and number > most):
         span = "of 1 or more" if most is None else f"from 1 to {most}"
-        raise InputError(f"{name} is {shown(value)}: allowed is a whole number {span}")
+        raise InputError(f"{name} is {shown(value)}; allowed: a whole number {span}")
     return number
 
 
@@ -82,7 +82,7 @@ def _ask(units: int, cards: int, model: str, *, percent: bool = False) -> FitQue
         InputError: a value that cannot be one.
     """
     if not isinstance(model, str):
-        raise InputError(f"model is {shown(model)}: allowed is text, as in the annotation {POD_GPU_MODEL}")
+        raise InputError(f"model is {shown(model)}; allowed: text, as in the annotation {POD_GPU_MODEL}")
     return FitQuestion(_whole("units", units, MAX_UNITS), _whole("cards", cards, MAX_CARDS), model, percent)
 
 

@@ -64,7 +64,7 @@ class Wish:
         """
         if len(self.reason) > MAX_REASON or not self.reason.isprintable():
             raise InputError(
-                f"--reason {shown(self.reason, 64)}: allowed are at most {MAX_REASON} characters on one line"
+                f"--reason {shown(self.reason, 64)}; allowed: at most {MAX_REASON} characters on one line"
             )
 
 
@@ -166,7 +166,7 @@ def _named(node: str, cards: Sequence[CardRecord], wish: Wish, before: frozenset
     if problems:
         there = ", ".join([f"{card.index} {card.uuid}" for card in cards] + list(gone))
         raise InputError(
-            f"{'; '.join(problems)}: allowed are an index, a UUID or its beginning, of {there or 'none'}"
+            f"{'; '.join(problems)}; allowed: an index, a UUID or its beginning, of {there or 'none'}"
         )
     return list(named)
 

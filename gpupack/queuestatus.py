@@ -79,7 +79,7 @@ async def fetch_from(url: str) -> bytes:
 
     base = url.rstrip("/").removesuffix(STATUS_PATH)
     if not base.startswith(("http://", "https://")):
-        raise InputError(f"URL {url!r}: allowed is http://HOST:PORT or https://HOST:PORT of a queue")
+        raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue")
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=True) as session,
@@ -87,9 +87,7 @@ async def fetch_from(url: str) -> bytes:
         ):
             body = await response.read()
     except aiohttp.InvalidURL as error:
-        raise InputError(
-            f"URL {url!r}: allowed is http://HOST:PORT or https://HOST:PORT of a queue"
-        ) from error
+        raise InputError(f"URL {url!r}; allowed: http://HOST:PORT or https://HOST:PORT of a queue") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise InputError(f"no queue answers at {base}: {describe_unreachable(error)}") from error
     if not response.ok:
@@ -111,7 +109,7 @@ def read(raw: bytes, queue: str | None = None) -> Status:
         return status
     names = [each.name for each in status.queues]
     if queue not in names:
-        raise InputError(f"queue {queue!r} does not exist: allowed are {', '.join(names)}")
+        raise InputError(f"queue {queue!r} does not exist; allowed: {', '.join(names)}")
     queues = tuple(each for each in status.queues if each.name == queue)
     pods = tuple(pod for pod in status.pods if pod.queue == queue)
     return msgspec.structs.replace(status, queues=queues, pods=pods)

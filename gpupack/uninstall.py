@@ -290,9 +290,7 @@ class Uninstaller:
         }
         unknown = sorted(set(names) - set(found))
         if unknown:
-            raise InputError(
-                f"no Node is named {', '.join(unknown)}: allowed are names of the cluster's nodes"
-            )
+            raise InputError(f"no Node is named {', '.join(unknown)}; allowed: names of the cluster's nodes")
         return [name for name in sorted(found) if found[name] and (not names or name in names)]
 
     async def remove_placeholders(self, pods: Collection[Pod]) -> list[str]:

@@ -48,6 +48,6 @@ def address_faults(name: str, address: str) -> Iterator[str]:
     """
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-        yield f"{name} {address!r}: allowed is HOST:PORT with a port from 0 to {MAX_PORT}"
+        yield f"{name} {address!r}; allowed: HOST:PORT with a port from 0 to {MAX_PORT}"
     elif ":" in host and not (host.startswith("[") and host.endswith("]")):
-        yield f"{name} {address!r}: allowed is [HOST]:PORT where the host is an IPv6 address"
+        yield f"{name} {address!r}; allowed: [HOST]:PORT where the host is an IPv6 address"

@@ -139,8 +139,8 @@ class Credentials:
         if value and not (value.isascii() and value.isprintable()):
             # The value itself is secret.
             raise ConfigError(
-                "the token has a line break or another character that no header can carry: "
-                "allowed is printable ASCII"
+                "the token has a line break or another character that no header can carry; "
+                "allowed: printable ASCII"
             )
         return value
 
@@ -298,7 +298,7 @@ async def _load_kubeconfig(
         raise
     except (AttributeError, TypeError) as error:
         raise ConfigError(
-            f"{source} cannot be used: allowed is YAML with lists of clusters, users, contexts ({error})"
+            f"{source} cannot be used; allowed: YAML with lists of clusters, users, contexts ({error})"
         ) from error
     except Exception as error:  # the loader lets YAMLError and more through
         raise ConfigError(f"{source} cannot be used: {error or type(error).__name__}") from error
@@ -321,7 +321,7 @@ def _check_named(source: str, config: Any, context: str | None) -> None:
     known = [entry["name"] for entry in config.value["contexts"]]
     if context not in known:
         names = ", ".join(map(repr, sorted(known))) or "none"
-        raise ConfigError(f"context {context!r}: allowed are {names}, of {source}")
+        raise ConfigError(f"context {context!r}; allowed: {names}, of {source}")
 
 
 def _check_context(source: str, loader: KubeConfigLoader) -> None:
@@ -336,7 +336,7 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
     if proxy is not None:
         check_url(f"{source}: proxy-url", proxy)
     if name is not None and not is_host(name):
-        raise ConfigError(f"{source}: tls-server-name {name!r}: allowed is a host name")
+        raise ConfigError(f"{source}: tls-server-name {name!r}; allowed: a host name")
     if server.startswith("https") and loader._user is None:  # noqa: SLF001 (as above)
         raise ConfigError(
             f"{source}: server {server!r} and a context without user: "

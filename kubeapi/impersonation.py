@@ -27,7 +27,7 @@ def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Heade
     groups = _texts(f"{source}: as-groups", user.get("as-groups"))
     extra = user.get("as-user-extra") or {}
     if not isinstance(extra, Mapping):
-        raise ConfigError(f"{source}: as-user-extra {extra!r}: allowed is a map of lists of text")
+        raise ConfigError(f"{source}: as-user-extra {extra!r}; allowed: a map of lists of text")
     more = [
         (f"Impersonate-Extra-{''.join(_escaped(str(key)))}", value)
         for key, values in extra.items()
@@ -48,7 +48,7 @@ def _texts(name: str, value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ConfigError(f"{name} {value!r}: allowed is a list of text")
+        raise ConfigError(f"{name} {value!r}; allowed: a list of text")
     return [_text(name, item) for item in value]
 
 
@@ -57,7 +57,7 @@ def _text(name: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isprintable():
-        raise ConfigError(f"{name} {value!r}: allowed is text on one line")
+        raise ConfigError(f"{name} {value!r}; allowed: text on one line")
     return value
 
 

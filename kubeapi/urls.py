@@ -26,7 +26,7 @@ def check_url(name: str, value: object) -> None:
     """
     if not _is_url(value):
         shown = "missing" if value is None else repr(value)
-        raise ConfigError(f"{name} {shown}: allowed are {ALLOWED_URLS}")
+        raise ConfigError(f"{name} {shown}; allowed: {ALLOWED_URLS}")
 
 
 def is_host(value: object) -> bool:
@@ -60,7 +60,7 @@ def proxy_for(url: str, environment: Mapping[str, str]) -> str | None:
     proxy = value if "://" in value else f"http://{value}"
     if not _is_url(proxy):
         shown = f"...@{value.rpartition('@')[2]}" if "@" in value else value
-        raise ConfigError(f"{name} {shown!r}: allowed are {ALLOWED_URLS}")
+        raise ConfigError(f"{name} {shown!r}; allowed: {ALLOWED_URLS}")
     return proxy
 
 

@@ -171,7 +171,7 @@ async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Set
         authority = f", client CA {settings.tls_client_ca!r}" if settings.tls_client_ca else ""
         raise SettingsError(
             f"TLS certificate {settings.tls_cert!r}, key {settings.tls_key!r}{authority} cannot be used: "
-            f"{error.strerror or error}; allowed are PEM files, certificate and key of one pair"
+            f"{error.strerror or error}; allowed: PEM files, certificate and key of one pair"
         ) from error
     context = tls.context if tls is not None else None
     try:

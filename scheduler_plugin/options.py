@@ -51,9 +51,9 @@ def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> I
     if kubeconfig is not None and not Path(kubeconfig).is_file():
         yield f"kubeconfig {kubeconfig!r}: no such file"
     if log_level not in LOG_LEVELS:
-        yield f"log level {log_level!r}: allowed are {', '.join(LOG_LEVELS)}"
+        yield f"log level {log_level!r}; allowed: {', '.join(LOG_LEVELS)}"
     if log_format not in LOG_FORMATS:
-        yield f"log format {log_format!r}: allowed are {', '.join(LOG_FORMATS)}"
+        yield f"log format {log_format!r}; allowed: {', '.join(LOG_FORMATS)}"
 
 
 def election_faults(election: Election, what: str, write_s: float) -> Iterator[str]:
@@ -65,14 +65,14 @@ def election_faults(election: Election, what: str, write_s: float) -> Iterator[s
         write_s: That time-out: a write must have ended before another leader's first one.
     """
     if election.lease_s < 1:
-        yield f"lease {election.lease_s} s: allowed is a whole number from 1"
+        yield f"lease {election.lease_s} s; allowed: a whole number from 1"
     longest = election.lease_s / 3 if election.leader_elect else float("inf")
     if not 0 < write_s < longest:
-        yield f"{what} {write_s:g} s: allowed is more than 0" + (
+        yield f"{what} {write_s:g} s; allowed: more than 0" + (
             f" and less than a third of the lease, {longest:g} s" if election.leader_elect else ""
         )
     if election.pod_name is not None and not is_subdomain(election.pod_name):
-        yield f"pod name {election.pod_name!r}: allowed are {SUBDOMAIN}"
+        yield f"pod name {election.pod_name!r}; allowed: {SUBDOMAIN}"
     if election.pod_name is not None and len(election.lease_name) > LONGEST_LABEL:
         yield (
             f"lease name {election.lease_name!r}: with a pod name it becomes the value of a label, so allowed"
@@ -81,11 +81,11 @@ def election_faults(election: Election, what: str, write_s: float) -> Iterator[s
     if not (election.leader_elect or election.pod_name is not None):
         return
     if not is_label(election.lease_namespace):
-        yield f"lease namespace {election.lease_namespace!r}: allowed are {LABEL}"
+        yield f"lease namespace {election.lease_namespace!r}; allowed: {LABEL}"
     if not is_subdomain(election.lease_name):
-        yield f"lease name {election.lease_name!r}: allowed are {SUBDOMAIN}"
+        yield f"lease name {election.lease_name!r}; allowed: {SUBDOMAIN}"
     if not election.identity:
-        yield "identity is empty: allowed is a name"
+        yield "identity is empty; allowed: a name"
 
 
 def elector_of(election: Election, client: KubeClient) -> LeaseElector | None:

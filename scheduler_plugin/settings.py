@@ -108,7 +108,7 @@ class Settings(HttpAddress):
             policy = Policies(self.node_policy, parameters=self.node_policy_parameters).of_cluster
             if self.rank_all_pods and not ranks_plain_pods(policy):
                 able = ", ".join(name for name in names() if ranks_plain_pods(NODE_POLICIES.made(name)))
-                faults.append(f"rank all pods with node policy {self.node_policy}: allowed are {able}")
+                faults.append(f"rank all pods with node policy {self.node_policy}; allowed: {able}")
         except PolicyError as error:
             faults.append(str(error))
         try:
@@ -124,15 +124,15 @@ class Settings(HttpAddress):
     def _exposure_faults(self) -> list[str]:
         """Find out whether somebody could bind and evict pods whom nobody meant to let."""
         if self.tls_client_ca is not None and self.anonymous_auth:
-            return [f"anonymous auth with TLS client CA {self.tls_client_ca!r}: allowed is one of the two"]
+            return [f"anonymous auth with TLS client CA {self.tls_client_ca!r}; allowed: one of the two"]
         if self.tls_client_ca is not None or self.anonymous_auth or is_loopback(self.http):
             return []
         allowed = "a loopback address, a client CA (--tls-client-ca-file), or --anonymous-auth where all may"
-        return [f"http {self.http!r}: whoever reaches it could bind and evict pods; allowed are {allowed}"]
+        return [f"http {self.http!r}: whoever reaches it could bind and evict pods; allowed: {allowed}"]
 
     def _tls_faults(self) -> list[str]:
         if (self.tls_cert is None) != (self.tls_key is None):
-            return ["TLS certificate and key: allowed are both files or none"]
+            return ["TLS certificate and key; allowed: both files or none"]
         if self.tls_client_ca is not None and self.tls_cert is None:
             return [f"TLS client CA {self.tls_client_ca!r}: allowed with a TLS certificate and key only"]
         files = (("certificate", self.tls_cert), ("key", self.tls_key), ("client CA", self.tls_client_ca))
@@ -145,7 +145,7 @@ class Settings(HttpAddress):
     def _number_faults(self) -> list[str]:
         faults = []
         if not 0 <= self.shortlist <= MAX_SHORTLIST:
-            faults.append(f"shortlist {self.shortlist}: allowed are 0 (all) to {MAX_SHORTLIST} nodes")
+            faults.append(f"shortlist {self.shortlist}; allowed: 0 (all) to {MAX_SHORTLIST} nodes")
         if not self.stale_s >= MIN_STALE_S:
-            faults.append(f"stale limit {self.stale_s:g} s: allowed is {MIN_STALE_S:g} or more")
+            faults.append(f"stale limit {self.stale_s:g} s; allowed: {MIN_STALE_S:g} or more")
         return faults

@@ -54,7 +54,7 @@ class NodeAccounts:
         """
         by_uuid = {card.uuid: card for card in cards}
         if len(by_uuid) != len(cards):
-            raise LedgerError(f"cards {shown([card.uuid for card in cards])}: allowed is every UUID once")
+            raise LedgerError(f"cards {shown([card.uuid for card in cards])}; allowed: every UUID once")
         units = {device_id(card.uuid, slot): card.uuid for card in cards for slot in range(card.size_units)}
         shares = {percent_id(uuid, slot): uuid for uuid in by_uuid for slot in range(PERCENT_IDS)}
         self.cards, self.card_of, self.percent_ids = by_uuid, units | shares, frozenset(shares)

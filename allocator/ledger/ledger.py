@@ -163,7 +163,7 @@ class Ledger:
         offered, fixed = frozenset(available) & self._accounts.card_of.keys(), frozenset(must_include)
         if not fixed <= offered:
             raise LedgerError(
-                f"must_include has {shown(min(fixed - offered))}: allowed are available IDs of this node"
+                f"must_include has {shown(min(fixed - offered))}; allowed: available IDs of this node"
             )
         percent = not self._accounts.percent_ids.isdisjoint(offered)
         return AllocationRequest(self._accounts, offered, fixed, size, percent, taken_up)
@@ -185,9 +185,7 @@ class Ledger:
         accounts, wanted = self._accounts, frozenset(wanted)
         unknown = sorted(wanted.difference(accounts.card_of))
         if not wanted or unknown:
-            raise LedgerError(
-                f"Allocate of {shown(unknown[:_SHOWN_IDS])}: allowed are IDs of this node's cards"
-            )
+            raise LedgerError(f"Allocate of {shown(unknown[:_SHOWN_IDS])}; allowed: IDs of this node's cards")
         found = (
             None
             if taken_up is None

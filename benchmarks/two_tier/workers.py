@@ -106,7 +106,7 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
         PolicyError: an unknown policy or bad parameters.
     """
     if settings.workers < 1:
-        raise SettingsError(f"{settings.workers} workers: allowed is 1 or more")
+        raise SettingsError(f"{settings.workers} workers; allowed: 1 or more")
     committer = _Committer(nodes, jobs, settings, bind)
     turns = Turns(len(jobs), settings.attempts, settings.backoff_s)
     shared = SharedRows(nodes)
@@ -253,7 +253,7 @@ class _Pool:
                 if dead or time.monotonic() > until:
                     raise SettingsError(
                         f"pre-scheduling workers: {len(dead)} of {self.workers} ended with {dead}; "
-                        f"allowed is an answer within {_START_S:g} s"
+                        f"allowed: an answer within {_START_S:g} s"
                     ) from None
             else:
                 return answer

@@ -94,7 +94,7 @@ class OwnNode:
         self.unknown_cordoned = tuple(sorted(cordoned.difference(cards, parents.values())))
         self._cordon_is_wrong(
             f"annotation {NODE_CORDON} holds {shown(', '.join(self.unknown_cordoned), 256)}, no card of this "
-            f"node: allowed are {shown(', '.join(cards), 512)}"
+            f"node; allowed: {shown(', '.join(cards), 512)}"
             if self.unknown_cordoned
             else None
         )

@@ -119,7 +119,7 @@ class CheckpointReader:
             with self._path.open("rb") as file:
                 stamp = _stamp(os.fstat(file.fileno()))
                 if stamp.size > MOST_BYTES:
-                    what = f"it has {stamp.size} bytes, allowed are {MOST_BYTES}"
+                    what = f"it has {stamp.size} bytes; allowed: {MOST_BYTES}"
                     raise CheckpointError(f"{self._path} cannot be read: {what}"[:_MESSAGE_CHARS])
                 data = file.read()
         except FileNotFoundError:

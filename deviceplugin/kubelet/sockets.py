@@ -39,7 +39,7 @@ def check_socket_path(path: Path) -> None:
         RegistrationError: the path is longer than 107 bytes.
     """
     if len(bytes(path)) > MAX_SOCKET_PATH:
-        raise RegistrationError(f"socket path {path}: allowed are {MAX_SOCKET_PATH} bytes")
+        raise RegistrationError(f"socket path {path}; allowed: {MAX_SOCKET_PATH} bytes")
 
 
 def clear_socket_path(path: Path) -> None:

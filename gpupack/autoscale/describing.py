@@ -38,9 +38,7 @@ def shapes_of(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
     layouts = read_layouts(cluster)
     without = sorted(set(nodes) - layouts.keys())
     if without:
-        raise InputError(
-            f"node {without[0]} publishes no cards: allowed is a node on which gpupack node runs"
-        )
+        raise InputError(f"node {without[0]} publishes no cards; allowed: a node on which gpupack node runs")
     if not layouts:
         raise InputError("no node publishes cards: give --name, --cards, --cpu and --memory")
     found = learn_shapes(cluster, (), layouts)
@@ -57,7 +55,7 @@ def read_cards(texts: Sequence[str]) -> list[dict[str, Any]]:
     for text in texts:
         match = _CARDS.fullmatch(text)
         if match is None:
-            raise InputError(f"--cards {shown(text)}: allowed is COUNTxMIB or COUNTxMIB:MODEL, as 8x81559")
+            raise InputError(f"--cards {shown(text)}; allowed: COUNTxMIB or COUNTxMIB:MODEL, as 8x81559")
         found.append({"count": int(match[1]), "model": match[3] or "", "mib": int(match[2])})
     return found
 
@@ -212,7 +210,7 @@ def write_shapes(shapes: Sequence[Shape], unit_mib: int, form: str) -> str:
         return _as_file(shapes, unit_mib)
     write = _ONE.get(form)
     if write is None:
-        raise InputError(f"format {shown(form)}: allowed are {', '.join(FORMATS)}")
+        raise InputError(f"format {shown(form)}; allowed: {', '.join(FORMATS)}")
     if form == "karpenter":
         return "\n---\n".join(write(shape, unit_mib) for shape in shapes)
     return "\n".join(f"# {shape.name}\n{write(shape, unit_mib)}" for shape in shapes)

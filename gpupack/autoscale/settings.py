@@ -109,15 +109,15 @@ class AutoscaleSettings(HttpAddress):
             *process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         if not 0 <= self.grace_s <= 3600:  # noqa: PLR2004 - an hour
-            faults.append(f"grace {self.grace_s:g} s: allowed are 0 to 3600 seconds")
+            faults.append(f"grace {self.grace_s:g} s; allowed: 0 to 3600 seconds")
         if not 1 <= self.most <= MOST_PLACEHOLDERS:
-            faults.append(f"max placeholders {self.most}: allowed are 1 to {MOST_PLACEHOLDERS}")
+            faults.append(f"max placeholders {self.most}; allowed: 1 to {MOST_PLACEHOLDERS}")
         if self.autoscaler not in AUTOSCALERS:
-            faults.append(f"autoscaler {self.autoscaler!r}: allowed are {', '.join(AUTOSCALERS)}")
+            faults.append(f"autoscaler {self.autoscaler!r}; allowed: {', '.join(AUTOSCALERS)}")
         if self.consolidate and not self.keep_nodes:
-            faults.append("consolidate without keep nodes: allowed is both, or neither")
+            faults.append("consolidate without keep nodes; allowed: both, or neither")
         if not is_label(self.namespace):
-            faults.append(f"namespace {self.namespace!r}: allowed are {LABEL}")
+            faults.append(f"namespace {self.namespace!r}; allowed: {LABEL}")
         if self.unit_mib is not None:
             try:
                 resource_name(self.unit_mib)

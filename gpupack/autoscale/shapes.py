@@ -349,25 +349,25 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         or set(document) != {"shapes"}
         or not isinstance(document["shapes"], list)
     ):
-        raise InputError(f"{source}: allowed is `shapes:` with a list, see docs/howto/autoscaling.md")
+        raise InputError(f"{source}; allowed: `shapes:` with a list, see docs/howto/autoscaling.md")
     if len(document["shapes"]) > MOST_SHAPES:
-        raise InputError(f"{source}: {len(document['shapes'])} shapes: allowed are {MOST_SHAPES} at most")
+        raise InputError(f"{source}: {len(document['shapes'])} shapes; allowed: {MOST_SHAPES} at most")
     found: list[Shape] = []
     names: set[str] = set()
     for number, entry in enumerate(document["shapes"]):
         at = f"shapes[{number}]"
         before = len(faults)
         if not isinstance(entry, dict):
-            faults.append(f"{at} is {shown(entry)}: allowed is a mapping")
+            faults.append(f"{at} is {shown(entry)}; allowed: a mapping")
             continue
         faults += [
-            f"{at}: {shown(key)} is not known: allowed are {', '.join(sorted(_FIELDS))}"
+            f"{at}: {shown(key)} is not known; allowed: {', '.join(sorted(_FIELDS))}"
             for key in entry
             if key not in _FIELDS
         ]
         name = entry.get("name")
         if not isinstance(name, str) or not name or name in names:
-            faults.append(f"{at}.name is {shown(name)}: allowed is a name that no other shape has")
+            faults.append(f"{at}.name is {shown(name)}; allowed: a name that no other shape has")
         else:
             names.add(name)
         layout = tuple(sorted(_cards(entry.get("cards"), f"{at}.cards", unit_mib, faults)))
@@ -375,7 +375,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         memory = _amount(entry, "memory", at, parse_bytes, faults)
         pods = entry.get("pods", 110)
         if not isinstance(pods, int) or isinstance(pods, bool) or pods < 1:
-            faults.append(f"{at}.pods is {shown(pods)}: allowed is a whole number from 1")
+            faults.append(f"{at}.pods is {shown(pods)}; allowed: a whole number from 1")
             pods = 1
         labels = _labels(entry.get("labels") or {}, f"{at}.labels", faults)
         others = _resources(entry.get("resources") or {}, f"{at}.resources", faults)
@@ -391,32 +391,32 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
 
 def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tuple[str, int]]:
     if not isinstance(value, list) or not value:
-        faults.append(f"{at} is {shown(value)}: allowed is a list with at least one entry")
+        faults.append(f"{at} is {shown(value)}; allowed: a list with at least one entry")
         return
     total = 0
     for number, entry in enumerate(value):
         here = f"{at}[{number}]"
         if not isinstance(entry, dict) or not set(entry) <= _CARD_FIELDS:
             faults.append(
-                f"{here} is {shown(entry)}: allowed is a mapping of {', '.join(sorted(_CARD_FIELDS))}"
+                f"{here} is {shown(entry)}; allowed: a mapping of {', '.join(sorted(_CARD_FIELDS))}"
             )
             continue
         count, model, mib = entry.get("count", 1), entry.get("model", ""), entry.get("mib")
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_CARDS:
-            faults.append(f"{here}.count is {shown(count)}: allowed is a whole number from 1 to {MAX_CARDS}")
+            faults.append(f"{here}.count is {shown(count)}; allowed: a whole number from 1 to {MAX_CARDS}")
             continue
         if not isinstance(model, str):
-            faults.append(f"{here}.model is {shown(model)}: allowed is the driver's name of the model")
+            faults.append(f"{here}.model is {shown(model)}; allowed: the driver's name of the model")
             continue
         most = MOST_GIB << 10
         if not isinstance(mib, int) or isinstance(mib, bool) or not unit_mib <= mib <= most:
             faults.append(
-                f"{here}.mib is {shown(mib)}: allowed is a whole number of MiB from {unit_mib} to {most}"
+                f"{here}.mib is {shown(mib)}; allowed: a whole number of MiB from {unit_mib} to {most}"
             )
             continue
         total += count
         if total > MAX_CARDS:
-            faults.append(f"{at}: {total} cards: allowed are {MAX_CARDS} at most")
+            faults.append(f"{at}: {total} cards; allowed: {MAX_CARDS} at most")
             return
         yield from [(model, mib // unit_mib)] * count
 
@@ -428,9 +428,7 @@ def _amount(entry: Mapping[str, Any], key: str, at: str, parse: Any, faults: lis
     except QuantityError:
         amount = 0
     if amount <= 0:
-        faults.append(
-            f"{at}.{key} is {shown(value)}: allowed is a quantity of Kubernetes that is more than 0"
-        )
+        faults.append(f"{at}.{key} is {shown(value)}; allowed: a quantity of Kubernetes that is more than 0")
     return amount
 
 
@@ -444,9 +442,7 @@ def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str | int]:
         except QuantityError:
             read = -1
         if read < 0 or not isinstance(name, str) or name.startswith(f"{DOMAIN}/") or name in _FIELDS:
-            faults.append(
-                f"{at} has {shown(name)}: {shown(amount)}: allowed are quantities of other resources"
-            )
+            faults.append(f"{at} has {shown(name)}: {shown(amount)}; allowed: quantities of other resources")
         else:
             found[name] = amount
     return found
@@ -456,21 +452,21 @@ def _labels(value: Any, at: str, faults: list[str]) -> dict[str, str]:
     if not isinstance(value, dict) or not all(
         isinstance(key, str) and isinstance(text, str) for key, text in value.items()
     ):
-        faults.append(f"{at} is {shown(value)}: allowed is a mapping of text to text")
+        faults.append(f"{at} is {shown(value)}; allowed: a mapping of text to text")
         return {}
     return dict(value)
 
 
 def _taints(value: Any, at: str, faults: list[str]) -> Iterable[Taint]:
     if not isinstance(value, list):
-        faults.append(f"{at} is {shown(value)}: allowed is a list")
+        faults.append(f"{at} is {shown(value)}; allowed: a list")
         return
     for number, entry in enumerate(value):
         taint = entry if isinstance(entry, dict) else {}
         key, text, effect = taint.get("key"), taint.get("value", ""), taint.get("effect")
         if not (isinstance(key, str) and key and isinstance(text, str) and effect in _EFFECTS):
             faults.append(
-                f"{at}[{number}] is {shown(entry)}: allowed is key, value, effect ({', '.join(_EFFECTS)})"
+                f"{at}[{number}] is {shown(entry)}; allowed: key, value, effect ({', '.join(_EFFECTS)})"
             )
         elif not key.startswith(PASSING_TAINTS):
             yield Taint(key, text, effect)

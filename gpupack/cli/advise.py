@@ -79,7 +79,7 @@ def advise(
     from gpupack.whatif.rendering import format_advice
 
     if (wanted is None) == (empty is None):
-        raise click.UsageError("allowed is one of --for UNITS[xN] and --empty CARD|NODE")
+        raise click.UsageError("allowed: one of --for UNITS[xN] and --empty CARD|NODE")
     if dry_run and not applies:
         raise click.UsageError("--dry-run is for --apply: without that nothing is changed")
     if applies and options["filename"] is not None:
@@ -118,7 +118,7 @@ def _read_size(text: str) -> tuple[int, int]:
     """
     match = _FOR.fullmatch(text)
     if match is None:
-        raise click.BadParameter(f"--for {text!r}: allowed is UNITS or UNITSxN, such as 40 or 40x3")
+        raise click.BadParameter(f"--for {text!r}; allowed: UNITS or UNITSxN, such as 40 or 40x3")
     return int(match[1]), int(match[2] or 1)
 
 

@@ -83,10 +83,10 @@ def _said(error: click.ClickException) -> str:
     allowed = "a number" if isinstance(kind, click.types.FloatParamType) else "a whole number"
     match kind:
         case click.IntRange(min=int(low), max=int(high)) | click.FloatRange(min=float(low), max=float(high)):
-            return f"{found[1]}: allowed is {allowed} from {low} to {high}"
+            return f"{found[1]}; allowed: {allowed} from {low} to {high}"
         case click.IntRange(min=int(low)) | click.FloatRange(min=float(low)):
-            return f"{found[1]}: allowed is {allowed} from {low}"
-    return f"{found[1]}: allowed is {allowed}"
+            return f"{found[1]}; allowed: {allowed} from {low}"
+    return f"{found[1]}; allowed: {allowed}"
 
 
 @click.group(context_settings=CONTEXT)

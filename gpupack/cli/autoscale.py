@@ -147,7 +147,7 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
         from gpupack.whatif.fetching import read_cluster
 
         if form not in FORMATS:
-            raise InputError(f"--format {form!r}: allowed are {', '.join(FORMATS)}")
+            raise InputError(f"--format {form!r}; allowed: {', '.join(FORMATS)}")
         if any(given.values()):
             unit_mib = options["unit_mib"] or MIB_PER_GIB
             return write_shapes([given_shape(unit_mib=unit_mib, **given)], unit_mib, form)

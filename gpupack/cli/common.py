@@ -86,7 +86,7 @@ def name_values(_context: click.Context, _option: click.Parameter, texts: tuple[
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{text!r}: allowed is NAME=VALUE")
+            raise click.BadParameter(f"{text!r}; allowed: NAME=VALUE")
         pairs[name] = value
     return pairs
 

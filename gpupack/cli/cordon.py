@@ -79,7 +79,7 @@ def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
     from kubeapi.errors import ConfigError, KubeApiError
 
     if bool(options["cards"]) == options["every"]:
-        raise click.UsageError("name the cards of the node, or give --all: allowed is one of the two")
+        raise click.UsageError("name the cards of the node, or give --all; allowed: one of the two")
     try:
         outcomes = asyncio.run(_apply(Wish(cordon, options["cards"], reason), options))
     except (InputError, ConfigError) as error:

@@ -52,9 +52,7 @@ def migrate(
     from kubeapi.names import SUBDOMAIN, is_subdomain
 
     if not is_subdomain(scheduler_name):
-        raise click.BadParameter(
-            f"{scheduler_name!r}: allowed are {SUBDOMAIN}", param_hint="'--scheduler-name'"
-        )
+        raise click.BadParameter(f"{scheduler_name!r}; allowed: {SUBDOMAIN}", param_hint="'--scheduler-name'")
     try:
         resource_name(unit_mib)
         name = "standard input" if filename == "-" else filename

@@ -64,7 +64,7 @@ def mps(**options: Any) -> None:
     for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
         if options[option] not in allowed:
             name = option.replace("_", "-")
-            fail(SettingsError((f"--{name} {options[option]!r}: allowed are {', '.join(allowed)}",)))
+            fail(SettingsError((f"--{name} {options[option]!r}; allowed: {', '.join(allowed)}",)))
 
     async def work(stop: Any) -> None:
         await run(wanted, *_cards(options["gpus"], options["profile"]), stop)
@@ -89,7 +89,7 @@ def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
 
         return SimulatedGpus(load_profile(profile or "")), SimulatedGenerations()
     if gpus != "nvml":
-        raise SettingsError((f"--gpus {gpus!r}: allowed are nvml, simulated",))
+        raise SettingsError((f"--gpus {gpus!r}; allowed: nvml, simulated",))
     from deviceplugin.gpus.nvidia.generations import NvmlGenerations
     from deviceplugin.gpus.nvidia.source import NvmlGpus
 

@@ -256,7 +256,7 @@ def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoRe
     from gpupack.policies import prepare as find_policies
 
     if output not in {"table", "json"}:
-        raise click.BadParameter(f"{output!r}: allowed are table, json", param_hint="'--output'")
+        raise click.BadParameter(f"{output!r}; allowed: table, json", param_hint="'--output'")
     try:
         find_policies(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
     except InputError as error:

@@ -72,7 +72,7 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     if context.invoked_subcommand is not None:
         return
     if config is None:
-        raise click.UsageError("--config is missing: allowed is the path of a YAML file")
+        raise click.UsageError("--config is missing; allowed: the path of a YAML file")
     from gpupack.logs import configure
 
     configure(options["log_level"], options["log_format"])

@@ -123,9 +123,9 @@ def _is_live(options: dict[str, Any]) -> bool:
     live = options["cluster"] or options["filename"] is not None
     files = [name for name in ("nodes", "pods") if options[name] is not None]
     if live and files:
-        raise click.UsageError(f"--{files[0]} with a cluster: allowed is one of the two")
+        raise click.UsageError(f"--{files[0]} with a cluster; allowed: one of the two")
     if not live and len(files) < 2:  # noqa: PLR2004
-        raise click.UsageError("no nodes and pods: allowed are --nodes FILE with --pods FILE, or --cluster")
+        raise click.UsageError("no nodes and pods; allowed: --nodes FILE with --pods FILE, or --cluster")
     for name in ("without", "add", "unit_mib", "context", "kubeconfig"):
         if options[name] and not live:
             raise click.UsageError(f"--{name.replace('_', '-')} is for a cluster: allowed with --cluster")

@@ -102,7 +102,7 @@ def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     namespace, _, service = options["queue_service"].partition("/")
     if not namespace or not service:
         raise click.UsageError(
-            f"--queue-service is {options['queue_service']!r}: allowed is NAMESPACE/NAME of a Service"
+            f"--queue-service is {options['queue_service']!r}; allowed: NAMESPACE/NAME of a Service"
         )
     raw = asyncio.run(queuestatus.fetch(options["kubeconfig"], options["context"], namespace, service))
     status = queuestatus.read(raw)

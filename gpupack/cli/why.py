@@ -95,6 +95,6 @@ def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:
         return name, namespace
     if namespace not in {None, before}:
         raise click.BadParameter(
-            f"{pod!r} with --namespace {namespace!r}: allowed is one namespace", param_hint="'POD'"
+            f"{pod!r} with --namespace {namespace!r}; allowed: one namespace", param_hint="'POD'"
         )
     return name, before

@@ -138,7 +138,7 @@ class Pages:
         """Refuse names that may stand for us by trickery; explain what is wrong in one line."""
         host = request.headers.get("Host", "")
         if not host_is_allowed(host, self._allowed_hosts) and request.path not in {"/healthz", "/readyz"}:
-            text = f"host {shown(host)}: allowed are localhost, IP addresses and --allowed-host NAME\n"
+            text = f"host {shown(host)}; allowed: localhost, IP addresses and --allowed-host NAME\n"
             return web.Response(text=text, status=421, headers=HEADERS)
         try:
             answer = await handler(request)

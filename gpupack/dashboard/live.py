@@ -63,7 +63,7 @@ class Live:
             TooManyPagesError: too many are open.
         """
         if len(self._pages) >= MAX_PAGES:
-            raise TooManyPagesError(f"{MAX_PAGES} pages are open: allowed are no more; close one")
+            raise TooManyPagesError(f"{MAX_PAGES} pages are open; allowed: no more; close one")
         page = Page()
         self._pages.add(page)
         self.opened()

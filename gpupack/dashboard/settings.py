@@ -47,7 +47,7 @@ class Settings(HttpAddress):
             *address_faults("http", self.http),
             *process_faults(self.kubeconfig, "info", "text"),
             *(
-                f"{what} {name!r}: allowed are {LABEL}"
+                f"{what} {name!r}; allowed: {LABEL}"
                 for what, name in (
                     ("namespace", self.namespace),
                     ("queue namespace", self.queue_namespace),
@@ -57,7 +57,7 @@ class Settings(HttpAddress):
             ),
         ]
         if self.queue_url is not None and not self.queue_url.startswith(("http://", "https://")):
-            faults.append(f"queue URL {self.queue_url!r}: allowed is http://HOST:PORT")
+            faults.append(f"queue URL {self.queue_url!r}; allowed: http://HOST:PORT")
         if faults:
             raise InputError("\n".join(faults))
 

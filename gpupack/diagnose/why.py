@@ -319,8 +319,8 @@ def _nothing_asked(pod: KubePod, resource: str) -> str:
             if name in (amounts or {}):
                 most = "100 for each card" if name == PERCENT_RESOURCE else MAX_UNITS
                 where = f"container {shown(container.name)} has {name}: 0 in its limits"
-                return f"{where}, which asks for no GPU memory: allowed are 1 to {most}"
-    return f"it asks for 0 of {resource}, which is no GPU memory: allowed are 1 to {MAX_UNITS}"
+                return f"{where}, which asks for no GPU memory; allowed: 1 to {most}"
+    return f"it asks for 0 of {resource}, which is no GPU memory; allowed: 1 to {MAX_UNITS}"
 
 
 def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:

@@ -13,8 +13,8 @@ from scheduler_plugin.cache.objects import PodLite
 
 T = TypeVar("T")
 
-_NODES_ALLOWED: Final = "allowed is the output of `kubectl get nodes -o json`"
-_PODS_ALLOWED: Final = "allowed is the output of `kubectl get nodes,pods -A -o json`"
+_NODES_ALLOWED: Final = "allowed: the output of `kubectl get nodes -o json`"
+_PODS_ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
 class Metadata(msgspec.Struct):
@@ -99,17 +99,17 @@ def load_nodes(text: str | bytes, *, pods: bool = False) -> Cluster:
     """
     allowed = _PODS_ALLOWED if pods else _NODES_ALLOWED
     if not text.strip():
-        raise InputError(f"the input is empty: {allowed}")
+        raise InputError(f"the input is empty; {allowed}")
     try:
         return _read(text, pods=pods)
     except _OtherKindError as error:
-        raise InputError(f"{error}: {allowed}") from error
+        raise InputError(f"{error}; {allowed}") from error
     except msgspec.ValidationError as error:
         # It may end in rubbish all the same, which is the worse news.
         _check_json(text, allowed)
-        raise InputError(f"the input does not hold nodes ({error}): {allowed}") from error
+        raise InputError(f"the input does not hold nodes ({error}); {allowed}") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InputError(f"the input is not JSON ({error}): {allowed}") from error
+        raise InputError(f"the input is not JSON ({error}); {allowed}") from error
 
 
 class _OtherKindError(Exception):
@@ -127,7 +127,7 @@ def _check_json(text: str | bytes, allowed: str) -> None:
     except msgspec.ValidationError:  # a number that is too large for any type
         return
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InputError(f"the input is not JSON ({error}): {allowed}") from error
+        raise InputError(f"the input is not JSON ({error}); {allowed}") from error
 
 
 def _read(text: str | bytes, *, pods: bool) -> Cluster:

@@ -51,11 +51,11 @@ def migrate(text: str, name: str, options: Options) -> Migrated:
     """
     documents = load(text, name)
     if not documents:
-        raise InputError(f"{name} is empty: allowed are Kubernetes manifests in YAML or JSON")
+        raise InputError(f"{name} is empty; allowed: Kubernetes manifests in YAML or JSON")
     done = Migrated()
     for number, document in enumerate(documents, 1):
         if not isinstance(document, dict) or not document.get("kind"):
-            raise InputError(f"{name}, document {number} has no kind: allowed are Kubernetes manifests")
+            raise InputError(f"{name}, document {number} has no kind; allowed: Kubernetes manifests")
         for one in _objects(document):
             _migrate(one, options, done)
     if has_comments(text):

@@ -61,7 +61,7 @@ def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, sa
     """
     for field in _FIELDS:
         if not isinstance(spec.get(field) or [], list):
-            say(f"left as it is: spec.{field} is {shown(str(spec[field]))}: allowed is a list")
+            say(f"left as it is: spec.{field} is {shown(str(spec[field]))}; allowed: a list")
             return False
     containers = list(_containers(spec))
     amounts = [(container, asked(container)) for container in containers]
@@ -129,7 +129,7 @@ def _cards(wants: list[tuple[dict[str, Any], Wanted | None]], init_asks: bool) -
         )
     cards = numbers.pop() if numbers else 1
     if cards > MAX_CARDS:
-        raise UntranslatableError(f"{said} cards: allowed are at most {MAX_CARDS}")
+        raise UntranslatableError(f"{said} cards; allowed: at most {MAX_CARDS}")
     if cards > 1 and init_asks:
         raise UntranslatableError(
             f"an init container asks and {said}: gpupack then gives one card to the pod"

@@ -172,7 +172,7 @@ def _memory(cards: int, mib_per_card: int, options: Options, notes: tuple[str, .
 
 def _percent(cards: int, percent: int, notes: tuple[str, ...]) -> Wanted:
     if not 1 <= percent <= WHOLE_PERCENT:
-        raise UntranslatableError(f"{HAMI_PERCENT}: {percent}: allowed is 1 to {WHOLE_PERCENT}")
+        raise UntranslatableError(f"{HAMI_PERCENT}: {percent}; allowed: 1 to {WHOLE_PERCENT}")
     return Wanted(cards, percent=cards * percent, notes=notes)
 
 
@@ -183,5 +183,5 @@ def _number(name: str, amount: Any) -> int:
         raise UntranslatableError(f"{name}: {error}") from error
     if number < 0 or (name in {HAMI_MIB, GPUSHARE_MEMORY} and not str(amount).isdigit()):
         # `8Gi` would be 8 589 934 592 MiB.
-        raise UntranslatableError(f"{name}: {shown(str(amount))}: allowed is a whole number without a suffix")
+        raise UntranslatableError(f"{name}: {shown(str(amount))}; allowed: a whole number without a suffix")
     return number

@@ -147,7 +147,7 @@ class _Reader:
     def value(self, node: yaml.Node) -> Any:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise InputError(f"{self._name} holds more than {MAX_VALUES} values: allowed are manifests")
+            raise InputError(f"{self._name} holds more than {MAX_VALUES} values; allowed: manifests")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):
@@ -173,8 +173,8 @@ class _Reader:
             key = self.value(key_node)
             if not isinstance(key, Scalar):
                 raise InputError(
-                    f"{self._name}, line {key_node.start_mark.line + 1}: a key is a mapping or a list: "
-                    f"allowed is a text{self._hint}"
+                    f"{self._name}, line {key_node.start_mark.line + 1}: a key is a mapping or a list; "
+                    f"allowed: a text{self._hint}"
                 )
             own[key] = self.value(value_node)
         for key, value in merged.items():

@@ -40,7 +40,7 @@ def advise_start(
         InputError: something is wrong with the question.
     """
     if pods < 1:
-        raise InputError(f"{pods} pods: allowed is 1 or more")
+        raise InputError(f"{pods} pods; allowed: 1 or more")
     require_cards(cluster)
     limits = limits or SearchLimits()
     request = build_request(ask, cluster.state.resource)

@@ -23,10 +23,10 @@ def find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
             known = [str(index) for index in book.indexes or range(len(book.sizes))]
             if number in known:
                 return frozenset({(name, known.index(number))})
-            raise InputError(f"node {node} has no card {number}: allowed are {', '.join(known) or 'none'}")
+            raise InputError(f"node {node} has no card {number}; allowed: {', '.join(known) or 'none'}")
     if what in cluster.nodes:
         raise InputError(f"node {what} has no cards that gpupack knows")
-    raise InputError(f"{what} is no node and no card: allowed are a node, NODE/NUMBER, or a card's UUID")
+    raise InputError(f"{what} is no node and no card; allowed: a node, NODE/NUMBER, or a card's UUID")
 
 
 def list_pods_on_cards(

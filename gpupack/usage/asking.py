@@ -71,7 +71,7 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
         if refused:
             raise InputError(f"{url}: {make_printable(shorten(refused))}") from error
         said = shorten(body[:200].decode(errors="replace"))
-        raise InputError(f"{url} answers {answer.status} {said!r}: allowed is a gpupack dashboard") from error
+        raise InputError(f"{url} answers {answer.status} {said!r}; allowed: a gpupack dashboard") from error
 
 
 class _Refusal(msgspec.Struct):
@@ -97,7 +97,7 @@ def _way_to(option: str, url: str) -> str | None:
         InputError: the URL, or what the environment says of proxies, cannot be used.
     """
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"{option} {shown(url)}: allowed is http://HOST:PORT")
+        raise InputError(f"{option} {shown(url)}; allowed: http://HOST:PORT")
     try:
         return proxy_for(url, os.environ)
     except ValueError as error:

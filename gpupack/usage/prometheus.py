@@ -154,7 +154,7 @@ class Prometheus:
         except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, AttributeError) as error:
             said = shorten(body[:200].decode(errors="replace"))
             raise PrometheusError(
-                f"{url} answers {answer.status} {said!r}: allowed is the API of Prometheus"
+                f"{url} answers {answer.status} {said!r}; allowed: the API of Prometheus"
             ) from error
         if found.status != "success" or found.data is None:
             raise PrometheusError(f"{url} refuses the question: {shorten(found.error or found.status)}")

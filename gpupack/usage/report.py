@@ -21,7 +21,7 @@ NOBODY: Final = "(unknown)"
 UNLABELLED: Final = "(none)"
 
 _LABEL: Final = "label:"
-_ALLOWED: Final = "allowed are namespace, pod and label:KEY"
+_ALLOWED: Final = "allowed: namespace, pod and label:KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class By:
             return cls("namespace" if text == "namespace" else "pod")
         if text.startswith(_LABEL) and len(text) > len(_LABEL):
             return cls("label", text.removeprefix(_LABEL))
-        raise InputError(f"by {shown(text)}: {_ALLOWED}")
+        raise InputError(f"by {shown(text)}; {_ALLOWED}")
 
     def __str__(self) -> str:
         """Write it as it is read."""

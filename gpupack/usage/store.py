@@ -18,7 +18,7 @@ MAX_POD_USES: Final = 300_000
 MAX_BYTES: Final = 128 * 2**20
 """In the file; when it has grown beyond, the newer half stays."""
 
-_ALLOWED: Final = "allowed is a file that `gpupack dashboard --history FILE` wrote"
+_ALLOWED: Final = "allowed: a file that `gpupack dashboard --history FILE` wrote"
 
 _decode = msgspec.json.Decoder(Period).decode
 
@@ -127,7 +127,7 @@ def check(path: Path) -> None:
             _decode(first)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InputError(
-                f"{path} begins with {shown(first[:60].decode(errors='replace'))}: {_ALLOWED}"
+                f"{path} begins with {shown(first[:60].decode(errors='replace'))}; {_ALLOWED}"
             ) from error
 
 

@@ -9,7 +9,7 @@ from gpupack.errors import InputError
 
 _AGO: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|m|h|d|w)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_ALLOWED: Final = "allowed are 30m, 24h, 7d (before now), now, 2026-11-01 and 2026-11-01T08:00:00Z"
+_ALLOWED: Final = "allowed: 30m, 24h, 7d (before now), now, 2026-11-01 and 2026-11-01T08:00:00Z"
 
 
 def moment(text: str, now_s: float) -> float:
@@ -26,7 +26,7 @@ def moment(text: str, now_s: float) -> float:
     try:
         read = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InputError(f"time {shown(text)}: {_ALLOWED}") from error
+        raise InputError(f"time {shown(text)}; {_ALLOWED}") from error
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
@@ -39,6 +39,6 @@ def span(since: str, until: str, now_s: float) -> tuple[float, float]:
     first, last = moment(since, now_s), min(moment(until, now_s), now_s)
     if first >= last:
         raise InputError(
-            f"since {shown(since)} until {shown(until)}: allowed is a time that begins before it ends"
+            f"since {shown(since)} until {shown(until)}; allowed: a time that begins before it ends"
         )
     return first, last

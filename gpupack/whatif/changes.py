@@ -85,7 +85,7 @@ def _profile(text: str) -> tuple[str, int]:
     # A file may be called like that: only a number that is wrong is refused then, if there is no such file.
     if profile in shipped or (profile and _NUMBER.fullmatch(times) and not _is_file(text)):
         raise InputError(
-            f"--add {shown(text)}: allowed is the profile alone, or {shown(f'{profile}xN')} with N a whole "
+            f"--add {shown(text)}; allowed: the profile alone, or {shown(f'{profile}xN')} with N a whole "
             f"number from 1 to {_MOST}"
         )
     return text, 1

@@ -68,7 +68,7 @@ def build_request(ask: FitQuestion, resource: str) -> PodRequest:
     except RequestError as error:
         raise InputError(str(error)) from error
     if request is None:
-        raise InputError(f"{ask.units} units: allowed are 1 to {MAX_UNITS}")
+        raise InputError(f"{ask.units} units; allowed: 1 to {MAX_UNITS}")
     return request
 
 
@@ -79,13 +79,13 @@ def _check_amount(ask: FitQuestion, units: int) -> None:
         InputError: what is wrong with it.
     """
     if not 1 <= units <= MAX_UNITS:
-        raise InputError(f"{units} units: allowed are 1 to {MAX_UNITS}")
+        raise InputError(f"{units} units; allowed: 1 to {MAX_UNITS}")
     each, what = f"{units} {'percent' if ask.percent else 'units'}", f"{ask.cards} cards"
     if ask.cards > 1 and units % ask.cards:
-        raise InputError(f"{each} on {what}: allowed is a multiple of the number of cards")
+        raise InputError(f"{each} on {what}; allowed: a multiple of the number of cards")
     if ask.percent and units > WHOLE * ask.cards > 0:
         what = "1 card" if ask.cards == 1 else what
-        raise InputError(f"{each} on {what}: allowed are at most {WHOLE * ask.cards}")
+        raise InputError(f"{each} on {what}; allowed: at most {WHOLE * ask.cards}")
 
 
 def answer_fit(

@@ -22,7 +22,7 @@ from scheduler_plugin.queue.cache.pods import (
     QueueStatus,
 )
 
-_ALLOWED: Final = "allowed is the output of `kubectl get nodes,pods -A -o json`"
+_ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
 class NodeCondition(Struct):
@@ -204,15 +204,15 @@ def load_objects(text: str | bytes) -> tuple[list[KubeNode], list[KubePod], list
         InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
     """
     if not text.strip():
-        raise InputError(f"the input is empty: {_ALLOWED}")
+        raise InputError(f"the input is empty; {_ALLOWED}")
     try:
         items = msgspec.json.decode(text, type=_List).items
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InputError(f"{_wrong(text, error)}: {_ALLOWED}") from error
+        raise InputError(f"{_wrong(text, error)}; {_ALLOWED}") from error
     nodes = [item for item in items if isinstance(item, KubeNode)]
     pods = [item for item in items if isinstance(item, KubePod)]
     if not nodes:
-        raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}: {_ALLOWED}")
+        raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}; {_ALLOWED}")
     return nodes, pods, [item for item in items if isinstance(item, KubeBudget)]
 
 

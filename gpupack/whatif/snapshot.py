@@ -77,7 +77,7 @@ class Snapshot:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise InputError(f"{folder} is a file: allowed is a folder") from error
+            raise InputError(f"{folder} is a file; allowed: a folder") from error
         written = []
         for name, header, rows in zip(FILES, (NODE_HEADER, POD_HEADER), (self.nodes, self.pods), strict=True):
             text = StringIO()

@@ -75,7 +75,7 @@ def drop_unknown_policies(pod: KubePod) -> KubePod:
 def find_policy_refusal(pod: KubePod, said: str) -> str:
     """Find the extender's refusal of a policy in what kube-scheduler says of a pod; empty: none."""
     for policy in find_unknown_policies(pod):
-        begin = re.escape(f"annotation {policy.annotation} is {shown(policy.name)}: allowed are ")
+        begin = re.escape(f"annotation {policy.annotation} is {shown(policy.name)}; allowed: ")
         found = re.search(rf"{begin}[a-z0-9-]+(?:, [a-z0-9-]+)*(?=[,.;]|$)", said)
         if found is not None:
             return found[0]
@@ -96,7 +96,5 @@ def describe_unknowns(pod: KubePod) -> tuple[str, ...]:
         for policy in find_unknown_policies(pod)
     )
     if strange:
-        said += (
-            f"annotations that gpupack does not know: {shown(strange)}; allowed are {', '.join(_USERS)}",
-        )
+        said += (f"annotations that gpupack does not know: {shown(strange)}; allowed: {', '.join(_USERS)}",)
     return said

@@ -71,7 +71,7 @@ class Committer:
         row = self.state.nodes.rows.get(node)
         if row is None:
             raise CommitError(
-                f"node {node} is not known to the gpupack scheduler; allowed is a node it watches"
+                f"node {node} is not known to the gpupack scheduler; allowed: a node it watches"
             )
         try:
             query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)

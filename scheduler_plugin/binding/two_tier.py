@@ -46,7 +46,7 @@ class Turns:
     def __init__(self, pods: int, attempts: int = 5, backoff_s: float = 0.05) -> None:
         if attempts < 1 or backoff_s < 0:
             raise SettingsError(
-                f"{attempts} attempts with a back-off of {backoff_s:g} s: allowed are 1 or more, from 0 s"
+                f"{attempts} attempts with a back-off of {backoff_s:g} s; allowed: 1 or more, from 0 s"
             )
         self.attempts = attempts
         self.backoff_s = backoff_s

@@ -141,7 +141,7 @@ class NodeArrays:
             StateError: the node has a row, or the name is empty.
         """
         if not name or name in self.rows:
-            raise StateError(f"node {name!r} added: allowed is a name that has no row yet")
+            raise StateError(f"node {name!r} added; allowed: a name that has no row yet")
         if not self._vacant:
             self._grow_rows()
         row = self._vacant.pop()

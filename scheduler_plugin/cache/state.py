@@ -349,7 +349,7 @@ class ClusterState:
         """
         pod = self.pods.get(uid)
         if pod is None or pod.node or pod.ended or uid in self._takes or node not in self.nodes.rows:
-            raise StateError(f"pod {uid} on node {node}: allowed is a known pod without node, taken once")
+            raise StateError(f"pod {uid} on node {node}; allowed: a known pod without node, taken once")
         take = Take(pod, node, assigned)
         self._takes[uid] = take
         self._books.of(node).takes[uid] = take

@@ -252,12 +252,12 @@ def _few_names(raw: bytes) -> list[str] | None:
 def _whole(body: bytes) -> tuple[PodLite, Candidates]:
     args = _decode(_args_decoder, body, "ExtenderArgs")
     if args.pod is None:
-        raise ProtocolError("ExtenderArgs without Pod: allowed is an object with Pod and NodeNames or Nodes")
+        raise ProtocolError("ExtenderArgs without Pod; allowed: an object with Pod and NodeNames or Nodes")
     if args.node_names is not None:
         return args.pod, Candidates(args.node_names)
     if args.nodes is None:
         raise ProtocolError(
-            "ExtenderArgs without NodeNames and Nodes: allowed is an object with Pod and one of them"
+            "ExtenderArgs without NodeNames and Nodes; allowed: an object with Pod and one of them"
         )
     # They are answered as they came, and what is not read of them is not looked at either.
     _check_text(body)
@@ -275,7 +275,7 @@ def _check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"ExtenderArgs is not UTF-8: {error}; allowed is one JSON object", 400) from error
+        raise ProtocolError(f"ExtenderArgs is not UTF-8: {error}; allowed: one JSON object", 400) from error
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -296,7 +296,7 @@ def decode_bind(body: bytes) -> BindArgs:
         if not value
     ]
     if missing:
-        raise ProtocolError(f"ExtenderBindingArgs without {', '.join(missing)}: allowed is all four filled")
+        raise ProtocolError(f"ExtenderBindingArgs without {', '.join(missing)}; allowed: all four filled")
     return args
 
 
@@ -308,7 +308,7 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     """
     args = _decode(_preempt_decoder, body, "ExtenderPreemptionArgs")
     if args.pod is None:
-        raise ProtocolError("ExtenderPreemptionArgs without Pod: allowed is an object with Pod and victims")
+        raise ProtocolError("ExtenderPreemptionArgs without Pod; allowed: an object with Pod and victims")
     return args
 
 
@@ -320,7 +320,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes, what: str) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         seen = shown(body[:_SHOWN])
         raise ProtocolError(
-            f"{what} is not JSON but {seen}: {str(error)[:_SHOWN]}; allowed is one JSON object", 400
+            f"{what} is not JSON but {seen}: {str(error)[:_SHOWN]}; allowed: one JSON object", 400
         ) from error
 
 

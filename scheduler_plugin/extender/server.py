@@ -46,7 +46,7 @@ METRICS: Final = web.AppKey("metrics", Metrics)
 PLACES: Final = web.AppKey("places", str)
 """What is served, in words."""
 
-_WHOLE: Final = "; allowed is a whole one, encoded as its headers say"
+_WHOLE: Final = "; allowed: a whole one, encoded as its headers say"
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -269,10 +269,10 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
         # The length is that of what was sent, which may be packed.
         is_packed = size is not None and size <= MAX_BODY
         what = f"that unpacks to {most}" if is_packed else f"of {size or most}"
-        error.text = f"body {what} bytes: allowed are {MAX_BODY}\n"
+        error.text = f"body {what} bytes; allowed: {MAX_BODY}\n"
         raise
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        error.text = f"{request.method} {shown(request.raw_path)}: allowed are {request.app[PLACES]}\n"
+        error.text = f"{request.method} {shown(request.raw_path)}; allowed: {request.app[PLACES]}\n"
         raise
     except web.HTTPException:
         raise
@@ -287,7 +287,7 @@ async def _only_known_clients(request: web.Request, handler: Handler) -> web.Str
     transport = request.transport
     if request.path not in OPEN and (transport is None or not transport.get_extra_info("peercert")):
         return web.Response(
-            text="allowed is a client certificate of the authority given at start\n", status=403
+            text="allowed: a client certificate of the authority given at start\n", status=403
         )
     return await handler(request)
 

@@ -125,14 +125,14 @@ class Options:
     def _policy_faults(self) -> list[str]:
         faults = []
         if not self.policies:
-            faults.append(f"no policy; allowed are {NODE_POLICIES.allowed}")
+            faults.append(f"no policy; allowed: {NODE_POLICIES.allowed}")
         for policy in self.policies:
             try:
                 make(policy, self.parameters.get(policy, {}))
             except PolicyError as error:
                 faults.append(str(error))
         faults += [
-            f"parameters for policy {policy!r}, which is not run; allowed are {', '.join(self.policies)}"
+            f"parameters for policy {policy!r}, which is not run; allowed: {', '.join(self.policies)}"
             for policy in sorted(set(self.parameters) - set(self.policies))
         ]
         try:
@@ -144,23 +144,21 @@ class Options:
     def _number_faults(self) -> list[str]:
         faults = []
         if not 0 < self.inflation <= MAX_INFLATION:
-            faults.append(f"inflation {self.inflation:g}: allowed is more than 0 up to {MAX_INFLATION:g}")
+            faults.append(f"inflation {self.inflation:g}; allowed: more than 0 up to {MAX_INFLATION:g}")
         if not 1 <= len(self.seeds) <= MAX_SEEDS:
-            faults.append(f"{len(self.seeds)} seeds: allowed are 1 to {MAX_SEEDS}")
+            faults.append(f"{len(self.seeds)} seeds; allowed: 1 to {MAX_SEEDS}")
         if not self.workloads or set(self.workloads) - set(WORKLOADS):
-            faults.append(
-                f"workload {','.join(self.workloads)!r}: allowed are {', '.join(WORKLOADS)}, or both"
-            )
+            faults.append(f"workload {','.join(self.workloads)!r}; allowed: {', '.join(WORKLOADS)}, or both")
         if self.load is not None and not 0 < self.load <= MAX_INFLATION:
-            faults.append(f"load {self.load:g}: allowed is more than 0 up to {MAX_INFLATION:g}, or trace")
+            faults.append(f"load {self.load:g}; allowed: more than 0 up to {MAX_INFLATION:g}, or trace")
         if not 1 <= self.max_pods <= MAX_PODS:
-            faults.append(f"max pods {self.max_pods}: allowed are 1 to {MAX_PODS}")
+            faults.append(f"max pods {self.max_pods}; allowed: 1 to {MAX_PODS}")
         if self.queues is not None and not self.replay:
             faults.append(f"queues {self.queues!r} without a replay: allowed with --replay only")
         if self.jobs < 1:
-            faults.append(f"jobs {self.jobs}: allowed is 1 or more")
+            faults.append(f"jobs {self.jobs}; allowed: 1 or more")
         if not 1 <= self.card_units <= MAX_CARD_UNITS:
-            faults.append(f"card units {self.card_units}: allowed are 1 to {MAX_CARD_UNITS}")
+            faults.append(f"card units {self.card_units}; allowed: 1 to {MAX_CARD_UNITS}")
         return faults
 
     def _queue_faults(self) -> list[str]:
@@ -179,16 +177,14 @@ class Options:
             if self.json not in {None, "-"}:
                 file = Path(str(self.json))
                 if file.is_dir() or not file.parent.is_dir():
-                    faults.append(f"JSON file {self.json!r}: allowed is a file in a folder that exists, or -")
+                    faults.append(f"JSON file {self.json!r}; allowed: a file in a folder that exists, or -")
             if self.plot is not None:
                 folder = Path(self.plot).absolute()
                 there = next(path for path in (folder, *folder.parents) if path.exists())
                 if not there.is_dir():
-                    faults.append(
-                        f"plot {self.plot!r}: {there} is a file; allowed is a folder, made if needed"
-                    )
+                    faults.append(f"plot {self.plot!r}: {there} is a file; allowed: a folder, made if needed")
         except OSError as error:
-            faults.append(f"{error.filename}: {error.strerror}; allowed is a place that can be written")
+            faults.append(f"{error.filename}: {error.strerror}; allowed: a place that can be written")
         return faults
 
 
@@ -203,10 +199,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         ends = (first, last if dash else first)
         if not all(end.isascii() and end.isdigit() for end in ends) or max(len(end) for end in ends) > 18:  # noqa: PLR2004
-            raise SettingsError(f"seeds {text!r}: allowed are numbers and ranges like 42-51, by commas")
+            raise SettingsError(f"seeds {text!r}; allowed: numbers and ranges like 42-51, by commas")
         low, high = int(ends[0]), int(ends[1])
         if high < low or high - low >= MAX_SEEDS:
-            raise SettingsError(f"seeds {text!r}: allowed are growing ranges of at most {MAX_SEEDS} seeds")
+            raise SettingsError(f"seeds {text!r}; allowed: growing ranges of at most {MAX_SEEDS} seeds")
         seeds.update(dict.fromkeys(range(low, high + 1)))
     return tuple(seeds)
 
@@ -227,7 +223,7 @@ def parse_load(text: str) -> float | None:
     try:
         return float(text)
     except ValueError as error:
-        raise SettingsError(f"load {text!r}: allowed is a number like 0.9, or {TRACE}") from error
+        raise SettingsError(f"load {text!r}; allowed: a number like 0.9, or {TRACE}") from error
 
 
 def parse_parameters(texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -241,7 +237,7 @@ def parse_parameters(texts: Sequence[str]) -> dict[str, dict[str, str]]:
         name, equals, value = text.partition("=")
         policy, dot, parameter = name.partition(".")
         if not (equals and dot and policy and parameter):
-            raise SettingsError(f"policy parameter {text!r}: allowed is POLICY.NAME=VALUE")
+            raise SettingsError(f"policy parameter {text!r}; allowed: POLICY.NAME=VALUE")
         parameters.setdefault(policy, {})[parameter] = value
     return parameters
 

@@ -103,7 +103,7 @@ def check(config: QueueConfig, pods: Iterable[TracePod]) -> None:
     unknown = sorted({pod.queue for pod in pods if pod.queue} - set(config.queues))
     if unknown:
         names = ", ".join(sorted(config.queues)[:SHOWN])
-        raise SettingsError(f"queue {unknown[0]!r} of the pod list is not configured: allowed are {names}")
+        raise SettingsError(f"queue {unknown[0]!r} of the pod list is not configured; allowed: {names}")
 
 
 def queue_of(pod: TracePod, config: QueueConfig) -> str:

@@ -155,7 +155,7 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
             amounts,
         )
     if not any(node.cards for node in nodes.values()):
-        raise TraceError(f"{path}: no usable node with a GPU in it; allowed is one or more")
+        raise TraceError(f"{path}: no usable node with a GPU in it; allowed: one or more")
     return [nodes[name] for name in sorted(nodes)]
 
 
@@ -208,7 +208,7 @@ def read_pods(
             what = ", ".join([what, *asked])
             warn(f"{where}: {what} {UNFIT}")
     if not pods:
-        raise TraceError(f"{path}: no usable pod in it; allowed is one or more")
+        raise TraceError(f"{path}: no usable pod in it; allowed: one or more")
     return pods
 
 
@@ -263,7 +263,7 @@ def _pod(where: str, row: Mapping[str, str | None], others: Sequence[str]) -> tu
     milli, wrong = _number(where, "gpu_milli", row, CARD)
     fault = fault or wrong
     if not fault and cards and not milli:
-        fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed is 1 to {CARD}"
+        fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed: 1 to {CARD}"
     if fault:
         return None, fault
     models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
@@ -291,11 +291,11 @@ def _amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tup
         number, fault = _read(where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most)
         if fault or (not number and len(parts) > 1):
             amounts = f"whole numbers from 1 to {_MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
-            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote(text)}; allowed are {amounts}"
+            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote(text)}; allowed: {amounts}"
         found.append(number)
     if cards % len(found):
         what = f"num_gpu {cards} for {len(found)} containers of {GPU_UNITS_COLUMN} {_quote(text)}"
-        return (), False, f"{where}: {what}; allowed is as many cards for each"
+        return (), False, f"{where}: {what}; allowed: as many cards for each"
     return (tuple(found), percent, "") if any(found) else ((), False, "")
 
 
@@ -315,7 +315,7 @@ def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str
     if not fault and (row.get(SCHEDULED_COLUMN) or "").strip():
         began, fault = _number(where, SCHEDULED_COLUMN, row, _MAX_TIME)
     if not fault and not created <= began <= deleted:
-        fault = f"{where}: created {created}, scheduled {began}, deleted {deleted}; allowed are growing times"
+        fault = f"{where}: created {created}, scheduled {began}, deleted {deleted}; allowed: growing times"
     return (None, fault) if fault else (Times(created, deleted - began), "")
 
 
@@ -336,9 +336,9 @@ def _could_run(pod: TracePod, node: TraceNode) -> bool:
 
 def _name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
     if not name:
-        return f"{where}: {column} is empty; allowed is a name"
+        return f"{where}: {column} is empty; allowed: a name"
     if name in taken:
-        return f"{where}: {column} {_quote(name)} is there twice; allowed is a name of its own"
+        return f"{where}: {column} {_quote(name)} is there twice; allowed: a name of its own"
     return ""
 
 
@@ -350,7 +350,7 @@ def _read(where: str, column: str, text: str, most: int) -> tuple[int, str]:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
         return int(text), ""
-    return 0, f"{where}: {column} is {_quote(text)}; allowed is a whole number from 0 to {most}"
+    return 0, f"{where}: {column} is {_quote(text)}; allowed: a whole number from 0 to {most}"
 
 
 def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
@@ -368,7 +368,7 @@ def _other_amounts(where: str, names: Sequence[str], row: Mapping[str, str | Non
         except QuantityError:
             amount = -1
         if not 0 <= amount <= MOST_REQUESTED:
-            return (), f"{where}: {name} is {_quote(text)}; allowed is a quantity from 0 like 8 or 100Gi"
+            return (), f"{where}: {name} is {_quote(text)}; allowed: a quantity from 0 like 8 or 100Gi"
         amounts.append((name, amount))
     return tuple(amounts), ""
 

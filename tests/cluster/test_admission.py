@@ -55,9 +55,9 @@ def test_the_api_server_knows_the_resources_that_our_code_knows(cluster: Cluster
     [
         (50, 0, "1", ""),
         (200, 0, "2", ""),
-        (101, 0, "1", "gpupack.io/gpu-percent: 101: allowed is 100 for each card"),
+        (101, 0, "1", "gpupack.io/gpu-percent: 101; allowed: 100 for each card"),
         (0, 0, "1", "gpupack.io/gpu-percent: 0, and would see every card"),
-        (50, 8, "1", "allowed is one of the two in a pod"),
+        (50, 8, "1", "allowed: one of the two in a pod"),
     ],
 )
 def test_shares_of_cards_are_known_and_bounded(
@@ -72,7 +72,7 @@ def test_shares_of_cards_are_known_and_bounded(
 
 GIB = f"asks for {RESOURCE}"
 REFUSALS = {
-    f'container "main" {GIB}: 8Gi, which is 8589934592 units: allowed is a whole number of units from 1 to '
+    f'container "main" {GIB}: 8Gi, which is 8589934592 units; allowed: a whole number of units from 1 to '
     "131072, without a suffix; for 8 GiB write 8": annotated("8Gi", {}),
     f'container "main" {GIB}: 0, and would see every card': annotated(0, {}),
     f'container "init" {GIB}: 0': annotated(1, {}, init=0),
@@ -84,17 +84,15 @@ REFUSALS = {
     ),
     'annotation gpupack.io/gpu-modle is "*T4*"; gpupack has no such annotation: allowed on a pod are '
     "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/data": annotated(1, {"gpu-modle": "*T4*"}),
-    f'annotation gpupack.io/cards is "{"x" * 64}...": allowed is a whole number': annotated(
+    f'annotation gpupack.io/cards is "{"x" * 64}..."; allowed: a whole number': annotated(
         1, {"cards": "x" * 70}
     ),
-    r'gpupack.io/card-policy is "a\nb": allowed is the name of a policy': annotated(
-        1, {"card-policy": "a\nb"}
-    ),
-    'gpupack.io/gpu-uuid is "a,,b": allowed is a comma list of non-empty': annotated(1, {"gpu-uuid": "a,,b"}),
-    'gpupack.io/queue-name is "a": allowed is a label of that name': annotated(1, {"queue-name": "a"}),
-    "200001 patterns: allowed are at most 64": annotated(1, {"gpu-model": "," * 200_000}),
+    r'gpupack.io/card-policy is "a\nb"; allowed: the name of a policy': annotated(1, {"card-policy": "a\nb"}),
+    'gpupack.io/gpu-uuid is "a,,b"; allowed: a comma list of non-empty': annotated(1, {"gpu-uuid": "a,,b"}),
+    'gpupack.io/queue-name is "a"; allowed: a label of that name': annotated(1, {"queue-name": "a"}),
+    "200001 patterns; allowed: at most 64": annotated(1, {"gpu-model": "," * 200_000}),
     "spec.nodeName is n1: no scheduler would choose a card": w.pod("p", w.container(gib=8), nodeName="n1"),
-    'spec.schedulerName is "other", a scheduler that chooses no cards: allowed is gpupack-scheduler': w.pod(
+    'spec.schedulerName is "other", a scheduler that chooses no cards; allowed: gpupack-scheduler': w.pod(
         "p", w.container(gib=8), schedulerName="other"
     ),
 }
@@ -208,7 +206,7 @@ def test_the_lists_of_the_config_map_count(cluster: Cluster, changed: Callable[[
     until(lambda: scheduler_of(cluster, asks) == "batch-scheduler", "the first name set")
     assert scheduler_of(cluster, w.pod("p", w.container(gib=1), schedulerName=SCHEDULER)) == SCHEDULER
     other = annotated(1, {"node-policy": "balanced"})
-    until(lambda: "allowed are best-fit, mine" in told(cluster, other), "the other list known")
+    until(lambda: "allowed: best-fit, mine" in told(cluster, other), "the other list known")
     assert told(cluster, annotated(1, {"node-policy": "mine"})) == ""
 
 
@@ -221,7 +219,7 @@ def test_a_scheduler_that_was_joined_is_allowed_and_nothing_is_set(
     asks = w.pod("p", w.container(gib=1))
     until(lambda: scheduler_of(cluster, asks) == "default-scheduler", "kube-scheduler's own name left")
     refused = told(cluster, w.pod("p", w.container(gib=1), schedulerName=SCHEDULER))
-    assert "allowed is default-scheduler" in refused
+    assert "allowed: default-scheduler" in refused
 
 
 def test_a_config_map_that_is_missing_keeps_nobody_from_creating_pods(cluster: Cluster) -> None:
@@ -262,9 +260,7 @@ def test_no_pod_names_cards_past_our_account(cluster: Cluster) -> None:
     apply_all(cluster.api, added)
     try:
         said = until(lambda: naming("all"), "the component in force")
-        assert (
-            'container "main" names cards itself, in NVIDIA_VISIBLE_DEVICES: allowed is void or none' in said
-        )
+        assert 'container "main" names cards itself, in NVIDIA_VISIBLE_DEVICES; allowed: void or none' in said
         for value in (None, "GPU-1", "0"):
             assert naming(value) != ""
             assert naming(value, gib=1) != ""

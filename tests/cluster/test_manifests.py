@@ -255,7 +255,7 @@ def test_a_cordon_of_a_card_that_the_node_does_not_have_is_told(cluster):
         return [event["message"] for event in events if event["reason"] == "InvalidCordon"]
 
     (message,) = until(told, "the event of the node")
-    assert '"GPU-of-another-node", no card of this node: allowed are "GPU-00000000-0000-' in message
+    assert '"GPU-of-another-node", no card of this node; allowed: "GPU-00000000-0000-' in message
     assert "gpupack_node_unknown_cordoned_cards 1.0" in cluster.daemon.http("/metrics")
     cluster.api.merge(path, {"metadata": {"annotations": {"gpupack.io/cordon": None}}})
 

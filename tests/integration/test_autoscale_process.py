@@ -315,13 +315,13 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"grace_s": -1.0}, "grace -1 s: allowed are 0 to 3600 seconds"),
-        ({"most": 0}, "max placeholders 0: allowed are 1 to 500"),
-        ({"namespace": "A B"}, "namespace 'A B': allowed are"),
+        ({"grace_s": -1.0}, "grace -1 s; allowed: 0 to 3600 seconds"),
+        ({"most": 0}, "max placeholders 0; allowed: 1 to 500"),
+        ({"namespace": "A B"}, "namespace 'A B'; allowed:"),
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
-        ({"consolidate": True, "keep_nodes": False}, "consolidate without keep nodes: allowed is both"),
-        ({"autoscaler": "other"}, "autoscaler 'other': allowed are cluster-autoscaler, karpenter"),
-        ({"unit_mib": 0}, "unit of 0 MiB: allowed are 1 to"),
+        ({"consolidate": True, "keep_nodes": False}, "consolidate without keep nodes; allowed: both"),
+        ({"autoscaler": "other"}, "autoscaler 'other'; allowed: cluster-autoscaler, karpenter"),
+        ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to"),
     ],
 )
 def test_settings_that_cannot_work_are_said_in_one_line(options: dict[str, Any], said: str) -> None:

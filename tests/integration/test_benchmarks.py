@@ -46,7 +46,7 @@ def test_the_queue_s_options(capsys: pytest.CaptureFixture[str]) -> None:
     for option, told in (("--tenants", "1"), ("--waiting", "300")):
         with pytest.raises(SystemExit):
             queue.main([option, "0"])
-        assert f"{option} 0: allowed is {told} or more" in capsys.readouterr().err
+        assert f"{option} 0; allowed: {told} or more" in capsys.readouterr().err
 
 
 def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,4 +145,4 @@ def test_the_last_line_of_autoscale(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(figures) == {"nodes", "waiting", "pass_s", "keep_s", "read_per_pass"}
     with pytest.raises(SystemExit):
         autoscale.main(["--kinds", "0"])
-    assert "--kinds 0: allowed is 1 or more" in capsys.readouterr().err
+    assert "--kinds 0; allowed: 1 or more" in capsys.readouterr().err

@@ -201,7 +201,7 @@ def test_further_resources_are_written_and_simulated_where_they_are_named(run, t
         _, out, _ = run("simulate", "-f", file, "--policy", "balanced", "--jobs", "1", *parameters)
         assert f"balanced: {started} of your 2 pods start on empty cards" in out
     status, _, told = run("snapshot", "-f", file, "--out", tmp_path, "--resource", "disk")
-    assert (status, 'resources names "disk"; allowed are' in told) == (2, True)
+    assert (status, 'resources names "disk"; allowed:' in told) == (2, True)
 
 
 def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp_path):
@@ -225,7 +225,7 @@ def test_policies_run_on_the_cluster_as_it_is_and_changed(run, cluster_file, tmp
     ("config", "fault"),
     [
         ("queues: [{name: a, weight: 0}]", "queues[0]"),
-        ("queues: [{name: b}]", "queue 'a' of the pod list is not configured: allowed are b"),
+        ("queues: [{name: b}]", "queue 'a' of the pod list is not configured; allowed: b"),
     ],
 )
 def test_faults_of_the_queues_are_told_before_anything_else(run, tmp_path, config, fault):

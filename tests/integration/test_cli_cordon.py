@@ -16,7 +16,7 @@ from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object
 
 CARDS = [CardRecord(uuid, index, "L40S", 45056, 0, True) for index, uuid in enumerate(("GPU-aa1", "GPU-ab2"))]
-THERE = "allowed are an index, a UUID or its beginning, of 0 GPU-aa1, 1 GPU-ab2"
+THERE = "allowed: an index, a UUID or its beginning, of 0 GPU-aa1, 1 GPU-ab2"
 
 BOTH = """node/n1 card 1 GPU-ab2 cordoned; 1 pod there runs on
 node/n1 card 0 GPU-aa1 cordoned; 2 pods there run on
@@ -99,16 +99,16 @@ async def test_a_dry_run_says_it_and_changes_nothing(api, run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("n1", "2"), f'"2" is no card of node n1: {THERE}'),
-        (("n1", "GPU-a"), f'"GPU-a" is the name of 2 cards of node n1: {THERE}'),
+        (("n1", "2"), f'"2" is no card of node n1; {THERE}'),
+        (("n1", "GPU-a"), f'"GPU-a" is the name of 2 cards of node n1; {THERE}'),
         (
             ("n1", "GPU-x", "9999999999"),
-            f'"GPU-x" is no card of node n1; "9999999999" is no card of node n1: {THERE}',
+            f'"GPU-x" is no card of node n1; "9999999999" is no card of node n1; {THERE}',
         ),
-        (("n1", ""), f'"" is no card of node n1: {THERE}'),
+        (("n1", ""), f'"" is no card of node n1; {THERE}'),
         (("no", "0"), 'no node has the name "no"'),
         (("bare", "0"), BARE),
-        (("n1", "0", "--reason", "a\nb"), '--reason "a\\nb": allowed are at most 256 characters on one line'),
+        (("n1", "0", "--reason", "a\nb"), '--reason "a\\nb"; allowed: at most 256 characters on one line'),
     ],
 )
 async def test_what_cannot_be_meant_changes_nothing(api, run, arguments, said):
@@ -123,7 +123,7 @@ async def test_cards_or_all_of_them_have_to_be_named(monkeypatch, capsys, argume
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "allowed is one of the two" in capsys.readouterr().err
+    assert "allowed: one of the two" in capsys.readouterr().err
 
 
 async def test_without_the_right_the_api_servers_words_are_shown(api, run):

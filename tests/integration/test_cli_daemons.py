@@ -263,7 +263,7 @@ CALL = b"POST /filter HTTP/1.1\r\nHost: x\r\n"
         (
             [CALL + b"Content-Encoding: gzip\r\nContent-Length: 7\r\n\r\n", b"rubbish"],
             b"400",
-            "Can not decode content-encoding: gzip; allowed is a whole one, encoded as its headers say",
+            "Can not decode content-encoding: gzip; allowed: a whole one, encoded as its headers say",
         ),
         ([CALL + b"Content-Length: 9\r\n\r\n{", None], None, "body cannot be read: "),
     ],

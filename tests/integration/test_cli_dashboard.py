@@ -59,7 +59,7 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
         (
             ("-f", "-"),
             b"",
-            "the input is empty: allowed is the output of `kubectl get nodes,pods -A -o json`",
+            "the input is empty; allowed: the output of `kubectl get nodes,pods -A -o json`",
         ),
         (
             ("-f", "-"),
@@ -68,10 +68,10 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
         ),
         (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
         (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
-        (("--http", "nowhere"), b"", "http 'nowhere': allowed is HOST:PORT"),
+        (("--http", "nowhere"), b"", "http 'nowhere'; allowed: HOST:PORT"),
         (("--http", "x:1", "--port", "2"), b"", "--port is the port of --http: give one of them"),
-        (("-n", "Not A Name"), b"", "namespace 'Not A Name': allowed are"),
-        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x': allowed is http://HOST:PORT"),
+        (("-n", "Not A Name"), b"", "namespace 'Not A Name'; allowed:"),
+        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x'; allowed: http://HOST:PORT"),
         (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
     ],
 )

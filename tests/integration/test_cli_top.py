@@ -91,7 +91,7 @@ def test_rubbish(run, tmp_path, content, said, through):
     assert (status, out) == (2, "")
     place = f"{path}: " if through == "file" else ""
     assert err.startswith(f"gpupack: {place}{said}")
-    assert err.endswith("allowed is the output of `kubectl get nodes -o json`\n")
+    assert err.endswith("allowed: the output of `kubectl get nodes -o json`\n")
     assert err.count("\n") == 1
 
 
@@ -192,7 +192,7 @@ def test_what_is_asked_of_a_cluster(run, tmp_path, monkeypatch):
     ]
     assert missing == (2, "", 'gpupack: no node has the name "x"\n')
     assert unknown[0] == 2
-    assert unknown[2].startswith("gpupack: context 'three': allowed are 'one', 'two', of kubeconfig ")
+    assert unknown[2].startswith("gpupack: context 'three'; allowed: 'one', 'two', of kubeconfig ")
     # Without --context the first file that names one decides, as with kubectl.
     assert first[0] == 1
     assert "http://127.0.0.1:9: " in first[2]

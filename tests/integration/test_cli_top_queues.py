@@ -135,4 +135,4 @@ def test_a_service_without_a_namespace(run, tmp_path):
         tmp_path, lambda config: run("--kubeconfig", config, "--queues", "--queue-service", "mine")
     )
     assert status == 2
-    assert "--queue-service is 'mine': allowed is NAMESPACE/NAME of a Service" in err
+    assert "--queue-service is 'mine'; allowed: NAMESPACE/NAME of a Service" in err

@@ -142,7 +142,7 @@ async def test_only_the_nodes_that_are_named(api, uninstall):
     assert await uninstall("n1") == (0, ["Nothing of gpupack is on these nodes."], [])
     assert "gpupack.io/packed-layout" in api.node("n2")["status"]["capacity"]
     status, _, err = await uninstall("n1", "n3")
-    assert (status, err) == (2, ["gpupack: no Node is named n3: allowed are names of the cluster's nodes"])
+    assert (status, err) == (2, ["gpupack: no Node is named n3; allowed: names of the cluster's nodes"])
 
 
 async def test_a_node_that_changes_meanwhile_is_read_again(api, uninstall):

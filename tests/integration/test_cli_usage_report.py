@@ -160,7 +160,7 @@ async def test_a_proxy_that_cannot_be_used_is_said_in_a_line(monkeypatch):
     for option in ("--prometheus", "--dashboard"):
         status, out, err = await usage(option, "http://h:1")
         assert (status, out) == (2, "")
-        assert err.startswith("gpupack: HTTP_PROXY '...@h:1': allowed are http://HOST[:PORT]")
+        assert err.startswith("gpupack: HTTP_PROXY '...@h:1'; allowed: http://HOST[:PORT]")
 
 
 async def test_labels_come_from_kube_state_metrics(prometheus):
@@ -267,9 +267,9 @@ async def test_a_long_time_is_asked_in_parts_that_prometheus_answers(prometheus)
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda: web.Response(text="<html>login</html>"), "allowed is the API of Prometheus"),
-        (lambda: web.json_response([1]), "allowed is the API of Prometheus"),
-        (lambda: web.json_response({"status": "success", "data": {"result": [{"metric": 3}]}}), "allowed is"),
+        (lambda: web.Response(text="<html>login</html>"), "allowed: the API of Prometheus"),
+        (lambda: web.json_response([1]), "allowed: the API of Prometheus"),
+        (lambda: web.json_response({"status": "success", "data": {"result": [{"metric": 3}]}}), "allowed:"),
         (lambda: web.json_response({"status": "error", "error": "bad_data: no"}),
          "refuses the question: bad_data"),
         (lambda: web.json_response({"status": "success", "data": {"resultType": "matrix", "result": []}}),
@@ -287,7 +287,7 @@ async def test_what_is_no_prometheus_or_knows_nothing_is_said_in_a_line(promethe
 async def test_other_mistakes(tmp_path):
     for arguments, said in (
         (("--prometheus", "http://127.0.0.1:1"), "http://127.0.0.1:1 does not answer"),
-        (("--prometheus", "localhost:9090"), "allowed is http://HOST:PORT"),
+        (("--prometheus", "localhost:9090"), "allowed: http://HOST:PORT"),
         (("--prometheus", "http://h:99999"), '--prometheus "http://h:99999": '),
         (("--dashboard", "http://127.0.0.1:1"), "no dashboard answers at http://127.0.0.1:1"),
         (("--history", tmp_path / "none"), "No such file"),
@@ -344,7 +344,7 @@ def test_a_dashboard_samples_what_pods_have_on_cards():
     rows = {row["keys"][1]: row["promised"] for row in json.loads(dashboard.usage(query))["rows"]}
     promised = {name: sum(on.values()) for node in fleet.nodes for name, on in node.pods.items()}
     assert rows == pytest.approx({name: units / 60 for name, units in promised.items()}, rel=1e-3)
-    with pytest.raises(ValueError, match="allowed are namespace, pod and label:KEY"):
+    with pytest.raises(ValueError, match="allowed: namespace, pod and label:KEY"):
         dashboard.usage({"by": "x"})
     for wrong in ({"since": "nan"}, {"until": "inf"}, {"since": "1h", "until": "2h"}):
         with pytest.raises(ValueError, match="allowed"):

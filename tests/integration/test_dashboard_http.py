@@ -249,7 +249,7 @@ async def test_no_more_pages_than_allowed(session):
             page.__enter__()
         async with session.get(f"{url}api/events") as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "30")
-            assert await answer.text() == "64 pages are open: allowed are no more; close one\n"
+            assert await answer.text() == "64 pages are open; allowed: no more; close one\n"
         pages[0].__exit__(None, None, None)
         async with session.get(f"{url}api/events") as answer:
             assert answer.status == 200

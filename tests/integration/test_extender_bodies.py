@@ -37,7 +37,7 @@ async def test_a_body_that_unpacks_to_more_than_the_limit(client: Client, *, chu
     ) as response:
         assert response.status == 413
         what = "of more than" if chunked else "that unpacks to more than"
-        assert await response.text() == f"body {what} {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
+        assert await response.text() == f"body {what} {MAX_BODY} bytes; allowed: {MAX_BODY}\n"
     assert (await client.filter(pod_object("p", 8), "a", "b"))["NodeNames"]
 
 

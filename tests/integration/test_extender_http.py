@@ -182,10 +182,10 @@ async def test_health_and_metrics(client: Client) -> None:
         ("/bind", b'{"PodName":3}', 422, "Expected `str`"),
         ("/preempt", b"1", 422, "another shape"),
         ("/bind", b"\n" * 1000, 400, r"ExtenderBindingArgs is not JSON but b'\n\n\n\n"),
-        ("/filter", b" " * (MAX_BODY + 1), 413, f"body of {MAX_BODY + 1} bytes: allowed are {MAX_BODY}"),
-        ("/nowhere", b"", 404, 'POST "/nowhere": allowed are POST /filter, POST /prioritize, POST /bind, '),
-        ("/nowhere%0A" + "x" * 400, b"", 404, "x...: allowed are "),
-        ("/healthz", b"", 405, 'POST "/healthz": allowed are POST /filter, '),
+        ("/filter", b" " * (MAX_BODY + 1), 413, f"body of {MAX_BODY + 1} bytes; allowed: {MAX_BODY}"),
+        ("/nowhere", b"", 404, 'POST "/nowhere"; allowed: POST /filter, POST /prioritize, POST /bind, '),
+        ("/nowhere%0A" + "x" * 400, b"", 404, "x...; allowed: "),
+        ("/healthz", b"", 405, 'POST "/healthz"; allowed: POST /filter, '),
     ],
 )
 async def test_rubbish_gets_one_line(
@@ -243,7 +243,7 @@ async def test_a_body_of_exactly_the_limit_is_answered(client: Client) -> None:
     status, answer = await client.post("/filter", body)
     assert (status, answer["NodeNames"]) == (200, ["b"])
     status, message = await client.post("/filter", body + b" ")
-    assert (status, message) == (413, f"body of {MAX_BODY + 1} bytes: allowed are {MAX_BODY}\n")
+    assert (status, message) == (413, f"body of {MAX_BODY + 1} bytes; allowed: {MAX_BODY}\n")
 
 
 async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: Client) -> None:
@@ -253,7 +253,7 @@ async def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: C
 
     async with client.session.post(f"{client.url}/filter", data=parts()) as response:
         assert response.status == 413
-        assert await response.text() == f"body of more than {MAX_BODY} bytes: allowed are {MAX_BODY}\n"
+        assert await response.text() == f"body of more than {MAX_BODY} bytes; allowed: {MAX_BODY}\n"
 
 
 @pytest.mark.parametrize(

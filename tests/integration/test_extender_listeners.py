@@ -24,7 +24,7 @@ async def test_a_second_listener_has_no_verbs_and_no_tls(tmp_path: Path) -> None
             for verb in ("filter", "prioritize", "bind", "preempt"):
                 status, text = await client.post(f"/{verb}", {})
                 assert status == 404
-                assert text.endswith("allowed are GET /healthz, GET /readyz, GET /metrics\n")
+                assert text.endswith("allowed: GET /healthz, GET /readyz, GET /metrics\n")
 
 
 async def test_a_second_listener_whose_address_is_taken_says_so(tmp_path: Path) -> None:

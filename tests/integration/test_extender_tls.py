@@ -143,7 +143,7 @@ async def test_verbs_are_for_clients_with_a_certificate(tmp_path: Path) -> None:
             assert (await client.get(path))[0] == 200
         for verb in ("filter", "prioritize", "bind", "preempt"):
             refused = await client.post(f"/{verb}", b"{}")
-            assert refused == (403, "allowed is a client certificate of the authority given at start\n")
+            assert refused == (403, "allowed: a client certificate of the authority given at start\n")
         known = ssl.create_default_context(cafile=str(certificate))
         known.load_cert_chain(certificate, key)
         client.tls = known
@@ -177,8 +177,8 @@ async def test_the_certificates_of_the_installation_page_are_what_both_sides_nee
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--http=:0"], "http ':0': whoever reaches it could bind and evict pods; allowed are a loopback"),
-        (["--http=:0", "--anonymous-auth", "--tls-client-ca-file=c"], "allowed is one of the two"),
+        (["--http=:0"], "http ':0': whoever reaches it could bind and evict pods; allowed: a loopback"),
+        (["--http=:0", "--anonymous-auth", "--tls-client-ca-file=c"], "allowed: one of the two"),
     ],
 )
 def test_an_extender_that_would_be_open_to_all_does_not_start(options: list[str], says: str) -> None:

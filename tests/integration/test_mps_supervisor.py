@@ -209,11 +209,11 @@ async def test_the_node_says_who_holds_its_containers_and_what_they_are_given(ro
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpus=amd"], "--gpus 'amd': allowed are nvml, simulated"),
+        (["--gpus=amd"], "--gpus 'amd'; allowed: nvml, simulated"),
         (["--gpus=simulated"], "--profile: required with --gpus simulated, and allowed with that only"),
-        (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here': allowed is a path from / on"),
-        (["--log-level=loud"], "--log-level 'loud': allowed are debug, info, warning, error"),
-        (["--log-format=xml"], "--log-format 'xml': allowed are text, json"),
+        (["--gpus=simulated", "--profile=2xt4", "--root=here"], "--root 'here'; allowed: a path from / on"),
+        (["--log-level=loud"], "--log-level 'loud'; allowed: debug, info, warning, error"),
+        (["--log-format=xml"], "--log-format 'xml'; allowed: text, json"),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_one_line(options, said, monkeypatch):

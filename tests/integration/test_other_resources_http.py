@@ -117,8 +117,8 @@ async def test_nodes_are_ranked_by_it_for_pods_without_gpu(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("policy", "parameters", "message"),
     [
-        ("balanced", {"resources": "cpu"}, 'resources names "cpu"; allowed are ephemeral-storage, hugepages'),
-        ("balanced", {"resources": "disk"}, 'balanced: resources names "disk"; allowed are'),
+        ("balanced", {"resources": "cpu"}, 'resources names "cpu"; allowed: ephemeral-storage, hugepages'),
+        ("balanced", {"resources": "disk"}, 'balanced: resources names "disk"; allowed:'),
         ("weighted-balance", {"resources": "gpupack.io/gpu-memory-gib"}, "resources names"),
         (
             "least-requested",
@@ -128,7 +128,7 @@ async def test_nodes_are_ranked_by_it_for_pods_without_gpu(tmp_path: Path) -> No
         (
             "weighted-balance",
             {"resources": DISK, "weights": "1/3,1/3,1/3"},
-            f"allowed are 4 from 0 that sum to 1, of cpu, memory, gpu-memory, {DISK}",
+            f"allowed: 4 from 0 that sum to 1, of cpu, memory, gpu-memory, {DISK}",
         ),
         ("fragmentation", {"resources": DISK}, 'parameter "resources" does not exist'),
     ],

@@ -192,7 +192,7 @@ async def test_filter_and_bind_follow_them():
         for kind, registry, name in (("node", NODE_POLICIES, NODE), ("card", CARD_POLICIES, CARD)):
             assert name in registry.names()
             listed = re.escape(", ".join(registry.names()))
-            with pytest.raises(Unschedulable, match=f'{kind}-policy is "nowhere": allowed are {listed}'):
+            with pytest.raises(Unschedulable, match=f'{kind}-policy is "nowhere"; allowed: {listed}'):
                 await run(f"no-{kind}", **{kind: "nowhere"})
 
 

@@ -70,7 +70,7 @@ def start(tmp_path, monkeypatch, capsys):
         ("node", "x = bad:Q", GOOD, '"bad:Q" cannot be imported: AttributeError'),
         ("node", "x = bad:P", "1 / 0", '"bad:P" cannot be imported: ZeroDivisionError: division by zero'),
         ("node", "x = bad:P", "raise SystemExit(3)", '"bad:P" cannot be imported: SystemExit: 3'),
-        ("node", "x = bad:P", "P = 5", '"bad:P" is a int; allowed is a function of the parameters'),
+        ("node", "x = bad:P", "P = 5", '"bad:P" is a int; allowed: a function of the parameters'),
         ("node", "x = bad:P", "P = dict", "is a dict without a method score(view, ask, rows)"),
         ("node", "x = bad:P", NO_EPOCH, "is a P without a whole number epoch"),
         ("card", "x = bad:P", "P = dict", "is a dict without a method costs(cards, units)"),
@@ -78,7 +78,7 @@ def start(tmp_path, monkeypatch, capsys):
         ("card", "x = bad:P", "def P(): ...", "cannot be made: TypeError: P() takes 0 positional arguments"),
         ("node", "balanced = bad:P", GOOD, "the name is taken by gpupack"),
         ("card", "least-used = bad:P", GOOD, "the name is taken by gpupack"),
-        ("card", "A.b = bad:P", GOOD, "allowed are names of lower case letters, digits and single `-`"),
+        ("card", "A.b = bad:P", GOOD, "allowed: names of lower case letters, digits and single `-`"),
     ],
 )
 def test_a_policy_that_cannot_be_used(tmp_path, start, kind, line, code, said):
@@ -115,7 +115,7 @@ def test_a_package_that_is_gone_is_forgotten(tmp_path, monkeypatch):
         assert "x" in NODE_POLICIES
     assert NODE_POLICIES.look() == ()
     assert "x" not in NODE_POLICIES
-    with pytest.raises(PolicyError, match=f'^node policy "x": allowed are {own}$'):
+    with pytest.raises(PolicyError, match=f'^node policy "x"; allowed: {own}$'):
         NODE_POLICIES.made("x")
     del sys.modules["first"]
 
@@ -150,9 +150,7 @@ def test_what_is_wrong_is_said_of_names_that_are_unknown(tmp_path, monkeypatch, 
     package(tmp_path, "bad", node="x = gone:P\nz = bad:P", card="y = gone:P")
     for registry, name, error in zip(registries, "xy", (PolicyError, CardPolicyError), strict=True):
         assert name not in registry
-        with pytest.raises(
-            error, match=rf'"{name}": allowed are .*; .* "{name}" of bad 2.0: "gone:P" cannot'
-        ):
+        with pytest.raises(error, match=rf'"{name}"; allowed: .*; .* "{name}" of bad 2.0: "gone:P" cannot'):
             registry.made(name)
     assert "z" in registries[0]
     del sys.modules["bad"]

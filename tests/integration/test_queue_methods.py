@@ -213,7 +213,7 @@ async def test_further_resources_decide_where_the_configuration_names_them(tmp_p
             running.config.write_text(config.replace(disk, "disk"))
 
             async def refused() -> bool:
-                return 'resources names "disk"; allowed are' in (await running.status())["fault"]
+                return 'resources names "disk"; allowed:' in (await running.status())["fault"]
 
             await until(refused)
             api.delete_pod("default", "before", grace_s=0)

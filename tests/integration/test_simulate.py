@@ -116,10 +116,10 @@ def test_files_that_cannot_be_written(trace, tmp_path):
     """It is told before the first run: those of a large trace take hours."""
     nowhere, folder, file = str(tmp_path / "nowhere" / "out.json"), str(tmp_path), trace[0]
     for place, said in (
-        ({"json": nowhere}, r"JSON file '.*nowhere/out\.json': allowed is a file in a folder that exists"),
-        ({"json": folder}, r"JSON file '.*': allowed is a file in a folder that exists"),
-        ({"plot": file}, r"plot '.*nodes\.csv': .*nodes\.csv is a file; allowed is a folder"),
-        ({"plot": f"{file}/curves"}, r"plot '.*curves': .*nodes\.csv is a file; allowed is a folder"),
+        ({"json": nowhere}, r"JSON file '.*nowhere/out\.json'; allowed: a file in a folder that exists"),
+        ({"json": folder}, r"JSON file '.*'; allowed: a file in a folder that exists"),
+        ({"plot": file}, r"plot '.*nodes\.csv': .*nodes\.csv is a file; allowed: a folder"),
+        ({"plot": f"{file}/curves"}, r"plot '.*curves': .*nodes\.csv is a file; allowed: a folder"),
     ):
         with pytest.raises(SettingsError, match=said):
             simulate(Options(*trace, **place), pytest.fail, pytest.fail)
@@ -159,18 +159,18 @@ def test_a_useless_trace_stops(trace):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policies": ()}, f"no policy; allowed are {NODE_POLICIES.allowed}"),
-        ({"policies": ("x",)}, 'node policy "x": allowed are'),
+        ({"policies": ()}, f"no policy; allowed: {NODE_POLICIES.allowed}"),
+        ({"policies": ("x",)}, 'node policy "x"; allowed:'),
         ({"card_policy": "x"}, "card policy"),
-        ({"inflation": 0.0}, "inflation 0: allowed is more than 0"),
+        ({"inflation": 0.0}, "inflation 0; allowed: more than 0"),
         ({"seeds": ()}, "0 seeds"),
         ({"jobs": 0}, "jobs 0"),
         ({"card_units": 0}, "card units 0"),
-        ({"workloads": ()}, "workload '': allowed are learned, trace, or both"),
-        ({"workloads": ("learned", "x")}, "workload 'learned,x': allowed are learned, trace"),
-        ({"load": 0.0}, "load 0: allowed is more than 0 up to 100, or trace"),
-        ({"load": float("nan")}, "load nan: allowed is more than 0"),
-        ({"max_pods": 0}, "max pods 0: allowed are 1 to"),
+        ({"workloads": ()}, "workload ''; allowed: learned, trace, or both"),
+        ({"workloads": ("learned", "x")}, "workload 'learned,x'; allowed: learned, trace"),
+        ({"load": 0.0}, "load 0; allowed: more than 0 up to 100, or trace"),
+        ({"load": float("nan")}, "load nan; allowed: more than 0"),
+        ({"max_pods": 0}, "max pods 0; allowed: 1 to"),
         ({"parameters": {"balanced": {}}}, "parameters for policy 'balanced', which is not run"),
         ({"policies": ("best-fit",), "parameters": {"best-fit": {"mode": "x"}}}, "mode is 'x'"),
     ],
@@ -225,13 +225,13 @@ def test_further_resources_fill_up_where_a_parameter_names_them(disks):
             "nodes.csv",
             "a,8000,8000,4,T4,300Gi,",
             "a,8000,8000,4,T4,much,",
-            "is 'much'; allowed is a quantity",
+            "is 'much'; allowed: a quantity",
         ),
         (
             "pods.csv",
             "p0,100,100,1,500,100Gi,",
             "p0,100,100,1,500,-1,",
-            "is '-1'; allowed is a quantity from 0",
+            "is '-1'; allowed: a quantity from 0",
         ),
         (
             "pods.csv",
@@ -270,7 +270,7 @@ def test_seeds_policies_and_parameters():
     assert parse_parameters(["a.b=c=d", "a.e=f"]) == {"a": {"b": "c=d", "e": "f"}}
     assert default_jobs() >= 1
     assert (parse_load("0.9"), parse_load(" trace ")) == (0.9, None)
-    with pytest.raises(SettingsError, match=r"load .high.: allowed is a number"):
+    with pytest.raises(SettingsError, match=r"load .high.; allowed: a number"):
         parse_load("high")
 
 

@@ -214,7 +214,7 @@ def test_where_nobody_had_anything_nothing_was_fair(trace):
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured: allowed are a"),
+        ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured; allowed: a"),
         ("queues: [{name: a, weight: 0}]", SettingsError, "queues.yaml: queues.*weight"),
     ],
 )

@@ -127,7 +127,7 @@ def test_nothing_to_do():
 def test_bad_settings():
     with pytest.raises(SettingsError, match="0 workers"):
         schedule(cluster(1), [], BatchSettings(workers=0), lambda *_: True)
-    with pytest.raises(PolicyError, match=f'node policy "x": allowed are {NODE_POLICIES.allowed}$'):
+    with pytest.raises(PolicyError, match=f'node policy "x"; allowed: {NODE_POLICIES.allowed}$'):
         schedule(cluster(1), [], BatchSettings(node_policy="x"), lambda *_: True)
 
 

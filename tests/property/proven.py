@@ -22,7 +22,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 MODE: Final = os.environ.get("GPUPACK_MUTANTS", "")
 if MODE not in ("", "all", "record"):
-    raise ValueError(f"GPUPACK_MUTANTS={MODE}: allowed are all, record and nothing")
+    raise ValueError(f"GPUPACK_MUTANTS={MODE}; allowed: all, record and nothing")
 
 
 class Change(Protocol):

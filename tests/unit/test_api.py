@@ -33,7 +33,7 @@ def test_a_path_that_cannot_be_read(tmp_path, name, said):
     ("value", "shown"), [(8.5, "8.5"), ("8", '"8"'), (0, "0"), (True, "True"), (None, "None")]
 )
 def test_units_are_whole_numbers(cluster, value, shown):
-    said = re.escape(f"units is {shown}: allowed is a whole number from 1 to 131072")
+    said = re.escape(f"units is {shown}; allowed: a whole number from 1 to 131072")
     for ask in (gpupack.fit, gpupack.advise, gpupack.rank):
         with pytest.raises(InputError, match=said):
             ask(cluster, value)
@@ -42,13 +42,13 @@ def test_units_are_whole_numbers(cluster, value, shown):
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda it: gpupack.fit(it, 8, cards="2"), 'cards is "2": allowed is a whole number from 1 to 64'),
-        (lambda it: gpupack.advise(it, 8, 1.5), "pods is 1.5: allowed is a whole number of 1 or more"),
-        (lambda it: gpupack.fit(it, 8, model=5), "model is 5: allowed is text"),
-        (lambda it: gpupack.simulate(it, unit_mib=0), "unit_mib is 0: allowed is a whole number from 1 to"),
+        (lambda it: gpupack.fit(it, 8, cards="2"), 'cards is "2"; allowed: a whole number from 1 to 64'),
+        (lambda it: gpupack.advise(it, 8, 1.5), "pods is 1.5; allowed: a whole number of 1 or more"),
+        (lambda it: gpupack.fit(it, 8, model=5), "model is 5; allowed: text"),
+        (lambda it: gpupack.simulate(it, unit_mib=0), "unit_mib is 0; allowed: a whole number from 1 to"),
         (
             lambda _it: gpupack.read(b"{}", unit_mib="x"),
-            'unit_mib is "x": allowed is a whole number from 1 to',
+            'unit_mib is "x"; allowed: a whole number from 1 to',
         ),
     ],
     ids=["cards", "pods", "model", "simulate", "read"],

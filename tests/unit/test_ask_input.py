@@ -62,7 +62,7 @@ def test_a_pod_as_kubectl_and_our_own_answers_write_it():
         ('{"kind": "Node", "metadata": {"name": "n"}}', 'a "Node", not a list'),
         ('{"items": [{"kind": "Service", "metadata": {"name": "web"}}]}', 'a "Service", "web"'),
         ('{"items": []}', "holds nothing"),
-        ('{"kind": "List", "items": null}', 'the input is a "List" without items: allowed is'),
+        ('{"kind": "List", "items": null}', 'the input is a "List" without items; allowed:'),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', "holds no nodes"),
         ('{"items": [{"kind": "Node", "metadata": 4}]}', "$.items[0].metadata"),
     ],
@@ -127,7 +127,7 @@ def test_a_pod_whose_request_cannot_be_given_is_refused_with_the_reason():
     answer = explain_pod(Cluster.from_json(json.dumps(everything)), "default", "p")
 
     assert answer.state == "refused"
-    assert "allowed is a multiple of the number of cards" in answer.text
+    assert "allowed: a multiple of the number of cards" in answer.text
 
 
 def test_a_pod_without_gpu_memory_and_pods_that_are_over():
@@ -169,16 +169,16 @@ def test_a_gated_pod_says_which_queue():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fit", "0"], "0 units: allowed are 1 to"),
-        (["fit", "9", "--cards", "2"], "allowed is a multiple of the number of cards"),
-        (["fit", "8", "--model", "!"], "allowed is a comma list"),
+        (["fit", "0"], "0 units; allowed: 1 to"),
+        (["fit", "9", "--cards", "2"], "allowed: a multiple of the number of cards"),
+        (["fit", "8", "--model", "!"], "allowed: a comma list"),
         (["fit", "8", "--without", "gone"], 'no node has the name "gone"'),
         (["fit", "8", "--add", "9xnothing"], "profile"),
-        (["advise"], "allowed is one of --for"),
-        (["advise", "--for", "8", "--empty", "gpu-a"], "allowed is one of --for"),
-        (["advise", "--for", "8y2"], "allowed is UNITS or UNITSxN"),
+        (["advise"], "allowed: one of --for"),
+        (["advise", "--for", "8", "--empty", "gpu-a"], "allowed: one of --for"),
+        (["advise", "--for", "8y2"], "allowed: UNITS or UNITSxN"),
         (["advise", "--empty", "gpu-z"], "gpu-z is no node and no card"),
-        (["advise", "--empty", "gpu-a/7"], "node gpu-a has no card 7: allowed are 0, 1"),
+        (["advise", "--empty", "gpu-a/7"], "node gpu-a has no card 7; allowed: 0, 1"),
         (["simulate", "--nodes", "x"], "--nodes with a cluster"),
         (["why", "p", "--context", "c"], "--context is for a cluster"),
     ],
@@ -197,7 +197,7 @@ def test_a_number_of_added_nodes_that_is_not_allowed(times):
 
     assert result.exit_code == 2
     assert result.stderr == (
-        f'gpupack: --add "8xh100-80x{times}": allowed is the profile alone, or "8xh100-80xN" with N a whole '
+        f'gpupack: --add "8xh100-80x{times}"; allowed: the profile alone, or "8xh100-80xN" with N a whole '
         "number from 1 to 9999\n"
     )
 
@@ -303,8 +303,8 @@ def test_other_oddities_of_a_row_name_the_pod_too():
             (Pod("p", 2),),
             "no card has a unit of 999999 MiB: the largest has 16 GiB",
         ),
-        (("--policy", "nope"), (Pod("p", 2),), 'node policy "nope": allowed are '),
-        (("--inflation", "0"), (Pod("p", 2),), "inflation 0: allowed is more than 0 up to 100"),
+        (("--policy", "nope"), (Pod("p", 2),), 'node policy "nope"; allowed: '),
+        (("--inflation", "0"), (Pod("p", 2),), "inflation 0; allowed: more than 0 up to 100"),
     ],
     ids=["no-pods", "unit", "policy", "inflation"],
 )

@@ -78,7 +78,7 @@ def test_a_limit_of_zero_is_refused_with_the_reason():
     answer = explain_pod(changed(World((Node("n"),), (Pod("p", 4),)), p=ask), "default", "p")
 
     assert answer.state == "refused"
-    assert f"{GIB}: 0 in its limits, which asks for no GPU memory: allowed are 1 to 131072" in answer.text
+    assert f"{GIB}: 0 in its limits, which asks for no GPU memory; allowed: 1 to 131072" in answer.text
 
 
 def test_no_card_of_any_node_is_not_at_most_0_cards():
@@ -103,7 +103,7 @@ def without_words(node):
 THREE = World((Node("a"), Node("b"), Node("c")), (Pod("p", 17), Pod("q", 4, "c", (0,))))
 UNREAD = (
     "1 of 3 nodes is left out: its packed words cannot be read "
-    "(first: a: layout header 7 has version 7: allowed is 1)"
+    "(first: a: layout header 7 has version 7; allowed: 1)"
 )
 
 
@@ -208,9 +208,9 @@ def test_a_model_that_no_card_is_of_is_told_beside_those_that_there_are():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (FitQuestion(8, 3), "8 units on 3 cards: allowed is a multiple of the number of cards"),
-        (FitQuestion(101, percent=True), "101 percent on 1 card: allowed are at most 100"),
-        (FitQuestion(202, 2, percent=True), "202 percent on 2 cards: allowed are at most 200"),
+        (FitQuestion(8, 3), "8 units on 3 cards; allowed: a multiple of the number of cards"),
+        (FitQuestion(101, percent=True), "101 percent on 1 card; allowed: at most 100"),
+        (FitQuestion(202, 2, percent=True), "202 percent on 2 cards; allowed: at most 200"),
     ],
 )
 def test_a_size_that_cannot_be_is_refused_in_the_words_of_the_question(asked, words):

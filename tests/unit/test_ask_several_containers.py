@@ -38,9 +38,9 @@ def test_pods_with_several_containers_are_counted(world, ask, pods):
 
 
 def test_what_one_of_the_containers_asks_for_is_checked():
-    with pytest.raises(InputError, match="140 percent on 1 card: allowed are at most 100"):
+    with pytest.raises(InputError, match="140 percent on 1 card; allowed: at most 100"):
         answer_fit(FIVES.cluster, FitQuestion(40, percent=True, more=(140,)))
-    with pytest.raises(InputError, match='units is "4": allowed is a whole number'):
+    with pytest.raises(InputError, match='units is "4"; allowed: a whole number'):
         gpupack.fit(FIVES.cluster, 2, "4")
 
 

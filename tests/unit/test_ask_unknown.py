@@ -73,7 +73,7 @@ def test_a_name_that_no_policy_can_have_is_a_mistake(name):
     answer = asked(Pod("p", 12, policies=((POD_CARD_POLICY, name),)))
 
     assert answer.state == "refused"
-    assert f'card-policy is "{name}": allowed are {CARD_POLICIES.allowed}' in answer.text
+    assert f'card-policy is "{name}"; allowed: {CARD_POLICIES.allowed}' in answer.text
 
 
 def test_the_cards_of_a_pod_that_runs_count():
@@ -116,5 +116,5 @@ def test_an_annotation_that_gpupack_does_not_know_is_said():
     """A misspelt one is no mistake to the API server where gpupack's policies are not installed."""
     pod = Pod("p", 4, policies=(("gpupack.io/gpu-modle", "T4"), ("gpupack.io/cards", "1"), ("x.io/y", "")))
     (said,) = asked(pod).notes
-    assert said.startswith("annotations that gpupack does not know: ['gpupack.io/gpu-modle']; allowed are ")
+    assert said.startswith("annotations that gpupack does not know: ['gpupack.io/gpu-modle']; allowed: ")
     assert "gpupack.io/gpu-model" in said

@@ -69,6 +69,6 @@ def test_whole_nodes_that_are_not_utf_8_are_refused() -> None:
     CallDecoder().decode(good)
     bad = good.replace(b'"100Gi"', b'"\xff\xfe"')
     assert bad != good
-    with pytest.raises(ProtocolError, match=r"not UTF-8: .*0xff.*; allowed is one JSON object") as caught:
+    with pytest.raises(ProtocolError, match=r"not UTF-8: .*0xff.*; allowed: one JSON object") as caught:
         CallDecoder().decode(bad)
     assert caught.value.status == 400

@@ -251,17 +251,17 @@ def test_the_command_needs_no_node_and_says_by_its_status_whether_a_daemon_can_s
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--check", "-o", "yaml"], "allowed are table, json"),
-        (["--check", "--gpus", "amd"], "allowed are nvml, simulated"),
+        (["--check", "-o", "yaml"], "allowed: table, json"),
+        (["--check", "--gpus", "amd"], "allowed: nvml, simulated"),
         (["--check", "--gpus", "simulated"], "--profile: required"),
         ([*CHECK, "--unit-mib", "0"], "--unit-mib"),
-        ([*CHECK, "--sharing", "foo"], "--sharing 'foo': allowed are time-slicing, mps"),
+        ([*CHECK, "--sharing", "foo"], "--sharing 'foo'; allowed: time-slicing, mps"),
         (
             [*CHECK, "--sharing", "mps", "--mps-root", "here"],
-            "--mps-root 'here': allowed is a path from / on",
+            "--mps-root 'here'; allowed: a path from / on",
         ),
         ([*CHECK, "--mps-threads"], "--mps-threads: allowed with --sharing mps only"),
-        ([*CHECK, "--http", ":99999"], "allowed is HOST:PORT with a port from 0 to 65535"),
+        ([*CHECK, "--http", ":99999"], "allowed: HOST:PORT with a port from 0 to 65535"),
         ([*CHECK, "--kubeconfig", "/none"], "--kubeconfig '/none'"),
         ([*CHECK, "--card-policy", "foo"], "foo"),
         ([*CHECK, "--log-level", "loud"], "--log-level 'loud'"),

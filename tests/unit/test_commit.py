@@ -79,7 +79,7 @@ def test_the_cluster_s_and_the_pod_s_card_policy(world: World) -> None:
 def test_a_node_policy_that_does_not_exist_is_refused_in_the_words_of_filter(world: World) -> None:
     annotations = {"gpupack.io/node-policy": "nowhere"}
     world.state.apply_pod(pod("q", 4, version=4, annotations=annotations), 0)
-    why = 'annotation gpupack.io/node-policy is "nowhere": allowed are ' + NODE_POLICIES.allowed
+    why = 'annotation gpupack.io/node-policy is "nowhere"; allowed: ' + NODE_POLICIES.allowed
     with pytest.raises(CommitError, match=f"pod default/q: {why}$"):
         world.begin("q")
     assert world.assumed() == [0, 0]

@@ -38,7 +38,7 @@ def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
     world.pod("p", annotations={f"gpupack.io/{key}": name})
     (found,) = waiting(world.queue, 0)
     assert found.message.startswith(f"annotation gpupack.io/{key} is ")
-    assert found.message.endswith("allowed are 253 printable characters")
+    assert found.message.endswith("allowed: 253 printable characters")
     assert found.message.isprintable()
     assert len(found.message) < 200
     assert world.released() == []
@@ -61,7 +61,7 @@ def test_a_message_names_few_of_many_values() -> None:
     world.pod("gates", gates=gates)
     messages = {found.name: found.message for found in waiting(world.queue, 0)}
     assert len(messages["p00"]) < 1000
-    assert messages["p00"].endswith(" ...; allowed is one")
+    assert messages["p00"].endswith(" ...; allowed: one")
     assert messages["gates"].endswith("example.com/09 ...")
 
 

@@ -77,7 +77,7 @@ def test_an_allocation_that_fails_otherwise_is_no_refusal() -> None:
 
 @pytest.mark.parametrize("line", ["", "stop", "allocate 1", "allocate"])
 def test_lines_that_it_does_not_know(line: str) -> None:
-    assert said([line]) == [{"error": f"'{line}': allowed are start, then allocate N"}]
+    assert said([line]) == [{"error": f"'{line}'; allowed: start, then allocate N"}]
 
 
 @pytest.mark.parametrize("line", ["allocate many", "allocate"])

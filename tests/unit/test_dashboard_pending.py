@@ -12,7 +12,7 @@ from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import Reason, Why
 from tests.ask_world import Node, Pod, World
 
-NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does not exist: allowed are a', 3.0)
+NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does not exist; allowed: a', 3.0)
 
 
 def board_of(world, gates=(QUEUE_GATE,)):
@@ -37,7 +37,7 @@ def test_a_pod_whose_queue_does_not_exist_is_not_told_that_a_node_would_take_it(
     board = board_of(WORLD)
     assert board.set_queued([NOBODY])
     (text,) = shown(board)
-    assert text.endswith('; the queue says Refused: queue "nobody" does not exist: allowed are a')
+    assert text.endswith('; the queue says Refused: queue "nobody" does not exist; allowed: a')
     assert "n1" not in text
 
 

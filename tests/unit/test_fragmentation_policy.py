@@ -360,7 +360,7 @@ HEAD = "cpu_milli,memory_mib,cards,units\n"
         ("cpu_milli,memory_mib\n", "workload.csv:1: column cards is missing"),
         ("", "workload.csv:1: column cpu_milli is missing"),
         (HEAD, "no pod in it asks for a GPU"),
-        (HEAD + "1,1,1,x\n", "workload.csv:2: units is 'x'; allowed is a whole number"),
+        (HEAD + "1,1,1,x\n", "workload.csv:2: units is 'x'; allowed: a whole number"),
         (HEAD + "1,1,1\n", "workload.csv:2: units is None"),
         (HEAD + "-1,1,1,5\n", "cpu_milli is '-1'"),
         (HEAD + "1,1,0,5\n", "cards 0 with units 5"),
@@ -378,7 +378,7 @@ def test_missing_workload_file():
 
 
 def test_unknown_parameter():
-    with pytest.raises(PolicyError, match='parameter "weight" does not exist; allowed are workload'):
+    with pytest.raises(PolicyError, match='parameter "weight" does not exist; allowed: workload'):
         make("fragmentation", {"weight": "1"})
 
 

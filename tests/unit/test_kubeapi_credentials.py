@@ -74,9 +74,9 @@ async def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path
     path = named(tmp_path / "a", "a")
     with pytest.raises(errors.ConfigError) as caught:
         await Credentials.load(path, context="b")
-    assert str(caught.value) == f"context 'b': allowed are 'a', of kubeconfig {path}"
+    assert str(caught.value) == f"context 'b'; allowed: 'a', of kubeconfig {path}"
     named(tmp_path / "a", "a", contexts=[])
-    with pytest.raises(errors.ConfigError, match="context 'b': allowed are none, of"):
+    with pytest.raises(errors.ConfigError, match="context 'b'; allowed: none, of"):
         await Credentials.load(path, context="b")
 
 
@@ -124,8 +124,8 @@ async def test_an_address_that_cannot_be_asked_is_named_with_what_is_allowed(tmp
     path = write(tmp_path / "kc", {"server": "http://h:1", key: server}, {})
     with pytest.raises(errors.ConfigError) as caught:
         await Credentials.load(path)
-    allowed = "allowed are http://HOST[:PORT] and https://HOST[:PORT]"
-    assert str(caught.value) == f"kubeconfig {path}: {key} {server!r}: {allowed}"
+    allowed = "allowed: http://HOST[:PORT] and https://HOST[:PORT]"
+    assert str(caught.value) == f"kubeconfig {path}: {key} {server!r}; {allowed}"
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ async def test_addresses_that_can_be_asked(tmp_path, server) -> None:
 
 
 async def test_a_cluster_without_server(tmp_path) -> None:
-    with pytest.raises(errors.ConfigError, match=r"server missing: allowed are http://HOST"):
+    with pytest.raises(errors.ConfigError, match=r"server missing; allowed: http://HOST"):
         await Credentials.load(write(tmp_path / "kc", {"insecure-skip-tls-verify": True}, {}))
 
 
 @pytest.mark.parametrize("name", ["a..b", ".h", "", 5])
 async def test_a_tls_server_name_that_is_none(tmp_path, name) -> None:
     path = write(tmp_path / "kc", {"server": "https://h:1", "tls-server-name": name}, {})
-    with pytest.raises(errors.ConfigError, match=r"tls-server-name .*: allowed is a host name"):
+    with pytest.raises(errors.ConfigError, match=r"tls-server-name .*; allowed: a host name"):
         await Credentials.load(path)
 
 
@@ -163,7 +163,7 @@ async def test_https_wants_a_user(tmp_path, user) -> None:
 @pytest.mark.parametrize("token", ["se\ncret", "se\r\ncret", "se\0cret", "s\xe9cret"])
 async def test_a_token_that_no_header_can_carry_is_told_without_it(tmp_path, token) -> None:
     path = write(tmp_path / "kc", {"server": "http://h:1"}, {"token": token})
-    with pytest.raises(errors.ConfigError, match=r"the token has .*: allowed is printable ASCII") as caught:
+    with pytest.raises(errors.ConfigError, match=r"the token has .*; allowed: printable ASCII") as caught:
         await Credentials.load(path)
     assert str(path) in str(caught.value)
     assert "cret" not in str(caught.value)
@@ -177,7 +177,7 @@ async def test_a_token_file_that_breaks_later_is_a_configuration_error(tmp_path)
     credentials = await Credentials.load(path, clock)
     token.write_text("t1\nt2\n")
     clock.now += REFRESH_S
-    with pytest.raises(errors.ConfigError, match="allowed is printable ASCII"):
+    with pytest.raises(errors.ConfigError, match="allowed: printable ASCII"):
         await credentials.authorization()
 
 
@@ -302,7 +302,7 @@ async def test_a_home_where_nobody_may_look_is_none(in_cluster, mocker) -> None:
 
 async def test_a_service_address_that_cannot_be_asked(in_cluster, monkeypatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "99999")
-    said = r"\$KUBERNETES_SERVICE_HOST and _PORT 'https://\[fd00::1\]:99999': allowed are http://HOST"
+    said = r"\$KUBERNETES_SERVICE_HOST and _PORT 'https://\[fd00::1\]:99999'; allowed: http://HOST"
     with pytest.raises(errors.ConfigError, match=said):
         await Credentials.load(None)
 
@@ -356,7 +356,7 @@ async def test_the_proxy_on_the_way_to_the_server(tmp_path, monkeypatch, server,
 
 async def test_a_proxy_that_cannot_be_used(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "socks5://h:1")
-    with pytest.raises(errors.ConfigError, match="HTTP_PROXY 'socks5://h:1': allowed are http://HOST"):
+    with pytest.raises(errors.ConfigError, match="HTTP_PROXY 'socks5://h:1'; allowed: http://HOST"):
         await Credentials.load(write(tmp_path / "kc", {"server": "http://api.example:1"}, {}))
 
 

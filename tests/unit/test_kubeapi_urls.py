@@ -98,12 +98,12 @@ def test_a_proxy_that_cannot_be_used_is_named(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         proxy_for("https://h", {"https_proxy": value})
     assert str(caught.value) == (
-        f"https_proxy {value!r}: allowed are http://HOST[:PORT] and https://HOST[:PORT]"
+        f"https_proxy {value!r}; allowed: http://HOST[:PORT] and https://HOST[:PORT]"
     )
     assert proxy_for("https://h", {"https_proxy": value, "no_proxy": "h"}) is None
 
 
 def test_the_password_of_a_proxy_is_not_told() -> None:
-    with pytest.raises(ConfigError, match=r"HTTPS_PROXY '...@a:1': allowed are") as caught:
+    with pytest.raises(ConfigError, match=r"HTTPS_PROXY '...@a:1'; allowed:") as caught:
         proxy_for("https://h", {"HTTPS_PROXY": "socks5://user:secret@a:1"})
     assert "secret" not in str(caught.value)

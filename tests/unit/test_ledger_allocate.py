@@ -111,9 +111,9 @@ def test_what_a_kubelet_has_forgotten_that_starts_again_counts_until_the_pod_is_
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        pytest.param([], r"Allocate of \[\]: allowed are IDs of this node's cards", id="nothing"),
-        pytest.param(["c0::8"], "Allocate of .*c0::8.*allowed are IDs", id="beyond the card"),
-        pytest.param(["rubbish", "c0::1"], "Allocate of .*rubbish.*allowed are IDs", id="no ID"),
+        pytest.param([], r"Allocate of \[\]; allowed: IDs of this node's cards", id="nothing"),
+        pytest.param(["c0::8"], "Allocate of .*c0::8.*allowed: IDs", id="beyond the card"),
+        pytest.param(["rubbish", "c0::1"], "Allocate of .*rubbish.*allowed: IDs", id="no ID"),
     ],
 )
 def test_ids_of_which_there_are_none_are_refused(given, message):

@@ -72,7 +72,7 @@ def test_ids_of_a_card_that_is_gone_are_refused_and_those_of_new_ones_are_given(
     install(world, n0=4, c1=8)
     world.bind(pod("c", 4, "n0"))
     assert world.admit("c") == [{"n0": 4}]
-    with pytest.raises(LedgerError, match="allowed are IDs of this node's cards"):
+    with pytest.raises(LedgerError, match="allowed: IDs of this node's cards"):
         world.ledger.allocate(ids("c0", 6), world.now)
 
 

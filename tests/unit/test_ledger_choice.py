@@ -155,7 +155,7 @@ def test_ids_that_must_be_included_on_a_card_without_room_are_refused():
     ],
 )
 def test_ids_that_must_be_included_and_are_none_of_ours_are_refused(must, offered):
-    with pytest.raises(LedgerError, match=f'must_include has "{must}": allowed are available IDs'):
+    with pytest.raises(LedgerError, match=f'must_include has "{must}"; allowed: available IDs'):
         World.of(8).prefer(offered, [must], 2)
 
 

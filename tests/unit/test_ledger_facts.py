@@ -13,7 +13,7 @@ TWO = [("one", 2, "main"), ("two", 3, "main")]
 
 
 def test_a_card_twice_is_refused_with_its_uuid():
-    with pytest.raises(LedgerError, match=r"c0.*allowed is every UUID once"):
+    with pytest.raises(LedgerError, match=r"c0.*allowed: every UUID once"):
         Ledger([cards(4)[0], cards(4)[0]])
 
 

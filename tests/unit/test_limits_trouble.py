@@ -63,7 +63,7 @@ async def test_a_limit_below_what_the_driver_accepts_is_told_of_once(world: Limi
     assert world.limit(cgroup) is None
     ((uid, container, problem),) = world.told
     assert (uid, container) == (UID, "main")
-    assert "limit of 1024 MiB on card c0: allowed are 2048 MiB or more" in problem
+    assert "limit of 1024 MiB on card c0; allowed: 2048 MiB or more" in problem
 
 
 async def test_a_driver_that_takes_a_limit_and_does_not_keep_it(world: LimitsWorld) -> None:

@@ -65,8 +65,8 @@ def test_profiles_say_links_as_nvml_mock_does() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ("remote_index: 2", "remote_index: 7", "links[0].remote_index: 7; allowed are the devices' index"),
-        ("{index: 0, links", "{index: 9, links", "index: 9; allowed are the devices' index"),
+        ("remote_index: 2", "remote_index: 7", "links[0].remote_index: 7; allowed: the devices' index"),
+        ("{index: 0, links", "{index: 9, links", "index: 9; allowed: the devices' index"),
         ("remote_index: 2", "remote_index: 0", "links[0]: leads from card 0 to itself"),
         ("remote_index: 2", "remote_index: x", "links[0].remote_index: expected `int | null`, got `str`"),
     ],

@@ -186,7 +186,7 @@ async def test_a_limit_that_is_not_in_force_is_accounted_with_the_reason(
     await until(lambda: world.enforcer.faults)
     (row,) = node.memory.read_rows()
     assert (row.limit_mib, row.enforcement) == (None, Enforcement.ACCOUNTED)
-    assert "allowed are 4096 MiB or more" in row.problem
+    assert "allowed: 4096 MiB or more" in row.problem
 
 
 async def test_a_container_without_a_limit_so_far_is_accounted(world: LimitsWorld, node: Node) -> None:

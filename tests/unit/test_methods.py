@@ -52,4 +52,4 @@ def test_one_method_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_method_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         methods.main(["rings"])
-    assert "method 'rings': allowed are packed, buckets, balance, tiers, slots" in capsys.readouterr().err
+    assert "method 'rings'; allowed: packed, buckets, balance, tiers, slots" in capsys.readouterr().err

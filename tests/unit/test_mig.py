@@ -70,7 +70,7 @@ def test_parts_that_follow_one_another_are_of_one_gpu_instance(
         (["3g.40gb"] * 3, "take 12 of 8"),
         (["2g.20gb"] * 4, "2g.20gb: 0/2/4"),
         (["1g.5gb"], "'1g.5gb'; allowed on NVIDIA H100 80GB HBM3 are 1g.10gb, 1g.20gb, 2g.20gb"),
-        (["1g.10gb+me", "1g.10gb+me"], "1g.10gb.me twice; allowed is one on a card"),
+        (["1g.10gb+me", "1g.10gb+me"], "1g.10gb.me twice; allowed: one on a card"),
         (["3c.3g.40gb"], "'3c.3g.40gb'; allowed on .*, and parts of them with fewer .*, as 1c.3g.40gb"),
         (["1c.1g.10gb"], "'1c.1g.10gb'; allowed"),
         (["1c.3g.20gb"], "'1c.3g.20gb'; allowed"),
@@ -102,14 +102,14 @@ def test_instances_have_the_units_that_drivers_give(model: str, mib: int, smalle
     ("model", "mib"), [("Tesla T4", 14912), ("NVIDIA H100 NVL", 95000), ("BH100X", 80000)]
 )
 def test_cards_that_cannot_be_partitioned(model: str, mib: int) -> None:
-    with pytest.raises(LayoutError, match=f"{model} of {mib} MiB; allowed are A100 of 40 GB, A100 of 80 GB"):
+    with pytest.raises(LayoutError, match=f"{model} of {mib} MiB; allowed: A100 of 40 GB, A100 of 80 GB"):
         layout("1g.10gb", model=model, mib=mib)
 
 
 def test_a_place_can_be_chosen_and_is_checked() -> None:
     placed = place_instances("GPU-a", *H100, [InstanceRequest("1g.10gb", 6), InstanceRequest("3g.40gb")])
     assert [(one.profile, one.start) for one in placed] == [("3g.40gb", 0), ("1g.10gb", 6)]
-    with pytest.raises(LayoutError, match=r"3g\.40gb at memory slice 2; allowed are 0, 4"):
+    with pytest.raises(LayoutError, match=r"3g\.40gb at memory slice 2; allowed: 0, 4"):
         place_instances("GPU-a", *H100, [InstanceRequest("3g.40gb", 2)])
 
 

@@ -106,11 +106,11 @@ def test_what_a_container_asks_for(limits, options, expected, cards):
         (pod({"nvidia.com/gpu.shared": 1}), "--gpu-gib"),
         (
             pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": "8Gi"}),
-            "allowed is a whole number without a suffix",
+            "allowed: a whole number without a suffix",
         ),
-        (pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}), "120: allowed is 1 to 100"),
-        (pod({"nvidia.com/gpu": "0.5"}), "allowed is a whole number"),
-        (pod({"nvidia.com/gpu": 65}), "allowed are at most 64"),
+        (pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 120}), "120; allowed: 1 to 100"),
+        (pod({"nvidia.com/gpu": "0.5"}), "allowed: a whole number"),
+        (pod({"nvidia.com/gpu": 65}), "allowed: at most 64"),
         (pod({"aliyun.com/gpu-mem": 1, "nvidia.com/gpu": 1}), "keep one of them"),
         (pod({"aliyun.com/gpu-count": 1}), "gpupack.io/cards"),
         (
@@ -163,7 +163,7 @@ def test_what_has_no_like_is_left_as_it_is_and_said(document, said):
 def test_containers_that_are_no_list_are_said(field):
     found, done = one(pod({"nvidia.com/gpumem": 1024}, **{field: "c"}))
     assert found["spec"][field] == "c"
-    assert any(f'spec.{field} is "c": allowed is a list' in note for note in done.notes)
+    assert any(f'spec.{field} is "c"; allowed: a list' in note for note in done.notes)
 
 
 def test_annotations():

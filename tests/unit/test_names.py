@@ -23,7 +23,7 @@ def test_name_of_a_unit(unit_mib, name):
 
 @pytest.mark.parametrize("unit_mib", [0, -1, MAX_UNIT_MIB + 1])
 def test_impossible_units(unit_mib):
-    with pytest.raises(QuantityError, match=f"unit of {unit_mib} MiB: allowed are 1 to 16777215"):
+    with pytest.raises(QuantityError, match=f"unit of {unit_mib} MiB; allowed: 1 to 16777215"):
         resource_name(unit_mib)
 
 

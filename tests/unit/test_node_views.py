@@ -288,13 +288,11 @@ def test_a_cordon_of_what_the_node_does_not_have_is_told_once():
     assert of.ledger.used() == (0, 8)
     assert view.unknown_cordoned == ("c7", "c9")
     (problem,) = told
-    assert problem == (
-        'annotation gpupack.io/cordon holds "c7, c9", no card of this node: allowed are "c0, c1"'
-    )
+    assert problem == ('annotation gpupack.io/cordon holds "c7, c9", no card of this node; allowed: "c0, c1"')
     assert [(each["log_level"], each["error"]) for each in logs] == [("warning", problem)]
     view.apply_node(node(3, **{NODE_CORDON: "c1"}))
     assert view.unknown_cordoned == ()
     view.apply_node(node(4, **{NODE_CORDON: "c1,c7"}))
     assert len(told) == 2
     view.apply_node(node(5, **{NODE_CORDON: "no:uuid"}))
-    assert '"no:uuid": allowed is a comma list of card UUIDs' in told[2]
+    assert '"no:uuid"; allowed: a comma list of card UUIDs' in told[2]

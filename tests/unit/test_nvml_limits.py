@@ -194,7 +194,7 @@ def test_a_cgroup_that_is_gone_whatever_the_driver_says(
 
 @pytest.mark.parametrize("hard_mib", [0, -1])
 def test_no_limit_is_no_limit_to_set(driver: Driver, limits: NvmlLimits, root: Path, hard_mib: int) -> None:
-    with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed are 1 MiB or more"):
+    with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed: 1 MiB or more"):
         limits.set("GPU-a", root / "pod", hard_mib)
     assert driver.hard == {}
 

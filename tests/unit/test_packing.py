@@ -48,9 +48,7 @@ def test_width(largest, bits):
 
 @pytest.mark.parametrize("largest", [-1, 2**53])
 def test_width_refuses(largest):
-    with pytest.raises(
-        PackingError, match=f"card size of {largest} units: allowed are 0 to 9007199254740991"
-    ):
+    with pytest.raises(PackingError, match=f"card size of {largest} units; allowed: 0 to 9007199254740991"):
         width(largest)
 
 
@@ -74,7 +72,7 @@ def test_header(layout, header):
     ],
 )
 def test_impossible_layouts(bits, cards, unit_mib, part):
-    with pytest.raises(PackingError, match=f"^layout with {part}: allowed are"):
+    with pytest.raises(PackingError, match=f"^layout with {part}; allowed:"):
         Layout(bits, cards, unit_mib)
 
 
@@ -83,8 +81,8 @@ def test_impossible_layouts(bits, cards, unit_mib, part):
     [
         (-1, "44 bits, not negative"),
         (1 << 44, "44 bits, not negative"),
-        (0, "version 0: allowed is 1"),
-        (1073750130, "version 2: allowed is 1"),
+        (0, "version 0; allowed: 1"),
+        (1073750130, "version 2; allowed: 1"),
         (1073750129 & ~0x3F0, "field width 0"),
         (1073750129 | 0x3F0, "field width 63"),
         (1073750129 & 0xFFFFF, "unit in MiB 0"),
@@ -98,7 +96,7 @@ def test_bad_headers(header, problem):
 @pytest.mark.parametrize(
     ("values", "bits", "problem"),
     [
-        ([128, 5], 7, "card 0 has value 128: allowed is 0 to 127, 7 bits"),
+        ([128, 5], 7, "card 0 has value 128; allowed: 0 to 127, 7 bits"),
         ([0, -1], 7, "card 1 has value -1"),
         ([1], 7, "1 values for 2 cards"),
         ([1, 2, 3], 7, "3 values for 2 cards"),
@@ -112,11 +110,11 @@ def test_encode_never_masks(values, bits, problem):
 @pytest.mark.parametrize(
     ("words", "layout", "problem"),
     [
-        ([], Layout(7, 8, 1024), "0 words for 8 cards of 7 bits: allowed are 2"),
+        ([], Layout(7, 8, 1024), "0 words for 8 cards of 7 bits; allowed: 2"),
         ([0], Layout(7, 8, 1024), "1 words"),
         ([0, 0, 0], Layout(7, 8, 1024), "3 words"),
         ([-1, 0], Layout(7, 8, 1024), "word 0 is -1"),
-        ([0, 1 << 7], Layout(7, 8, 1024), "word 1 is 128: allowed are 1 cards of 7 bits"),
+        ([0, 1 << 7], Layout(7, 8, 1024), "word 1 is 128; allowed: 1 cards of 7 bits"),
         ([1 << 49, 0], Layout(7, 8, 1024), "word 0 is 562949953421312"),
         ([1 << 14], Layout(7, 2, 1024), "word 0 is 16384"),
         ([0], Layout(7, 0, 1024), "1 words for 0 cards"),
@@ -132,11 +130,11 @@ def test_decode_never_masks(words, layout, problem):
     [
         ((16,), (8, 8), 0, "1 sizes for 2 cards"),
         ((16, 16), (8,), 0, "1 used values for 2 cards"),
-        ((16, 16), (8, 17), 0, "card 1 has 17 of 16 units used: allowed is 0 <= used <= size <= 31"),
+        ((16, 16), (8, 17), 0, "card 1 has 17 of 16 units used; allowed: 0 <= used <= size <= 31"),
         ((16, 16), (-1, 0), 0, "card 0 has -1 of 16"),
         ((32, 16), (0, 0), 0, "card 0 has 0 of 32"),
         ((16, 16), (0, 0), -1, "revision -1"),
-        ((16, 16), (0, 0), 1 << 53, "revision 9007199254740992: allowed are 53 bits"),
+        ((16, 16), (0, 0), 1 << 53, "revision 9007199254740992; allowed: 53 bits"),
     ],
 )
 def test_node_words_invariant(sizes, used, revision, problem):

@@ -40,12 +40,12 @@ def test_a_share_is_read_from_its_own_resource():
 @pytest.mark.parametrize(
     ("annotations", "init", "mains", "problem"),
     [
-        ({}, [], [container("m", 50), container("n", 8, GIB)], "allowed is one of the two in a pod"),
+        ({}, [], [container("m", 50), container("n", 8, GIB)], "allowed: one of the two in a pod"),
         ({}, [], [container("m", 101)], "container 'm' asks for gpupack.io/gpu-percent: 101 of 1 card(s)"),
-        ({CARDS: "2"}, [], [container("m", 202)], "202 of 2 card(s): allowed is 100 for each card"),
-        ({CARDS: "2"}, [], [container("m", 75)], "allowed is a multiple of the number of cards"),
-        ({}, [container("i", 1)], [container("m", 60), container("n", 60)], "120 together: allowed is 100"),
-        ({}, [], [container("m", "50%")], "allowed is a whole number"),
+        ({CARDS: "2"}, [], [container("m", 202)], "202 of 2 card(s); allowed: 100 for each card"),
+        ({CARDS: "2"}, [], [container("m", 75)], "allowed: a multiple of the number of cards"),
+        ({}, [container("i", 1)], [container("m", 60), container("n", 60)], "120 together; allowed: 100"),
+        ({}, [], [container("m", "50%")], "allowed: a whole number"),
     ],
 )
 def test_what_no_card_can_give_is_told_with_value_and_limit(annotations, init, mains, problem):

@@ -140,7 +140,7 @@ def test_reasons_name_the_share() -> None:
     assert world.filter(asking("p", 50))["NodeNames"] == ["n"]
     both = pod_object("q", containers=[in_percent(50), *pod_object("x", 8)["spec"]["containers"]])  # type: ignore[index]
     (text,) = set(world.filter(both)["FailedAndUnresolvableNodes"].values())
-    assert "allowed is one of the two in a pod" in text
+    assert "allowed: one of the two in a pod" in text
 
 
 def test_a_kubelet_without_percent_takes_units_only() -> None:

@@ -77,7 +77,7 @@ def test_unknown_numa_is_near_nothing():
 
 
 def test_unknown_policy():
-    with pytest.raises(PolicyError, match=f'card policy "best": allowed are {CARD_POLICIES.allowed}$'):
+    with pytest.raises(PolicyError, match=f'card policy "best"; allowed: {CARD_POLICIES.allowed}$'):
         choose(node([0]), 1, 1, "best")
 
 

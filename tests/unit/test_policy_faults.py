@@ -60,7 +60,7 @@ def test_costs_that_are_none_are_named(costs, what):
     with broken(costs=costs), pytest.raises(CardPolicyError) as caught:
         choose(cards, 3, 1, "broken")
     assert str(caught.value).startswith(NAMED + what)
-    assert str(caught.value).endswith("allowed is one number a card, not nan")
+    assert str(caught.value).endswith("allowed: one number a card, not nan")
 
 
 def test_what_a_card_costs_that_does_not_fit_does_not_matter():

@@ -105,7 +105,7 @@ def test_versions_that_are_read(version: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ('version: "1.0"', "version: 2", "version: 2; allowed is 1.0"),
+        ('version: "1.0"', "version: 2", "version: 2; allowed: 1.0"),
         ('version: "1.0"', "version: true", "version: expected `int | float | str`, got `bool`"),
         ('version: "1.0"', "", "profile: object missing required field `version`"),
         ('  name: "Card"\n', "", "devices[0].name: missing, there and in device_defaults"),
@@ -131,13 +131,13 @@ def test_versions_that_are_read(version: str) -> None:
         ('name: "Card"', r'name: "x\ud800"', "device_defaults.name: expected `str` matching regex"),
         ("uuid: GPU-b, ", "", "devices[0]: object missing required field `uuid`"),
         ("index: 1", "index: 0", "devices.index: 0 stands twice"),
-        ("index: 1", "index: 2", "devices[0].index: 2; allowed are 0 to 1"),
+        ("index: 1", "index: 2", "devices[0].index: 2; allowed: 0 to 1"),
         ("index: 1, ", "", "devices[0]: object missing required field `index`"),
         ("minor_number: 7", "minor_number: -1", "devices[1].minor_number: expected `int` >= 0"),
         ("00000000:1B:00.0", "0000:1a:00.0", "devices.pci.bus_id: 0000:1a:00.0 stands twice"),
         ("00000000:1B:00.0", "1B", "devices[0].pci.bus_id: expected `str` matching regex"),
         ('["0000:1B:00.0"]', '["0000:1a:00.0"]', "pcie_topology: 0000:1a:00.0 stands twice"),
-        ('["0000:1B:00.0"]', '["0000:77:00.0"]', "pcie_topology: 0000:77:00.0; allowed are the devices'"),
+        ('["0000:1B:00.0"]', '["0000:77:00.0"]', "pcie_topology: 0000:77:00.0; allowed: the devices'"),
         ('["0000:1B:00.0"]', "7", "pcie_topology.root_complexes[0].devices: expected `array`, got `int`"),
         ('["0000:1B:00.0"]', "[7]", "pcie_topology.root_complexes[0].devices[0]: expected `str`"),
         ("numa_node: 1,", "numa_node: x,", "pcie_topology.root_complexes[0].numa_node: expected `int`"),
@@ -183,7 +183,7 @@ devices: [{index: -1, uuid: GPU-a}, {index: 0, uuid: GPU-a}, 4]
 """
     )
     assert faults == (
-        "version: 3; allowed is 1.0",
+        "version: 3; allowed: 1.0",
         "device_defaults.memory.total_bytes: expected `int` >= 1048576",
         "devices[0].index: expected `int` >= 0",
         "devices[2]: expected `object`, got `int`",
@@ -192,7 +192,7 @@ devices: [{index: -1, uuid: GPU-a}, {index: 0, uuid: GPU-a}, 4]
 
 def test_what_does_not_fit_together_is_named_at_once() -> None:
     faults = faults_of(GOOD.replace("index: 1", "index: 9").replace("GPU-b", "GPU-a").replace("Card", "C"))
-    assert faults == ("devices[0].index: 9; allowed are 0 to 1", "devices.uuid: GPU-a stands twice")
+    assert faults == ("devices[0].index: 9; allowed: 0 to 1", "devices.uuid: GPU-a stands twice")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_unreadable_files_are_one_clear_error(kind: str, tmp_path: Path) -> None
     elif kind == "binary":
         file.write_bytes(b"\xff\xfe\x00")
     name = "a\0b" if kind == "nul" else str(file)
-    with pytest.raises(GpuError, match=r"profile .*cannot be read: .*allowed are .*8xh200"):
+    with pytest.raises(GpuError, match=r"profile .*cannot be read: .*allowed: .*8xh200"):
         load_profile(name)
 
 

@@ -101,7 +101,7 @@ def test_reads_exactly(text, number):
     ],
 )
 def test_refuses_what_is_no_quantity(value):
-    with pytest.raises(QuantityError, match=r"^quantity .*: allowed is "):
+    with pytest.raises(QuantityError, match=r"^quantity .*; allowed: "):
         parse_quantity(value)
 
 
@@ -121,7 +121,7 @@ def test_integer(value, number):
 
 @pytest.mark.parametrize("value", ["0.5", "1500m", "1n", "1e-1", "1.0001k"])
 def test_integer_refuses_fractions(value):
-    with pytest.raises(QuantityError, match="allowed is a whole number"):
+    with pytest.raises(QuantityError, match="allowed: a whole number"):
         parse_integer(value)
 
 

@@ -78,12 +78,12 @@ def test_a_stopped_queue_releases_nothing() -> None:
 @pytest.mark.parametrize(
     ("pod", "says"),
     [
-        ({"queue": "nobody"}, 'queue "nobody" does not exist: allowed are a'),
-        ({"queue": ""}, "label gpupack.io/queue-name is missing: allowed are a"),
+        ({"queue": "nobody"}, 'queue "nobody" does not exist; allowed: a'),
+        ({"queue": ""}, "label gpupack.io/queue-name is missing; allowed: a"),
         ({"gates": (QUEUE_GATE, "example.com/other")}, "it waits for the scheduling gates example.com/other"),
         (
             {"gang": "g"},
-            "annotation gpupack.io/gang-size is missing: allowed is a whole number from 1 to 1024",
+            "annotation gpupack.io/gang-size is missing; allowed: a whole number from 1 to 1024",
         ),
         ({"gang": "g", "size": "0x2"}, 'annotation gpupack.io/gang-size is "0x2"'),
         ({"size": 2}, "annotation gpupack.io/gang-size without gpupack.io/gang"),

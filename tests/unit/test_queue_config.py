@@ -158,24 +158,24 @@ def test_every_fault_is_told_with_its_path(text: str, faults: list[str]) -> None
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("weight: 0", "queues[0].weight: 0; allowed are numbers from 0.000001 to 1000000"),
-        ("weight: .nan", "queues[0].weight: nan; allowed are numbers from 0.000001 to 1000000"),
+        ("weight: 0", "queues[0].weight: 0; allowed: numbers from 0.000001 to 1000000"),
+        ("weight: .nan", "queues[0].weight: nan; allowed: numbers from 0.000001 to 1000000"),
         (
             "nominalQuota: 10Gi",
-            "queues[0].nominalQuota: '10Gi'; allowed are whole numbers from 0 to 1099511627776",
+            "queues[0].nominalQuota: '10Gi'; allowed: whole numbers from 0 to 1099511627776",
         ),
-        ("stop: foo", "queues[0].stop: 'foo'; allowed are Hold, HoldAndDrain, None"),
-        ("weight: 1, weight: 7", "queues[0].weight: stands again with '7'; allowed is once"),
+        ("stop: foo", "queues[0].stop: 'foo'; allowed: Hold, HoldAndDrain, None"),
+        ("weight: 1, weight: 7", "queues[0].weight: stands again with '7'; allowed: once"),
         (
             "gpu: {}",
             (
-                "queues[0].gpu: a mapping; there is no such key, allowed are name, cohort, weight, "
+                "queues[0].gpu: a mapping; there is no such key; allowed: name, cohort, weight, "
                 "nominalQuota, borrowingLimit, lendingLimit, namespaceSelector, strategy, stop"
             ),
         ),
         (
             "namespaceSelector: {matchLabels: all}",
-            "queues[0].namespaceSelector.matchLabels: 'all'; allowed is a mapping of texts",
+            "queues[0].namespaceSelector.matchLabels: 'all'; allowed: a mapping of texts",
         ),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_key_may_stand_once_in_each_of_several_mappings() -> None:
 
 
 def test_a_circle_of_cohorts_is_shown() -> None:
-    with pytest.raises(QueueConfigError, match="x > y > x is a circle; allowed is a tree"):
+    with pytest.raises(QueueConfigError, match="x > y > x is a circle; allowed: a tree"):
         parse_config("f", "queues: [{name: a}]\ncohorts: [{name: x, parent: y}, {name: y, parent: x}]")
 
 

@@ -141,9 +141,9 @@ async def test_a_gang_whose_pods_disagree_is_told_and_others_go_on(running: Runn
     await running.pass_time()
     said = "Warning Waiting GangIncomplete: its pods disagree on gpupack.io/"
     for name in ("g0", "g1"):
-        assert running.told(name) == [f"{said}gang-size: 2, 3; allowed is one"]
+        assert running.told(name) == [f"{said}gang-size: 2, 3; allowed: one"]
     for name in ("q0", "q1"):
-        assert running.told(name) == [f"{said}queue-name: a, b; allowed is one"]
+        assert running.told(name) == [f"{said}queue-name: a, b; allowed: one"]
     assert running.is_released("other")
     world.change("uid-q1", metadata={"labels": {"gpupack.io/queue-name": "a"}})
     await running.pass_time()
@@ -163,7 +163,7 @@ async def test_pods_of_a_deleted_queue_are_told_and_go_on_by_another_queue_or_wh
         world.pod(name, 16, queue="b", created=int(name == "stays"))
     world.configure("queues: [{name: a}]")
     await running.pass_time()
-    refused = 'Warning Waiting Refused: queue "b" does not exist: allowed are a'
+    refused = 'Warning Waiting Refused: queue "b" does not exist; allowed: a'
     assert running.told("moves") == running.told("stays") == [refused]
     (gone,) = [each for each in status.tenants(world.queue, 0) if each.name == "b"]
     assert (gone.stop, gone.used, gone.waiting) == ("not configured", 16, 2)
@@ -186,7 +186,7 @@ async def test_another_fault_of_a_pod_is_another_event(running: Running) -> None
     await running.pass_time()
     assert running.told("p") == [
         "Warning Waiting Refused: it waits for the scheduling gates example.com/hold",
-        'Warning Waiting Refused: queue "c" does not exist: allowed are a, b',
+        'Warning Waiting Refused: queue "c" does not exist; allowed: a, b',
     ]
 
 

@@ -188,9 +188,9 @@ def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld)
 @pytest.mark.parametrize(
     ("size", "job", "why"),
     [
-        ("-1", "j", 'is "-1": allowed is a whole number from 0 to 999999'),
-        ("two", "j", 'is "two": allowed is a whole number from 0 to 999999'),
-        ("2", "", "without gpupack.io/job: allowed are both or none"),
+        ("-1", "j", 'is "-1"; allowed: a whole number from 0 to 999999'),
+        ("two", "j", 'is "two"; allowed: a whole number from 0 to 999999'),
+        ("2", "", "without gpupack.io/job; allowed: both or none"),
     ],
 )
 def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: str, why: str) -> None:

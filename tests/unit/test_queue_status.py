@@ -42,7 +42,7 @@ def test_the_tables() -> None:
         "",
         "QUEUE   POSITION  POD            WAITS  REASON   WHY",
         f"b       1         default/two    2m     Quota    {quota}",
-        'nobody  -         default/three  2m     Refused  queue "nobody" does not exist: allowed are a, b',
+        'nobody  -         default/three  2m     Refused  queue "nobody" does not exist; allowed: a, b',
     ]
 
 
@@ -53,7 +53,7 @@ def test_one_queue_only() -> None:
 
 
 def test_a_queue_that_does_not_exist() -> None:
-    with pytest.raises(InputError, match="queue 'c' does not exist: allowed are a, b"):
+    with pytest.raises(InputError, match="queue 'c' does not exist; allowed: a, b"):
         read(answer(), "c")
 
 
@@ -328,7 +328,7 @@ def test_a_queue_is_asked_at_its_own_address() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8914", "http://[", "https://"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(InputError, match="allowed is http://HOST:PORT or https://HOST:PORT of a queue"):
+    with pytest.raises(InputError, match="allowed: http://HOST:PORT or https://HOST:PORT of a queue"):
         asyncio.run(fetch_from(url))
 
 

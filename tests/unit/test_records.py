@@ -100,7 +100,7 @@ def test_the_release_before_reads_what_is_written_today():
 
 
 def test_units_of_a_pod_that_is_not_held_are_a_mistake():
-    with pytest.raises(PackingError, match=r"units of \['b'\]: allowed are pods that are held"):
+    with pytest.raises(PackingError, match=r"units of \['b'\]; allowed: pods that are held"):
         dump_holds(Holds(7, frozenset("a"), {"b": {0: 1}}))
 
 
@@ -128,7 +128,7 @@ def test_cordon(text, uuids):
 
 def test_cordon_of_no_card():
     with pytest.raises(
-        PackingError, match=r'annotation gpupack.io/cordon holds "card one": allowed is a comma list'
+        PackingError, match=r'annotation gpupack.io/cordon holds "card one"; allowed: a comma list'
     ):
         load_cordon("GPU-a, card one")
 
@@ -176,7 +176,7 @@ def test_not_json(load, error, text):
     ],
 )
 def test_bad_assignments(text, problem):
-    allowed = r"; allowed is \{.*\[\[\"<card UUID>\", <units>\], ...\]"
+    allowed = r"; allowed: \{.*\[\[\"<card UUID>\", <units>\], ...\]"
     with pytest.raises(RequestError, match=f"^annotation gpupack.io/assigned is .*: {problem}.*{allowed}"):
         load_assigned(text)
     with pytest.raises(RequestError, match=f"^annotation gpupack.io/allocation is .*: {problem}.*{allowed}"):
@@ -268,7 +268,7 @@ def test_long_values_are_cut():
     with pytest.raises(RequestError) as caught:
         load_assigned("x" * 10_000)
     assert str(caught.value) == 'annotation gpupack.io/assigned is "' + "x" * 255 + (
-        '...: not JSON; allowed is {"<container>": [["<card UUID>", <units>], ...], ...}, a card once in a '
+        '...: not JSON; allowed: {"<container>": [["<card UUID>", <units>], ...], ...}, a card once in a '
         "container"
     )
 
@@ -283,7 +283,7 @@ def test_cards_of_a_node():
 
 def test_inventory_and_words_of_different_length():
     with pytest.raises(
-        PackingError, match=r"annotation gpupack.io/cards has 1 cards: allowed are the 2 of the words"
+        PackingError, match=r"annotation gpupack.io/cards has 1 cards; allowed: the 2 of the words"
     ):
         join_cards(NodeWords.of(1024, [44, 44], [4, 44], 1), RECORDS[:1])
 
@@ -314,23 +314,23 @@ def test_charge(request_, assignment, costs):
 @pytest.mark.parametrize(
     ("request_", "assignment", "problem"),
     [
-        (pod(("m", 8, "main")), {}, r"names containers \[\]: allowed is \['m'\]"),
+        (pod(("m", 8, "main")), {}, r"names containers \[\]; allowed: \['m'\]"),
         (pod(("m", 8, "main")), {"m": (("a", 8),), "n": (("a", 8),)}, r"names containers \['m', 'n'\]"),
         (
             pod(("m", 8, "main")),
             {"m": (("a", 7),)},
-            r"\"m\" with \[\('a', 7\)\]: allowed is 8 units on each of 1 cards",
+            r"\"m\" with \[\('a', 7\)\]; allowed: 8 units on each of 1 cards",
         ),
-        (pod(("m", 8, "main")), {"m": (("a", 4), ("b", 4))}, "allowed is 8 units on each of 1 cards"),
+        (pod(("m", 8, "main")), {"m": (("a", 4), ("b", 4))}, "allowed: 8 units on each of 1 cards"),
         (
             pod(("m", 8, "main"), cards=2),
             {"m": (("a", 6), ("b", 2))},
-            "allowed is 4 units on each of 2 cards",
+            "allowed: 4 units on each of 2 cards",
         ),
         (
             pod(("m", 8, "main"), cards=2),
             {"m": (("a", 4), ("a", 4))},
-            "allowed is 4 units on each of 2 cards",
+            "allowed: 4 units on each of 2 cards",
         ),
         (SHARED, {"i": (("a", 5),), "s": (("b", 2),), "m": (("a", 4),)}, "one card for all containers"),
     ],

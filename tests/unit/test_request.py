@@ -128,7 +128,7 @@ def test_node_policies_are_the_scheduler_s_to_judge():
 def test_card_policies_are_those_registered():
     with offered(CARD_POLICIES, own=lambda _: CARD_POLICIES.make("most-used")):
         assert parse([container("m", "8")], card_policy="own").card_policy == "own"
-    with pytest.raises(RequestError, match=f'card-policy is "own": allowed are {CARD_POLICIES.allowed}$'):
+    with pytest.raises(RequestError, match=f'card-policy is "own"; allowed: {CARD_POLICIES.allowed}$'):
         parse([container("m", "8")], card_policy="own")
 
 
@@ -150,77 +150,77 @@ def test_a_pod_that_a_kubelet_has_keeps_its_cards_without_a_policy_that_is_not_k
     assert parse_admitted(annotations, [], [container("m", "8Gi")], GIB)[0] is None
 
 
-LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
+LIMITS = f"allowed: a whole number of units from 0 to {MAX_UNITS}, without a suffix such as Gi"
 
 
 @pytest.mark.parametrize(
     ("containers", "init", "annotations", "message"),
     [
         pytest.param(
-            [container("m", "16Gi")], [], {}, f'container "m" has limit {GIB}: "16Gi": {LIMITS}', id="bytes"
+            [container("m", "16Gi")], [], {}, f'container "m" has limit {GIB}: "16Gi"; {LIMITS}', id="bytes"
         ),
         pytest.param(
-            [container("m", "1.5")], [], {}, f'container "m" has limit {GIB}: "1.5": {LIMITS}', id="part"
+            [container("m", "1.5")], [], {}, f'container "m" has limit {GIB}: "1.5"; {LIMITS}', id="part"
         ),
         pytest.param(
-            [container("m", "-1")], [], {}, f'container "m" has limit {GIB}: "-1": {LIMITS}', id="negative"
+            [container("m", "-1")], [], {}, f'container "m" has limit {GIB}: "-1"; {LIMITS}', id="negative"
         ),
         pytest.param(
-            [container("m", "8 GB")], [], {}, f'container "m" has limit {GIB}: "8 GB": {LIMITS}', id="text"
+            [container("m", "8 GB")], [], {}, f'container "m" has limit {GIB}: "8 GB"; {LIMITS}', id="text"
         ),
         pytest.param(
-            [container("m", "")], [], {}, f'container "m" has limit {GIB}: "": {LIMITS}', id="empty"
+            [container("m", "")], [], {}, f'container "m" has limit {GIB}: ""; {LIMITS}', id="empty"
         ),
         pytest.param(
-            [container("m", True)], [], {}, f'container "m" has limit {GIB}: True: {LIMITS}', id="bool"
+            [container("m", True)], [], {}, f'container "m" has limit {GIB}: True; {LIMITS}', id="bool"
         ),
         pytest.param(
             [container("m", "x" * 500)],
             [],
             {},
-            f'container "m" has limit {GIB}: "{"x" * 63}...: {LIMITS}',
+            f'container "m" has limit {GIB}: "{"x" * 63}...; {LIMITS}',
             id="long",
         ),
         pytest.param(
             [container("m", MAX_UNITS + 1)],
             [],
             {},
-            f'container "m" has limit {GIB}: {MAX_UNITS + 1}: {LIMITS}',
+            f'container "m" has limit {GIB}: {MAX_UNITS + 1}; {LIMITS}',
             id="huge",
         ),
         pytest.param(
             [container("m", "8", "soup")],
             [],
             {},
-            f'container "m" has request {GIB}: "soup": {LIMITS}',
+            f'container "m" has request {GIB}: "soup"; {LIMITS}',
             id="request",
         ),
         pytest.param(
             [container("m", "8", "4")],
             [],
             {},
-            f'container "m" requests {GIB}: "4" with limit "8": allowed is a request equal to the limit',
+            f'container "m" requests {GIB}: "4" with limit "8"; allowed: a request equal to the limit',
             id="request is not limit",
         ),
         pytest.param(
             [container("m", None, "4")],
             [],
             {},
-            f'container "m" requests {GIB}: "4" with no limit: allowed is a request equal to the limit',
+            f'container "m" requests {GIB}: "4" with no limit; allowed: a request equal to the limit',
             id="no limit",
         ),
         pytest.param(
             [container("b", "x")],
             [container("a", "y")],
             {},
-            f'container "a" has limit {GIB}: "y": {LIMITS}',
+            f'container "a" has limit {GIB}: "y"; {LIMITS}',
             id="first",
         ),
         pytest.param(
             [container("m", "9")],
             [],
             {"cards": "2"},
-            'annotation gpupack.io/cards is "2", container "m" asks for 9 units: allowed is a multiple of '
+            'annotation gpupack.io/cards is "2", container "m" asks for 9 units; allowed: a multiple of '
             "the number of cards",
             id="indivisible",
         ),
@@ -228,7 +228,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8"), container("n", "5")],
             [],
             {"cards": "4"},
-            'annotation gpupack.io/cards is "4", container "n" asks for 5 units: allowed is a multiple of '
+            'annotation gpupack.io/cards is "4", container "n" asks for 5 units; allowed: a multiple of '
             "the number of cards",
             id="second indivisible",
         ),
@@ -236,7 +236,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8")],
             [sidecar("s", "2"), container("i", "4")],
             {"cards": "2"},
-            'annotation gpupack.io/cards is "2": allowed is 1 where an init container, here "i", asks for '
+            'annotation gpupack.io/cards is "2"; allowed: 1 where an init container, here "i", asks for '
             "GPU memory and is not a sidecar",
             id="init with cards",
         ),
@@ -244,14 +244,14 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8")],
             [],
             {"card_policy": "best\nfit"},
-            f'annotation gpupack.io/card-policy is "best\\nfit": allowed are {CARD_POLICIES.allowed}',
+            f'annotation gpupack.io/card-policy is "best\\nfit"; allowed: {CARD_POLICIES.allowed}',
             id="card policy",
         ),
         pytest.param(
             [container("m", "8")],
             [],
             {"gpu_model": "a,,b"},
-            'annotation gpupack.io/gpu-model is "a,,b": allowed is a comma list of non-empty patterns, * for '
+            'annotation gpupack.io/gpu-model is "a,,b"; allowed: a comma list of non-empty patterns, * for '
             "any text, one leading ! to exclude",
             id="model",
         ),
@@ -259,7 +259,7 @@ LIMITS = f"allowed is a whole number of units from 0 to {MAX_UNITS}, without a s
             [container("m", "8")],
             [],
             {"cards": "0", "card_policy": "random"},
-            'annotation gpupack.io/cards is "0": allowed is a whole number from 1 to 64',
+            'annotation gpupack.io/cards is "0"; allowed: a whole number from 1 to 64',
             id="the first annotation",
         ),
     ],
@@ -275,7 +275,7 @@ def test_mistakes(containers, init, annotations, message):
     "text", ["", "0", "-1", "65", "99", "100", "2.0", "1e1", "two", " 2", "2 ", "02", "+2", "٢"]
 )
 def test_card_counts_refused(text):
-    with pytest.raises(RequestError, match=r"allowed is a whole number from 1 to 64$"):
+    with pytest.raises(RequestError, match=r"allowed: a whole number from 1 to 64$"):
         parse([container("m", "64")], cards=text)
 
 

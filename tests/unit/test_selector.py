@@ -75,10 +75,10 @@ def test_empty_patterns_are_named(annotation, text):
     texts = (text, None) if annotation.endswith("model") else (None, text)
     with pytest.raises(RequestError, match=f'^annotation {annotation} is "') as caught:
         Selector.parse(*texts)
-    assert f'"{text}": allowed is a comma list' in str(caught.value)
+    assert f'"{text}"; allowed: a comma list' in str(caught.value)
 
 
 def test_too_many_patterns():
     assert len(Selector.parse(",".join(f"m{i}" for i in range(64)), None).models) == 64
-    with pytest.raises(RequestError, match="gpu-uuid holds 65 patterns: allowed are at most 64"):
+    with pytest.raises(RequestError, match="gpu-uuid holds 65 patterns; allowed: at most 64"):
         Selector.parse(None, ",".join(["x"] * 65))

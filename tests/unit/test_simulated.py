@@ -65,16 +65,16 @@ def test_use_can_be_set() -> None:
 
 @pytest.mark.parametrize("used_mib", [-1, 9217])
 def test_no_more_use_than_the_card_has(used_mib: int) -> None:
-    with pytest.raises(GpuError, match=f"used {used_mib} MiB, allowed are 0 to 9216 MiB"):
+    with pytest.raises(GpuError, match=f"used {used_mib} MiB; allowed: 0 to 9216 MiB"):
         source().set_used("GPU-b", used_mib)
 
 
 def test_unknown_cards_and_modes_are_refused() -> None:
     gpus = source()
     for call in (lambda: gpus.set_used("GPU-x", 1), lambda: gpus.fail("GPU-x"), lambda: gpus.heal("GPU-x")):
-        with pytest.raises(GpuError, match="'GPU-x': allowed are GPU-a, GPU-b"):
+        with pytest.raises(GpuError, match="'GPU-x'; allowed: GPU-a, GPU-b"):
             call()
-    with pytest.raises(GpuError, match="'tired': allowed are lost, fallen_off_bus, ecc_uncorrectable"):
+    with pytest.raises(GpuError, match="'tired'; allowed: lost, fallen_off_bus, ecc_uncorrectable"):
         gpus.fail("GPU-a", "tired")
 
 

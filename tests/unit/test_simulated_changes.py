@@ -52,7 +52,7 @@ def test_instances_are_listed_with_their_card_and_measured_alone() -> None:
     assert [card.schedulable_mib // 1024 for card in world.gpus.cards()] == [39, 19, 19]
     world.gpus.set_used(second.uuid, 7)
     assert [sample.used_mib for sample in world.gpus.sample()] == [0, 0, 7]
-    with pytest.raises(GpuError, match="allowed are 0 to 20220 MiB"):
+    with pytest.raises(GpuError, match="allowed: 0 to 20220 MiB"):
         world.gpus.set_used(first.uuid, 30000)
     world.gpus.fail("GPU-b")
     assert list(world.at(0).values()) == [None, "GPU is lost", "GPU is lost"]
@@ -167,13 +167,13 @@ script:
 @pytest.mark.parametrize(
     ("step", "fault"),
     [
-        ("{at_s: 1}", "script[0]: nothing to do; allowed is exactly one of xid, vanish, return, mig"),
-        ("{at_s: 1, card: 0, vanish: true, xid: 3}", "script[0]: xid and vanish; allowed is exactly one"),
-        ("{at_s: 1, card: 9, vanish: true}", "script[0].card: 9; allowed are 0, 1"),
-        ("{at_s: 1, vanish: true}", "script[0].card: None; allowed are 0, 1"),
+        ("{at_s: 1}", "script[0]: nothing to do; allowed: exactly one of xid, vanish, return, mig"),
+        ("{at_s: 1, card: 0, vanish: true, xid: 3}", "script[0]: xid and vanish; allowed: exactly one"),
+        ("{at_s: 1, card: 9, vanish: true}", "script[0].card: 9; allowed: 0, 1"),
+        ("{at_s: 1, vanish: true}", "script[0].card: None; allowed: 0, 1"),
         ("{at_s: -1, hang_s: 3}", "script[0].at_s: expected `float` >= 0"),
         ("{at_s: 1, card: 0, explode: true}", "script[0]: object contains unknown field `explode`"),
-        ("{at_s: 1, card: 0, mig: all}", "script[0].mig: 'all'; allowed is a list of MIG profiles, or off"),
+        ("{at_s: 1, card: 0, mig: all}", "script[0].mig: 'all'; allowed: a list of MIG profiles, or off"),
         ("{at_s: 1, card: 0, mig: [9g.90gb]}", "script at 1 s: mig: '9g.90gb'; allowed on NVIDIA A100"),
         ("{at_s: 1, card: 0, grow: {pid: 0, to_mib: 1}}", "script[0].grow.pid: expected `int` >= 1"),
     ],

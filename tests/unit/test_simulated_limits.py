@@ -71,7 +71,7 @@ def test_a_limit_ends_with_its_cgroup(limits: SimulatedLimits, cgroup: Path) -> 
 @pytest.mark.parametrize("hard_mib", [-1, 0, 99])
 def test_a_limit_below_what_is_accepted(limits: SimulatedLimits, cgroup: Path, hard_mib: int) -> None:
     limits.least_mib = 100
-    with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed are 100 MiB or more") as error:
+    with pytest.raises(LimitError, match=f"limit of {hard_mib} MiB .* allowed: 100 MiB or more") as error:
         limits.set("GPU-a", cgroup, hard_mib)
     assert error.value.kind == "refused"
 
@@ -90,7 +90,7 @@ def test_cards_that_cannot(cgroup: Path) -> None:
     assert "MIG" in new.support("MIG-a").reason
     with pytest.raises(LimitError, match="no such card"):
         new.set("GPU-x", cgroup, 5)
-    with pytest.raises(GpuError, match="allowed are GPU-a"):
+    with pytest.raises(GpuError, match="allowed: GPU-a"):
         new.use("GPU-x", 1, 5)
 
 

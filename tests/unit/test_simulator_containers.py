@@ -136,11 +136,11 @@ def test_containers_of_a_trace(tmp_path, text, cards, units, percent):
 @pytest.mark.parametrize(
     ("text", "cards", "said"),
     [
-        ("2|x", 2, "gpu_units is '2|x'; allowed are whole numbers from 1 to 131072, or all of them percent"),
-        ("2|0", 2, "gpu_units is '2|0'; allowed are whole numbers from 1"),
-        ("2|4%", 2, "gpu_units is '2|4%'; allowed are"),
-        ("101%", 1, "gpu_units is '101%'; allowed are"),
-        ("2|2", 3, "num_gpu 3 for 2 containers of gpu_units '2|2'; allowed is as many cards for each"),
+        ("2|x", 2, "gpu_units is '2|x'; allowed: whole numbers from 1 to 131072, or all of them percent"),
+        ("2|0", 2, "gpu_units is '2|0'; allowed: whole numbers from 1"),
+        ("2|4%", 2, "gpu_units is '2|4%'; allowed:"),
+        ("101%", 1, "gpu_units is '101%'; allowed:"),
+        ("2|2", 3, "num_gpu 3 for 2 containers of gpu_units '2|2'; allowed: as many cards for each"),
     ],
 )
 def test_containers_that_cannot_be_are_left_out(tmp_path, text, cards, said):

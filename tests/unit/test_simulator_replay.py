@@ -205,11 +205,11 @@ def test_times_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("-1,30,", "pods.csv:3: creation_time is '-1'; allowed is a whole number"),
+        ("-1,30,", "pods.csv:3: creation_time is '-1'; allowed: a whole number"),
         (",30,", "pods.csv:3: creation_time is ''"),
         ("5,soon,", "pods.csv:3: deletion_time is 'soon'"),
         ("5,30,1.5", "pods.csv:3: scheduled_time is '1.5'"),
-        ("5,4,", "pods.csv:3: created 5, scheduled 5, deleted 4; allowed are growing times"),
+        ("5,4,", "pods.csv:3: created 5, scheduled 5, deleted 4; allowed: growing times"),
         ("5,30,31", "created 5, scheduled 31, deleted 30"),
         ("5,30,4", "created 5, scheduled 4, deleted 30"),
     ],

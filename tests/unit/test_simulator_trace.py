@@ -39,11 +39,11 @@ def test_pods_with_and_without_models(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("p,-5,1,1,10,", "trace.csv:2: cpu_milli is '-5'; allowed is a whole number from 0 to 100000000"),
+        ("p,-5,1,1,10,", "trace.csv:2: cpu_milli is '-5'; allowed: a whole number from 0 to 100000000"),
         ("p,1,x,1,10,", "trace.csv:2: memory_mib is 'x'; allowed"),
-        ("p,1,1,65,10,", "trace.csv:2: num_gpu is '65'; allowed is a whole number from 0 to 64"),
-        ("p,1,1,1,1001,", "trace.csv:2: gpu_milli is '1001'; allowed is a whole number from 0 to 1000"),
-        ("p,1,1,1,0,", "trace.csv:2: gpu_milli is 0 with num_gpu 1; allowed is 1 to 1000"),
+        ("p,1,1,65,10,", "trace.csv:2: num_gpu is '65'; allowed: a whole number from 0 to 64"),
+        ("p,1,1,1,1001,", "trace.csv:2: gpu_milli is '1001'; allowed: a whole number from 0 to 1000"),
+        ("p,1,1,1,0,", "trace.csv:2: gpu_milli is 0 with num_gpu 1; allowed: 1 to 1000"),
         ("p,1,1,1,", "trace.csv:2: gpu_milli is ''; allowed"),
         ("p,1,1,1", "trace.csv:2: gpu_milli is ''; allowed"),
         ("p,1.5,1,1,10,", "trace.csv:2: cpu_milli is '1.5'; allowed"),
@@ -93,9 +93,9 @@ def test_a_pod_of_an_unknown_model_only_is_told_twice(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (",1,1,1,T4", "sn is empty; allowed is a name; the node is left out"),
-        ("n,1,1,1,T4", "sn 'n' is there twice; allowed is a name of its own; the node is left out"),
-        ("m,1,1,-1,T4", "gpu is '-1'; allowed is a whole number from 0 to 64; the node is left out"),
+        (",1,1,1,T4", "sn is empty; allowed: a name; the node is left out"),
+        ("n,1,1,1,T4", "sn 'n' is there twice; allowed: a name of its own; the node is left out"),
+        ("m,1,1,-1,T4", "gpu is '-1'; allowed: a whole number from 0 to 64; the node is left out"),
     ],
 )
 def test_bad_nodes_are_left_out(tmp_path, row, message):

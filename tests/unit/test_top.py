@@ -71,7 +71,7 @@ BARE = (CardRow(0, None, None, 44, 4), CardRow(1, None, None, 44, 44))
     [
         ({}, {"gpupack.io/packed-layout": "3"}, (), "layout header 3 has version 3"),
         ({}, {"gpupack.io/packed-used-0": "45"}, (), "card 0 has 45 of 44 units used"),
-        ({}, {"gpupack.io/packed-size-0": "1.5"}, (), 'quantity "1.5": allowed is a whole number'),
+        ({}, {"gpupack.io/packed-size-0": "1.5"}, (), 'quantity "1.5"; allowed: a whole number'),
         ({CARDS: "soup"}, {}, BARE, 'annotation gpupack.io/cards is "soup": not JSON'),
         ({CARDS: "[]"}, {}, BARE, "annotation gpupack.io/cards has 0 cards"),
         ({"gpupack.io/cordon": "no card"}, {}, BARE, 'annotation gpupack.io/cordon holds "no card"'),
@@ -79,7 +79,7 @@ BARE = (CardRow(0, None, None, 44, 4), CardRow(1, None, None, 44, 44))
             {"gpupack.io/cordon": "?", CARDS: "?"},
             {},
             BARE,
-            'cordon holds "?": allowed is a comma list of card UUIDs; a',
+            'cordon holds "?"; allowed: a comma list of card UUIDs; a',
         ),
     ],
 )
@@ -133,12 +133,12 @@ def test_rubbish_is_refused_in_one_line(text, problem):
         rows(load_nodes(text))
     message = str(caught.value)
     assert problem in message
-    assert message.endswith("allowed is the output of `kubectl get nodes -o json`")
+    assert message.endswith("allowed: the output of `kubectl get nodes -o json`")
     assert "\n" not in message
 
 
 MIXED = [
-    NodeRow("broken", (), None, "layout header 3 has version 3: allowed is 1"),
+    NodeRow("broken", (), None, "layout header 3 has version 3; allowed: 1"),
     alive("half", (CardRow(0, None, None, 14, 7),), error="annotation bad"),
     alive(
         "node-1",
@@ -159,7 +159,7 @@ SUMS = [
 def test_table():
     assert render(MIXED, "table").splitlines() == [
         "NODE    STATUS   UNIT     USED  CARDS",
-        "broken  Unknown  -        -     layout header 3 has version 3: allowed is 1",
+        "broken  Unknown  -        -     layout header 3 has version 3; allowed: 1",
         "half    Ready    1 GiB    7/14  ██░░ 7/14  annotation bad",
         "node-1  Ready    512 MiB  4/88  ░░░░ 0/44  ▎░░░ 4/44!  ████ 0/0*",
         "! unhealthy  * cordoned",

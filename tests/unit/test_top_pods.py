@@ -172,10 +172,10 @@ def test_names_of_others_do_not_reach_the_terminal():
         (
             [pod("p")],
             False,
-            'the input holds a "Pod", "p": allowed is the output of `kubectl get n',
+            'the input holds a "Pod", "p"; allowed: the output of `kubectl get n',
         ),
-        ([node("n")], True, "the input holds no pods: allowed is the output of `kubectl get nodes,pods -A"),
-        ([{"kind": "Service"}], True, 'the input holds a "Service", "": allowed'),
+        ([node("n")], True, "the input holds no pods; allowed: the output of `kubectl get nodes,pods -A"),
+        ([{"kind": "Service"}], True, 'the input holds a "Service", ""; allowed'),
         ([{**pod("p"), "spec": 5}], True, "- at `$.items[0].spec`"),
     ],
     ids=["only-pods", "none", "others", "rubbish"],

@@ -54,7 +54,7 @@ def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
     path.unlink()
     with path.open("wb") as file:
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(CheckpointError, match=f"it has {MOST_BYTES + 1} bytes, allowed are {MOST_BYTES}"):
+    with pytest.raises(CheckpointError, match=f"it has {MOST_BYTES + 1} bytes; allowed: {MOST_BYTES}"):
         CheckpointReader(path.parent).read()
 
 

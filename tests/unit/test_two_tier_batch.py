@@ -17,7 +17,7 @@ def test_the_source_counts_one_scheduler_without_its_commits():
 
 
 def test_no_workers():
-    with pytest.raises(ValueError, match="0 workers: allowed is 1 or more"):
+    with pytest.raises(ValueError, match="0 workers; allowed: 1 or more"):
         commit_times(1, 0, 1, 1)
 
 
@@ -56,7 +56,7 @@ def test_a_turn_that_is_due_passes_one_that_is_not():
 
 @pytest.mark.parametrize(("attempts", "backoff_s"), [(0, 1.0), (1, -1.0)])
 def test_bad_turns(attempts, backoff_s):
-    with pytest.raises(SettingsError, match="allowed are 1 or more, from 0 s"):
+    with pytest.raises(SettingsError, match="allowed: 1 or more, from 0 s"):
         Turns(1, attempts, backoff_s)
 
 

@@ -143,7 +143,7 @@ def test_the_same_figures_as_table_csv_and_json():
 
 @pytest.mark.parametrize("text", ["", "node", "label:", "Pod"])
 def test_what_cannot_be_added_up_by_is_named(text):
-    with pytest.raises(InputError, match="allowed are namespace, pod and label:KEY"):
+    with pytest.raises(InputError, match="allowed: namespace, pod and label:KEY"):
         By.of(text)
 
 
@@ -210,7 +210,7 @@ def test_moments(text, expected):
 
 @pytest.mark.parametrize("text", ["", "yesterday", "5", "-1h", "2023-13-01"])
 def test_other_moments_are_named(text):
-    with pytest.raises(InputError, match="allowed are 30m, 24h, 7d"):
+    with pytest.raises(InputError, match="allowed: 30m, 24h, 7d"):
         moment(text, NOW)
 
 

@@ -309,17 +309,17 @@ def test_classes_without_capacity_are_dropped():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"weights": "0.5,0.5,0.5"}, "weights are 1/2,1/2,1/2; allowed are 3 from 0 that sum to 1"),
+        ({"weights": "0.5,0.5,0.5"}, "weights are 1/2,1/2,1/2; allowed: 3 from 0 that sum to 1"),
         ({"weights": "1"}, "weights are 1; allowed"),
-        ({"weights": "a,b,c"}, "weights is 'a'; allowed are numbers"),
-        ({"threshold": "1.5"}, "threshold is 1.5; allowed is 0 to 1"),
+        ({"weights": "a,b,c"}, "weights is 'a'; allowed: numbers"),
+        ({"threshold": "1.5"}, "threshold is 1.5; allowed: 0 to 1"),
         ({"threshold": "1/0"}, "threshold is '1/0'"),
-        ({"parts": "W3"}, "parts are W3; allowed are some of W0,W1,W2"),
-        ({"on-no-improvement": "wait"}, "on-no-improvement is 'wait'; allowed are place, hold"),
-        ({"rotate": "maybe"}, "rotate is 'maybe'; allowed are yes, no"),
-        ({"hold-rounds": "1.5"}, "hold-rounds is 3/2; allowed is a whole number"),
-        ({"hold-rounds": "-1"}, "hold-rounds is -1; allowed is 0 or more"),
-        ({"x": "y"}, 'parameter "x" does not exist; allowed are weights, threshold'),
+        ({"parts": "W3"}, "parts are W3; allowed: some of W0,W1,W2"),
+        ({"on-no-improvement": "wait"}, "on-no-improvement is 'wait'; allowed: place, hold"),
+        ({"rotate": "maybe"}, "rotate is 'maybe'; allowed: yes, no"),
+        ({"hold-rounds": "1.5"}, "hold-rounds is 3/2; allowed: a whole number"),
+        ({"hold-rounds": "-1"}, "hold-rounds is -1; allowed: 0 or more"),
+        ({"x": "y"}, 'parameter "x" does not exist; allowed: weights, threshold'),
     ],
 )
 def test_bad_parameters(parameters, message):

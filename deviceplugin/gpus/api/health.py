@@ -66,7 +66,7 @@ def parse_xids(text: str) -> frozenset[int]:
     codes = set()
     for entry in filter(None, (part.strip() for part in text.split(","))):
         if not (entry.isascii() and entry.isdigit() and 1 <= int(entry) <= 999):  # noqa: PLR2004
-            raise ValueError(f"XID {entry[:256]!r}: allowed are whole numbers from 1 to 999, comma-separated")
+            raise ValueError(f"XID {entry[:256]!r}; allowed: whole numbers from 1 to 999, comma-separated")
         codes.add(int(entry))
     return frozenset(codes)
 

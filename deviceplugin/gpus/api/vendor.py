@@ -39,7 +39,7 @@ class Vendor:
     def find_faults(self) -> tuple[str, ...]:
         """Say what is wrong with the names, one line each; empty when they can be used."""
         return tuple(
-            f"{field}: {value[:256]!r}; allowed is {allowed}"
+            f"{field}: {value[:256]!r}; allowed: {allowed}"
             for field, value, form, allowed in (
                 ("domain", self.domain, _DOMAIN, "a DNS name such as example.com"),
                 ("visible_devices", self.visible_devices, _VARIABLE, "a variable such as CARDS_VISIBLE"),

@@ -102,7 +102,7 @@ def serve(lines: Iterable[str], answer: Callable[[str], None], load: Callable[[s
             elif word == "allocate" and cuda is not None:
                 said = {"given": cuda.allocate(int(rest[0]))}
             else:
-                said = {"error": f"{line.strip()[:64]!r}: allowed are start, then allocate N"}
+                said = {"error": f"{line.strip()[:64]!r}; allowed: start, then allocate N"}
         except (CudaError, OSError, AttributeError, ValueError, IndexError) as error:
             said = {"error": str(error)}
         answer(json.dumps(said))

@@ -89,7 +89,7 @@ class NvmlLimits:
     def set(self, uuid: str, cgroup: Path, hard_mib: int) -> None:
         """Set the hard limit, and no soft one; see `MemoryLimits.set`."""
         if hard_mib <= 0:
-            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}: allowed are 1 MiB or more")
+            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}; allowed: 1 MiB or more")
         wanted = pynvml.c_nvmlSetMemoryLimits_v1_t(
             nameSpace=str(cgroup).encode(), softLimit=0, hardLimit=hard_mib * _MIB
         )

@@ -138,7 +138,7 @@ def place_instances(
         _check(one, board, model)
     groups = _grouped(wanted)
     if sum(group[0].profile.endswith(_MEDIA) for group in groups) > 1:
-        raise LayoutError(f"{board.names[0]}{_MEDIA} twice; allowed is one on a card")
+        raise LayoutError(f"{board.names[0]}{_MEDIA} twice; allowed: one on a card")
     largest_first = sorted(
         groups, key=lambda group: (group[0].start is None, -board.shapes[group[0].gpu_profile].memory)
     )
@@ -178,7 +178,7 @@ def _check(one: InstanceRequest, board: _Board, model: str) -> None:
         )
     if one.start not in {None, *shape.starts}:
         raise LayoutError(
-            f"{one.profile} at memory slice {one.start}; allowed are {', '.join(map(str, shape.starts))}"
+            f"{one.profile} at memory slice {one.start}; allowed: {', '.join(map(str, shape.starts))}"
         )
 
 
@@ -214,7 +214,7 @@ def _board(model: str, schedulable_mib: int) -> _Board:
         if fits:
             return board
     known = ", ".join(f"{board.model} of {board.most_gib} GB" for board in _BOARDS)
-    raise LayoutError(f"{model} of {schedulable_mib} MiB; allowed are {known}")
+    raise LayoutError(f"{model} of {schedulable_mib} MiB; allowed: {known}")
 
 
 def _memory_mib(board: _Board, profile: str, schedulable_mib: int) -> int:

@@ -140,8 +140,8 @@ class SimulatedLimits:
             self._proven[uuid] = FORBIDDEN
             raise LimitError("forbidden", f"limit of {hard_mib} MiB on card {uuid}: {FORBIDDEN.reason}")
         if hard_mib < self.least_mib:
-            allowed = f"allowed are {self.least_mib} MiB or more"
-            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}: {allowed}")
+            allowed = f"allowed: {self.least_mib} MiB or more"
+            raise LimitError("refused", f"limit of {hard_mib} MiB on card {uuid}; {allowed}")
         folder = _folder(cgroup)
         if folder is None:
             raise LimitError("gone", f"limit of {hard_mib} MiB on card {uuid}: cgroup {cgroup} is gone")
@@ -193,7 +193,7 @@ class SimulatedLimits:
             GpuError: no such card, or no memory left of a limit or of the card; the process keeps its part.
         """
         if uuid not in self._sizes_mib:
-            raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._sizes_mib)}")
+            raise GpuError(f"card {uuid[:256]!r}; allowed: {', '.join(self._sizes_mib)}")
         with self._lock:
             self._bury(uuid)
             processes = self._processes[uuid]

@@ -121,7 +121,7 @@ def load_profile(name_or_file: str) -> Profile:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        shipped = f"allowed are a readable YAML file or one of {', '.join(names)}"
+        shipped = f"allowed: a readable YAML file or one of {', '.join(names)}"
         raise ProfileError(name_or_file[:256], (f"cannot be read: {reason}; {shipped}",)) from error
     return parse_profile(name_or_file, text)
 
@@ -255,7 +255,7 @@ def parse_profile(name: str, text: str) -> Profile:
     if document is None:
         raise ProfileError(name, tuple(faults))
     if str(document.version) not in VERSIONS:
-        faults.append(f"version: {document.version}; allowed is {VERSIONS[-1]}")
+        faults.append(f"version: {document.version}; allowed: {VERSIONS[-1]}")
     vendor = NVIDIA if document.vendor is None else Vendor(**msgspec.structs.asdict(document.vendor))
     faults += [f"vendor.{fault}" for fault in vendor.find_faults()]
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
@@ -383,14 +383,14 @@ def _check_partitions(script: SimulationScript, cards: Mapping[int, GpuCard], fa
 def _check_together(cards: Sequence[GpuCard], topology: _Topology, faults: list[str]) -> None:
     for at, card in enumerate(cards):
         if card.index >= len(cards):
-            faults.append(f"devices[{at}].index: {card.index}; allowed are 0 to {len(cards) - 1}")
+            faults.append(f"devices[{at}].index: {card.index}; allowed: 0 to {len(cards) - 1}")
     faults += _repeated("devices.index", [card.index for card in cards])
     faults += _repeated("devices.uuid", [card.uuid for card in cards])
     faults += _repeated("devices.pci.bus_id", [card.bus_id for card in cards if card.bus_id])
     placed = [sysfs_bus_id(bus_id) for root in topology.root_complexes for bus_id in root.devices]
     faults += _repeated("pcie_topology", placed)
     for bus_id in set(placed) - {card.bus_id for card in cards}:
-        faults.append(f"pcie_topology: {bus_id}; allowed are the devices' pci.bus_id")
+        faults.append(f"pcie_topology: {bus_id}; allowed: the devices' pci.bus_id")
 
 
 def _repeated(what: str, values: Sequence[int | str]) -> Iterable[str]:

@@ -35,7 +35,7 @@ class ProfileFile:
         except ProfileError as error:
             return self._refuse(str(error))
         if profile.vendor != self._vendor:
-            return self._refuse(f"vendor: {profile.vendor.domain}; allowed is {self._vendor.domain} now")
+            return self._refuse(f"vendor: {profile.vendor.domain}; allowed: {self._vendor.domain} now")
         log.info("the profile was changed", profile=str(self._file))
         return profile
 

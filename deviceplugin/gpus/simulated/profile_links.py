@@ -48,7 +48,7 @@ def add_links(cards: Sequence[GpuCard], form: NvLink, faults: list[str]) -> list
             for field, index in (("index", device.index), (f"links[{at}].remote_index", link.remote_index)):
                 if index is not None and index not in uuids:
                     faults.append(
-                        f"nvlink.device_links[{number}].{field}: {index}; allowed are the devices' index"
+                        f"nvlink.device_links[{number}].{field}: {index}; allowed: the devices' index"
                     )
             if link.remote_index == device.index:
                 faults.append(

@@ -100,7 +100,7 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Sim
     """
     steps = []
     if not isinstance(raw, list):
-        faults.append(f"script: {type(raw).__name__}; allowed is a list of steps")
+        faults.append(f"script: {type(raw).__name__}; allowed: a list of steps")
         return SimulationScript()
     for at, one in enumerate(raw):
         path = f"script[{at}]"
@@ -112,11 +112,11 @@ def read_script(raw: object, cards: Mapping[int, str], faults: list[str]) -> Sim
             continue
         if len(step.actions) != 1:
             had = " and ".join(step.actions) or "nothing to do"
-            faults.append(f"{path}: {had}; allowed is exactly one of {', '.join(ACTIONS)}")
+            faults.append(f"{path}: {had}; allowed: exactly one of {', '.join(ACTIONS)}")
         elif step.card not in cards and (step.card is not None or not step.of_the_node):
-            faults.append(f"{path}.card: {step.card}; allowed are {', '.join(map(str, cards))}")
+            faults.append(f"{path}.card: {step.card}; allowed: {', '.join(map(str, cards))}")
         elif isinstance(step.mig, str) and step.mig != "off":
-            faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed is a list of MIG profiles, or off")
+            faults.append(f"{path}.mig: {step.mig[:64]!r}; allowed: a list of MIG profiles, or off")
         else:
             steps.append(step)
     return SimulationScript(tuple(sorted(steps, key=lambda step: step.at_s)))

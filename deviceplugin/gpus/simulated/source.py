@@ -166,7 +166,7 @@ class SimulatedGpus:
             GpuError: the vendor is another one.
         """
         if profile.vendor != self._vendor:
-            raise GpuError(f"vendor {profile.vendor.domain}: allowed is {self._vendor.domain} while it runs")
+            raise GpuError(f"vendor {profile.vendor.domain}; allowed: {self._vendor.domain} while it runs")
         self.limits.mood = profile.limits
         with self._lock:
             self._mood = profile.driver
@@ -188,9 +188,7 @@ class SimulatedGpus:
         with self._lock:
             card = self._card(uuid)
             if not 0 <= used_mib <= card.schedulable_mib:
-                raise GpuError(
-                    f"card {uuid}: used {used_mib} MiB, allowed are 0 to {card.schedulable_mib} MiB"
-                )
+                raise GpuError(f"card {uuid}: used {used_mib} MiB; allowed: 0 to {card.schedulable_mib} MiB")
             self._uses[uuid] = SimulatedUse(used_mib, tuple(processes))
 
     def grow(self, uuid: str, growth: ProcessGrowth) -> None:
@@ -218,7 +216,7 @@ class SimulatedGpus:
             GpuError: no such card or no such mode.
         """
         if mode not in FAILURE_MODES:
-            raise GpuError(f"failure mode {mode[:256]!r}: allowed are {', '.join(FAILURE_MODES)}")
+            raise GpuError(f"failure mode {mode[:256]!r}; allowed: {', '.join(FAILURE_MODES)}")
         with self._lock:
             board = self._board(uuid)
             board.failure = SimulatedFailure(mode, after_calls=0, xid=xid)
@@ -517,12 +515,12 @@ class SimulatedGpus:
             (self._boards[physical_uuid(card)] for card in self._cards if card.uuid == uuid), None
         )
         if found is None:
-            raise GpuError(f"card {uuid[:256]!r}: allowed are {', '.join(self._boards)}")
+            raise GpuError(f"card {uuid[:256]!r}; allowed: {', '.join(self._boards)}")
         return found
 
     def _card(self, uuid: str) -> GpuCard:
         found = next((card for card in self._cards if card.uuid == uuid), None)
         if found is None:
             known = ", ".join(card.uuid for card in self._cards)
-            raise GpuError(f"card {uuid[:256]!r}: allowed are {known}")
+            raise GpuError(f"card {uuid[:256]!r}; allowed: {known}")
         return found

@@ -210,7 +210,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
     owner = next((owner for owner in meta.owner_references or () if owner.controller), Owner())
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
-        fault = fault or f"annotation {POD_DATA} names {len(data)} data: allowed are {MAX_DATA}"
+        fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
     return Ticket(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
         created=(parse_time(meta.creation_timestamp) or 0.0),
@@ -276,13 +276,13 @@ def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
     if fault:
         return "", 1, fault
     if not gang:
-        alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}: allowed are both or none"
+        alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}; allowed: both or none"
         return "", 1, alone if text is not None else ""
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
         seen = "missing" if text is None else shown(text)
-        allowed = f"allowed is a whole number from 1 to {MAX_GANG}"
-        return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}: {allowed}"
+        allowed = f"allowed: a whole number from 1 to {MAX_GANG}"
+        return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}; {allowed}"
     return gang, size, ""
 
 
@@ -292,10 +292,10 @@ def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int |
     if text is None:
         return None, ""
     if not job:
-        return None, f"annotation {POD_FIRST_STAGE_SIZE} without {POD_JOB}: allowed are both or none"
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} without {POD_JOB}; allowed: both or none"
     if not _FIRST_STAGE.fullmatch(text):
-        allowed = f"allowed is a whole number from 0 to {MAX_FIRST_STAGE}"
-        return None, f"annotation {POD_FIRST_STAGE_SIZE} is {shown(text)}: {allowed}"
+        allowed = f"allowed: a whole number from 0 to {MAX_FIRST_STAGE}"
+        return None, f"annotation {POD_FIRST_STAGE_SIZE} is {shown(text)}; {allowed}"
     return int(text), ""
 
 
@@ -306,7 +306,7 @@ def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:
         return name, ""
     return (
         "",
-        f"annotation {key} is {shown(name)}: allowed are {MAX_NAME} printable characters",
+        f"annotation {key} is {shown(name)}; allowed: {MAX_NAME} printable characters",
     )
 
 

@@ -192,7 +192,7 @@ class Gang:
             if len(values) > 1:
                 named = ", ".join(sorted(values)[:VALUES_SHOWN])
                 more = " ..." if len(values) > VALUES_SHOWN else ""
-                return f"its pods disagree on gpupack.io/{what}: {named}{more}; allowed is one"
+                return f"its pods disagree on gpupack.io/{what}: {named}{more}; allowed: one"
         return ""
 
 

@@ -13,7 +13,7 @@ NAMES_SHOWN: Final = 10
 
 def no_request(resource: str) -> str:
     """It asks for none of our resources."""
-    return f"it asks for no {resource} and no {PERCENT_RESOURCE}: allowed is 1 or more of one of them"
+    return f"it asks for no {resource} and no {PERCENT_RESOURCE}; allowed: 1 or more of one of them"
 
 
 def may_use(form: QueueForm, namespace_labels: Mapping[str, str] | None) -> bool:
@@ -43,10 +43,10 @@ def refusal(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, st
 def _wrong_queue(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
     name = entry.ticket.queue
     if not name:
-        return f"label {QUEUE_NAME} is missing: allowed are {_names(config)}"
+        return f"label {QUEUE_NAME} is missing; allowed: {_names(config)}"
     form = config.queues.get(name)
     if form is None:
-        return f"queue {shown(name)} does not exist: allowed are {_names(config)}"
+        return f"queue {shown(name)} does not exist; allowed: {_names(config)}"
     if may_use(form, namespace_labels):
         return ""
     namespace = shown(entry.record.namespace)

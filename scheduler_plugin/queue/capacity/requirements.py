@@ -42,7 +42,7 @@ class Wants:
             StateError: it asks for percent.
         """
         if self.percent:
-            raise StateError("units of a pod that asks for percent: allowed is to ask for those on a node")
+            raise StateError("units of a pod that asks for percent; allowed: to ask for those on a node")
         return self.units_on(0)
 
     @cached_property

@@ -269,15 +269,15 @@ def _together(
     names = {cohort.name for cohort in cohorts.values()} | {queue.cohort for queue in queues.values()} - {""}
     for at, cohort in cohorts.items():
         if cohort.parent and cohort.parent not in names:
-            yield f"cohorts[{at}].parent: {cohort.parent}; allowed are the cohorts {', '.join(sorted(names))}"
+            yield f"cohorts[{at}].parent: {cohort.parent}; allowed: the cohorts {', '.join(sorted(names))}"
     yield from _circles({cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent})
     if slots is not None:
         yield from _conditions("slots.local.nodeSelector", slots.local.node_selector)
         yield from _conditions("slots.free.nodeSelector", slots.free.node_selector)
         if slots.local.count == 0 and slots.free.count == 0:
-            yield "slots: both counts are 0; allowed is one type with slots at least"
+            yield "slots: both counts are 0; allowed: one type with slots at least"
         if slots.local_name == slots.free_name:
-            yield f"slots.freeName: {slots.free_name}; allowed is another name than localName"
+            yield f"slots.freeName: {slots.free_name}; allowed: another name than localName"
         if slots.per == "node" and (slots.local.share_of_cards, slots.free.share_of_cards) != (100, 100):
             yield "slots: shareOfCards; allowed with per: card only"
 
@@ -293,7 +293,7 @@ def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
     if queue.lending_limit is not None and queue.lending_limit > queue.nominal_quota:
         yield (
             f"queues[{at}].lendingLimit: {queue.lending_limit}; "
-            f"allowed are 0 to the nominalQuota, {queue.nominal_quota}"
+            f"allowed: 0 to the nominalQuota, {queue.nominal_quota}"
         )
 
 
@@ -304,7 +304,7 @@ def _conditions(path: str, selector: SelectorForm | None) -> Iterable[str]:
         if listed != bool(each.values):
             allowed = "one or more" if listed else "none"
             values = f"{path}.matchExpressions[{at}].values: {list(each.values or ())}"
-            yield f"{values}; allowed are {allowed} with {each.operator}"
+            yield f"{values}; allowed: {allowed} with {each.operator}"
 
 
 def _circles(parents: Mapping[str, str]) -> Iterable[str]:
@@ -317,7 +317,7 @@ def _circles(parents: Mapping[str, str]) -> Iterable[str]:
         if closing is not None and closing not in told:
             circle = path[path.index(closing) :]
             told.update(circle)
-            yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed is a tree"
+            yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed: a tree"
 
 
 def _all(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
@@ -334,20 +334,20 @@ def _seconds(text: str, path: str, faults: list[str]) -> float:
         hours, minutes, rest = (int(part or 0) for part in match.groups())
         seconds = float(hours * 3600 + minutes * 60 + rest)
     if not 1 <= seconds <= 30 * 86400:
-        faults.append(f"{path}: {text[:64]}; allowed is {_DURATIONS}")
+        faults.append(f"{path}: {text[:64]}; allowed: {_DURATIONS}")
     return seconds
 
 
 def _text(value: Any, path: str, faults: list[str]) -> str:
     """Read a parameter as the command line has it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        faults.append(f"{path}: {shown(value)}; allowed is a text or a number")
+        faults.append(f"{path}: {shown(value)}; allowed: a text or a number")
     return str(value)
 
 
 def _repeated(what: str, values: list[str]) -> Iterable[str]:
     return (
-        f"{what}: {value} stands twice; allowed is once"
+        f"{what}: {value} stands twice; allowed: once"
         for value in sorted(set(values))
         if values.count(value) > 1
     )

@@ -93,7 +93,7 @@ def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
             place = f"{path}.{name}".lstrip(".")
             if name in keys and name != "<<":
                 again = f" with {value.value[:SHOWN]!r}" if isinstance(value, yaml.ScalarNode) else ""
-                yield f"{place}: stands again{again}; allowed is once"
+                yield f"{place}: stands again{again}; allowed: once"
             keys.add(name)
             yield from _repeated(value, place, seen)
 
@@ -116,24 +116,24 @@ def _faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
         try:
             msgspec.convert(raw, kind)
         except msgspec.ValidationError:
-            yield f"{path}: {shown(raw)}; allowed {_allowed(inspect.type_info(kind))}"
+            yield f"{path}: {shown(raw)}; allowed: {_allowed(inspect.type_info(kind))}"
 
 
 def _mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[str]:
     fields = {field.encode_name: field for field in msgspec.structs.fields(form)}
     keys = ", ".join(fields)
     if not isinstance(raw, dict):
-        yield f"{path or 'document'}: {shown(raw)}; allowed is a mapping of {keys}"
+        yield f"{path or 'document'}: {shown(raw)}; allowed: a mapping of {keys}"
         return
     for key, value in raw.items():
         place = f"{path}.{str(key)[:SHOWN]}".lstrip(".")
         if key in fields:
             yield from _faults(value, fields[key].type, place)
         else:
-            yield f"{place}: {shown(value)}; there is no such key, allowed are {keys}"
+            yield f"{place}: {shown(value)}; there is no such key; allowed: {keys}"
     for name, field in fields.items():
         if field.required and name not in raw:
-            yield f"{path}.{name}: missing; allowed {_allowed(inspect.type_info(field.type))}".lstrip(".")
+            yield f"{path}.{name}: missing; allowed: {_allowed(inspect.type_info(field.type))}".lstrip(".")
 
 
 def _without_none(kind: Any) -> tuple[bool, Any]:
@@ -153,23 +153,23 @@ def _allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for eac
     """What a type takes, in words."""
     match info:
         case inspect.Metadata(extra_json_schema={"description": text}):
-            return f"is {text}"
+            return f"{text}"
         case inspect.Metadata(type=inner):
             return _allowed(inner)
         case inspect.LiteralType(values=values):
-            return f"are {', '.join(map(str, values))}"
+            return f"{', '.join(map(str, values))}"
         case inspect.BoolType():
-            return "are true, false"
+            return "true, false"
         case inspect.IntType(ge=least, le=most):
-            return f"are whole numbers from {least} to {most}"
+            return f"whole numbers from {least} to {most}"
         case inspect.FloatType(ge=least, le=most):
-            return f"are numbers from {least:f} to {most:.0f}"
+            return f"numbers from {least:f} to {most:.0f}"
         case inspect.StrType(min_length=least, max_length=most) if most is not None:
-            return f"is a text of {least or 0} to {most} characters"
+            return f"a text of {least or 0} to {most} characters"
         case inspect.StrType():
-            return "is a text"
+            return "a text"
         case inspect.ListType(min_length=least) | inspect.VarTupleType(min_length=least):
-            return f"is a list of {least or 0} or more"
+            return f"a list of {least or 0} or more"
         case inspect.DictType():
-            return "is a mapping of texts"
-    return "is another type"
+            return "a mapping of texts"
+    return "another type"

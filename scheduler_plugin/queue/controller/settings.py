@@ -100,6 +100,6 @@ class QueueSettings(HttpAddress):
             except (PolicyError, AllocatorError) as error:
                 faults.append(str(error))
         if not self.stale_s >= MIN_STALE_S:
-            faults.append(f"stale limit {self.stale_s:g} s: allowed is {MIN_STALE_S:g} or more")
+            faults.append(f"stale limit {self.stale_s:g} s; allowed: {MIN_STALE_S:g} or more")
         if faults:
             raise SettingsError("\n".join(faults))

@@ -90,19 +90,19 @@ class Settings:
         """
         for name, value in (("buckets", self.buckets), ("limit", 1 if self.limit is None else self.limit)):
             if value < 1:
-                raise PolicyError(f"{NAME}: {name} is {value}; allowed is 1 or more")
+                raise PolicyError(f"{NAME}: {name} is {value}; allowed: 1 or more")
         if self.lower is not None and self.lower < 0:
-            raise PolicyError(f"{NAME}: lower is {self.lower}; allowed is 0 or more")
+            raise PolicyError(f"{NAME}: lower is {self.lower}; allowed: 0 or more")
         for what in (self.widths, self.bounds, self.order):
             for name in what:
                 _class(name)
         if sorted(self.order) != sorted(CLASSES):
-            raise PolicyError(f"{NAME}: order is {','.join(self.order)}; allowed is each of {_listed()} once")
+            raise PolicyError(f"{NAME}: order is {','.join(self.order)}; allowed: each of {_listed()} once")
         for name, width in self.widths.items():
             Buckets.equal(self.lower or 0, width, self.buckets)
             _class(name)
         if self.outermost == "closed" and self.mode != "pick":
-            raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed is mode pick")
+            raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed: mode pick")
         for bounds in self.bounds.values():
             self.given(bounds, 1)
 
@@ -382,19 +382,19 @@ def make(parameters: Parameters) -> BestFit:
 
 def _choice(key: str, text: str, allowed: Sequence[str]) -> str:
     if text not in allowed:
-        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed are {', '.join(allowed)}")
+        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed: {', '.join(allowed)}")
     return text
 
 
 def _whole(key: str, text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit()):
-        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed is a whole number from 0")
+        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed: a whole number from 0")
     return int(text)
 
 
 def _class(name: str) -> str:
     if name not in CLASSES:
-        raise PolicyError(f"{NAME}: class {name!r} does not exist; allowed are {_listed()}")
+        raise PolicyError(f"{NAME}: class {name!r} does not exist; allowed: {_listed()}")
     return name
 
 

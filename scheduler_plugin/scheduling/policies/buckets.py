@@ -50,7 +50,7 @@ class Buckets:
     def __init__(self, bounds: Sequence[int], end: int | None = None) -> None:
         edges = [*bounds] if end is None else [*bounds, end]
         if not bounds or any(low >= high for low, high in pairwise(edges)):
-            raise PolicyError(f"bucket bounds {edges}: allowed are one or more growing numbers")
+            raise PolicyError(f"bucket bounds {edges}; allowed: one or more growing numbers")
         self.bounds = tuple(bounds)
         self.end = end
         self._rings: list[list[tuple[int, int, int]]] = [[] for _ in bounds]
@@ -64,7 +64,7 @@ class Buckets:
             PolicyError: width or count below 1.
         """
         if width < 1 or count < 1:
-            raise PolicyError(f"{count} buckets of width {width}: allowed is 1 or more of both")
+            raise PolicyError(f"{count} buckets of width {width}; allowed: 1 or more of both")
         return cls([lower + k * width for k in range(count)], lower + count * width if closed else None)
 
     @property
@@ -191,9 +191,9 @@ def find_in_arrays(
 def _search_order(bounds: Sequence[int], amount: int, limit: int) -> tuple[range, range]:
     """Order the buckets of a search: those up to the limit upwards, and those beyond it downwards."""
     if amount < 1:
-        raise PolicyError(f"search for {amount}: allowed is 1 or more")
+        raise PolicyError(f"search for {amount}; allowed: 1 or more")
     if limit < 1:
-        raise PolicyError(f"scan limit {limit}: allowed is 1 or more")
+        raise PolicyError(f"scan limit {limit}; allowed: 1 or more")
     first = max(1, bisect_right(bounds, amount))
     return range(first, max(first, min(limit, len(bounds))) + 1), range(len(bounds), max(first, limit), -1)
 

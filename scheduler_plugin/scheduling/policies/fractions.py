@@ -41,11 +41,11 @@ def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
     for name in names:
         if _RESOURCE.fullmatch(name) is None:
             raise PolicyError(
-                f"{policy}: resources names {shown(name)}; allowed are ephemeral-storage, hugepages-SIZE and"
+                f"{policy}: resources names {shown(name)}; allowed: ephemeral-storage, hugepages-SIZE and"
                 f" names like example.com/nic, beside {', '.join(CLASSES)}, which always count"
             )
         if names.count(name) > 1:
-            raise PolicyError(f"{policy}: resources names {name} twice; allowed is once")
+            raise PolicyError(f"{policy}: resources names {name} twice; allowed: once")
     return names
 
 

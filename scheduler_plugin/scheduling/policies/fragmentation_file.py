@@ -42,7 +42,7 @@ def read_workload(path: str) -> Workload:
     except (OSError, UnicodeError, csv.Error) as error:
         raise PolicyError(f"workload file {path}: {error}") from error
     if not workload.card_demands() and not workload.shares():
-        raise PolicyError(f"workload file {path}: no pod in it asks for a GPU; allowed is one or more")
+        raise PolicyError(f"workload file {path}: no pod in it asks for a GPU; allowed: one or more")
     return workload
 
 
@@ -51,7 +51,7 @@ def _count(workload: Workload, row: dict[str, str | None], where: str) -> None:
     cpu_milli, memory_mib, cards, units = numbers
     count = _number(row, COUNT_COLUMN, where) if row.get(COUNT_COLUMN) else 1
     if (cards == 0) != (units == 0):
-        raise PolicyError(f"{where}: cards {cards} with units {units}; allowed is both 0 or both 1 or more")
+        raise PolicyError(f"{where}: cards {cards} with units {units}; allowed: both 0 or both 1 or more")
     try:
         selector = Selector.parse(row.get(MODEL_COLUMN) or None, None)
     except AllocatorError as error:
@@ -67,5 +67,5 @@ def _number(row: dict[str, str | None], column: str, where: str) -> int:
     except ValueError:
         value = -1
     if not 0 <= value <= _LARGEST:
-        raise PolicyError(f"{where}: {column} is {text!r}; allowed is a whole number from 0 to {_LARGEST}")
+        raise PolicyError(f"{where}: {column} is {text!r}; allowed: a whole number from 0 to {_LARGEST}")
     return value

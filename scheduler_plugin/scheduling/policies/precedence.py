@@ -22,7 +22,7 @@ def chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
     """
     count = len(values)
     if count < 2:  # noqa: PLR2004 - nothing to compare
-        raise PolicyError(f"precedence chart of {count} classes: allowed are 2 or more")
+        raise PolicyError(f"precedence chart of {count} classes; allowed: 2 or more")
     scores = [
         sum((Fraction(1) if mine > other else _HALF if mine == other else Fraction(0)) for other in values)
         for mine in values

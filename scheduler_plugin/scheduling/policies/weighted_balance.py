@@ -84,15 +84,15 @@ class Settings:
         if len(self.configured) != len(classes) or sum(self.configured) != 1 or min(self.configured) < 0:
             shown = ",".join(str(weight) for weight in self.configured)
             raise PolicyError(
-                f"{NAME}: weights are {shown}; allowed are {len(classes)} from 0 that sum to 1,"
+                f"{NAME}: weights are {shown}; allowed: {len(classes)} from 0 that sum to 1,"
                 f" of {', '.join(classes)}"
             )
         if not 0 <= self.threshold <= 1:
-            raise PolicyError(f"{NAME}: threshold is {float(self.threshold):g}; allowed is 0 to 1")
+            raise PolicyError(f"{NAME}: threshold is {float(self.threshold):g}; allowed: 0 to 1")
         if not self.parts or set(self.parts) - set(PARTS):
-            raise PolicyError(f"{NAME}: parts are {','.join(self.parts)}; allowed are some of W0,W1,W2")
+            raise PolicyError(f"{NAME}: parts are {','.join(self.parts)}; allowed: some of W0,W1,W2")
         if self.hold_rounds < 0:
-            raise PolicyError(f"{NAME}: hold-rounds is {self.hold_rounds}; allowed is 0 or more")
+            raise PolicyError(f"{NAME}: hold-rounds is {self.hold_rounds}; allowed: 0 or more")
 
 
 class WeightedBalance:
@@ -357,13 +357,13 @@ def make(parameters: Parameters) -> WeightedBalance:
     weights = tuple(_number("weights", part) for part in given.get("weights", equal).split(","))
     choice = given.get("on-no-improvement", "place")
     if choice not in {"place", "hold"}:
-        raise PolicyError(f"{NAME}: on-no-improvement is {choice!r}; allowed are place, hold")
+        raise PolicyError(f"{NAME}: on-no-improvement is {choice!r}; allowed: place, hold")
     rotate = given.get("rotate", "no")
     if rotate not in {"yes", "no"}:
-        raise PolicyError(f"{NAME}: rotate is {rotate!r}; allowed are yes, no")
+        raise PolicyError(f"{NAME}: rotate is {rotate!r}; allowed: yes, no")
     rounds = _number("hold-rounds", given.get("hold-rounds", "3"))
     if rounds.denominator != 1:
-        raise PolicyError(f"{NAME}: hold-rounds is {rounds}; allowed is a whole number")
+        raise PolicyError(f"{NAME}: hold-rounds is {rounds}; allowed: a whole number")
     return WeightedBalance(
         Settings(
             weights,
@@ -381,7 +381,7 @@ def _number(key: str, text: str) -> Fraction:
     try:
         return Fraction(text.strip())
     except (ValueError, ZeroDivisionError) as error:
-        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed are numbers like 0.25 or 1/4") from error
+        raise PolicyError(f"{NAME}: {key} is {text!r}; allowed: numbers like 0.25 or 1/4") from error
 
 
 POLICY: Final = Entry(

@@ -224,7 +224,7 @@ class QueuedSimulation(Simulation):
             if isinstance(pod, GatedPod) and not pod.waits and not pod.ended and pod.uid not in self.given:
                 used[pod.queue] += pod.units(LARGEST)
         if sum(used.values()) > self.total or used["a"] > self.most["a"]:
-            self._fail(f"released are {used} units, allowed are {self.most} and {self.total} together")
+            self._fail(f"released are {used} units; allowed: {self.most} and {self.total} together")
 
     # Peace.
 

@@ -42,7 +42,7 @@ class MpsOptions:
             SettingsError: the folder cannot be used.
         """
         if not self.root.is_absolute():
-            raise SettingsError((f"--root {str(self.root)!r}: allowed is a path from / on",))
+            raise SettingsError((f"--root {str(self.root)!r}; allowed: a path from / on",))
         try:
             (self.root / SHM).mkdir(parents=True, exist_ok=True)
             # Clients of any user put files there, as into /dev/shm.
