@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from allocator.podcards import ByPosition, first_assigned_units, published_units, unheld_units
 from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.pods import PodRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,22 @@ def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:
     """
     units: dict[str, ByPosition] = {}
     for uid, pod in record.pods.items():
-        held = record.holds.get(uid)
-        if held is not None:
-            units[uid] = published_units(held, record.sizes)
-        elif pod.charged is not None and uid in record.holds:
-            named = (pod.allocated, pod.assigned)
-            units[uid] = first_assigned_units(pod.charged, named, record.uuids, record.sizes)
+        if uid in record.holds:
+            units[uid] = published_pod_units(record, pod)
         elif pod.charged is not None:
             units[uid] = unheld_units(pod.charged, pod.assigned, pod.allocated, record.uuids, record.sizes)
     closed = {card for card, units_open in enumerate(evictable[: len(record.sizes)]) if not units_open}
     return PodCards(units, frozenset(closed | _filled_by_others(record, units)))
+
+
+def published_pod_units(record: NodeRecord, pod: PodRecord) -> ByPosition:
+    """Find what a pod has by the words of its node, by card position; empty where they do not hold it."""
+    held = record.holds.get(pod.uid)
+    if held is not None:
+        return published_units(held, record.sizes)
+    if pod.charged is None or pod.uid not in record.holds:
+        return {}
+    return first_assigned_units(pod.charged, (pod.allocated, pod.assigned), record.uuids, record.sizes)
 
 
 def _filled_by_others(record: NodeRecord, units: Mapping[str, ByPosition]) -> set[int]:

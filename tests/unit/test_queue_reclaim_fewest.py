@@ -289,6 +289,32 @@ def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(
     assert world.released() == ["b0"]
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["not held yet", "held by the words"])
+def test_a_pod_that_has_just_ended_makes_room_and_nobody_goes_in_its_place(*, held: bool) -> None:
+    """Its quota is free at once, and its node says a moment later that its cards are. Else others go."""
+    world = world_of(16, 16)
+    world.node("n", (16, 16))
+    uids = [f"uid-{name}" for name in run(world, (8, 8, 8, 8))]
+    if held:
+        world.node("n", (16, 16), [16, 16], holds=uids)
+    world.pod("b0", 8, queue="b", created=50)
+    world.change("uid-a0", status={"phase": "Succeeded"})
+    assert world.released() == []
+    reclaimer = Reclaimer(world.queue)
+    reclaim = find(world, reclaimer)
+    assert reclaim is not None
+    assert names(reclaim) == []
+    reclaim.keep(world.queue)
+    found = {}
+    for second in range(1, 20):
+        world.now = float(second)
+        if reclaim := find(world, reclaimer):
+            found[second] = names(reclaim)
+    assert found == {15: ["a3"]}
+    world.node("n", (16, 16), [8, 16], holds=uids[1:])
+    assert world.released() == ["b0"]
+
+
 def test_a_victim_that_never_ends_does_not_stop_reclaim_for_good() -> None:
     """Its node is dead, perhaps; after its grace period and a minute others go."""
     world = world_of(16, 16)

@@ -78,9 +78,16 @@ class BorrowedPods:
         ending = {uid for uid, since in self._ending.items() if not _is_over(entries[uid], since, now)}
         return [entries[uid] for uid in sorted(evicted | ending) if entries[uid].phase is Phase.BOUND]
 
-    def freed(self, leaving: Collection[Entry], cohort: Cohort) -> dict[str, int]:
-        """Units that become free by tenant, less those that the pods of other lenders are about to use."""
+    def freed(self, leaving: Collection[Entry], victims: Collection[Entry], cohort: Cohort) -> dict[str, int]:
+        """Count units that become free by tenant, less those that the pods of other lenders are about to use.
+
+        Of victims a tenant gives back what it had borrowed. The rest is its own quota: its pods may be made
+        again at once, and nobody is denied that.
+        """
         freed = self.units_by_tenant(leaving)
+        for name, units in self.units_by_tenant(victims).items():
+            left = max(0, cohort.accounts[name].borrowed - freed.get(name, 0))
+            freed[name] = freed.get(name, 0) + min(units, left)
         for lender, going in self.going.items():
             if lender in cohort.accounts and going.waiting in self._queue.tenants[lender].waiting:
                 freed[lender] = freed.get(lender, 0) - going.units

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,7 @@ class GangRoom:
         task: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
+        ended: Units that are about to be free, see `EndedPods.units`.
         among: bool[R], nodes that come into question for a pod; None: all.
         places_left: Pods that a node may take before anybody goes; None: no limit.
     """
@@ -49,6 +51,7 @@ class GangRoom:
         pods: Iterable[Pod],
         *,
         leaving: Iterable[Entry] = (),
+        ended: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
         among: Callable[[Wants], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
@@ -56,6 +59,7 @@ class GangRoom:
         self._task = task
         self._among = among
         self._places_left = places_left
+        self._ended = ended
         self._leaving: dict[str, list[Entry]] = {}
         for entry in leaving:
             self._leaving.setdefault(entry.record.node, []).append(entry)
@@ -78,7 +82,8 @@ class GangRoom:
                 best = self._room.best(pod[1], rows, BEST).tolist()
                 by_name = [row for row in rows[np.argsort(rank[rows])].tolist() if row not in set(best)]
                 fits = [names[row] for row in (*best, *by_name)]
-                able[pod[1]] = [*fits, *sorted(self._leaving.keys() - set(fits))][::-1]
+                soon = self._leaving.keys() | self._ended.keys()
+                able[pod[1]] = [*fits, *sorted(soon - set(fits))][::-1]
             left = able[pod[1]]
             # Who finds no room beside those placed so far never will.
             while left and self._cards(left[-1], (), [*self._placed.get(left[-1], ()), pod]) is None:
@@ -176,7 +181,7 @@ class GangRoom:
     def _of_cards(
         self, node: str, pods: Sequence[Pod], gone: Iterable[Entry], candidates: Sequence[Entry]
     ) -> list[Entry]:
-        """Who must go from the cards of a node that the fewest must leave for the last of these pods.
+        """Find who must go from the cards of a node that the fewest must leave for the last of these pods.
 
         That looks at its cards only, at one demand after the other; it may be in vain.
         """
@@ -253,12 +258,18 @@ class GangRoom:
         return self._room.kept.from_others(self._task, node, nodes.uuids[nodes.rows[node]])
 
     def _left(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
-        """Read the cards of a node with these pods gone; what is kept for others is full."""
-        kept = self._kept(node).cards
-        return [
-            replace(card, used_units=card.size_units) if at in kept else card
-            for at, card in enumerate(view.after(uids))
-        ]
+        """Read the cards of a node once these pods are gone, as those that have ended.
+
+        Those that are kept for others are full.
+        """
+        kept, ended = self._kept(node).cards, self._ended.get(node, {})
+        cards = list(view.after(uids))
+        for at, card in enumerate(cards):
+            if at in kept:
+                cards[at] = replace(card, used_units=card.size_units)
+            elif at in ended and view.open_units[at]:
+                cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
+        return cards
 
     def _put(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
         """Place pods on cards one after the other; None where not all of them fit."""

@@ -12,6 +12,7 @@ from typing import Final
 from scheduler_plugin.cache.charges import Rules, Take
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import Stages
 from scheduler_plugin.queue.cache.pods import QueuePod, Ticket, read_ticket
 from scheduler_plugin.queue.cache.queue_clock import Ages
@@ -63,6 +64,7 @@ class Queue:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
         stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Releases that the API server has refused, by UID, and their pauses.
+        ended: Pods that have ended a moment ago.
         seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
@@ -80,6 +82,7 @@ class Queue:
         self.entries: dict[str, Entry] = {}
         self.gangs = Gangs(self.entries, self.tenants)
         self.stages = Stages(self.tenants)
+        self.ended = EndedPods(state)
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
@@ -387,6 +390,8 @@ class Queue:
         entry = self.entries.pop(uid, None)
         if entry is None:
             return
+        if entry.phase is Phase.BOUND:
+            self.ended.note(entry.record, now)
         self._wait_no_more(entry)
         self._give_back(entry, now)
         self._let_go(entry)

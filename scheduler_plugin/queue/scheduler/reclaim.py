@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
+from scheduler_plugin.queue.cache.ended_pods import SETTLE_S
 from scheduler_plugin.queue.cache.queued_pods import Entry
 from scheduler_plugin.queue.cache.queues import TenantState
 from scheduler_plugin.queue.cache.waiting import Kind, Task
@@ -19,8 +20,6 @@ from scheduler_plugin.queue.scheduler.backoff import Backoffs
 from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods, Going, by_node, must_go_key
 from scheduler_plugin.queue.scheduler.gang_capacity import GangRoom
 from scheduler_plugin.queue.scheduler.queue import Queue
-
-SETTLE_S: Final = 15.0
 
 IN_VAIN_S: Final = (60.0, 3600.0)
 """The shortest and the longest pause of a task that was not released though twice all victims had gone."""
@@ -171,14 +170,14 @@ class Reclaimer:
             return
         if not cohort.borrowers(tenant.name) or not len(tenant.waiting):
             return
-        leaving = self._borrowed.leaving(now)
+        leaving, ended = self._borrowed.leaving(now), self._queue.ended.units(now)
         borrowed = self._borrowed.find(cohort, tenant.name, leaving)
         for task in _in_order(tenant):
             if (tenant.name, _shape(task)) in self._passed or self._in_vain.pauses(task.uid):
                 continue
             if self._was_refused(task.uid, now):
                 continue
-            search = _Search(self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving)
+            search = _Search(self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving, ended)
             if search.is_worth_it():
                 yield search
 
@@ -209,6 +208,7 @@ class _Search:
         task: Its task.
         candidates: Who may go for a task of any priority, those that must go first first.
         leaving: Who is about to be gone in any case.
+        ended: Units that are about to be free in any case, see `EndedPods.units`.
     """
 
     def __init__(
@@ -220,6 +220,7 @@ class _Search:
         task: Task[Needs],
         candidates: Sequence[Entry],
         leaving: Sequence[Entry],
+        ended: Mapping[str, Mapping[int, int]],
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
@@ -233,6 +234,7 @@ class _Search:
         uid, units = queue.tenants.kept.get(tenant, (task.uid, 0))
         self._reserved = 0 if uid == task.uid else units
         self.leaving = leaving
+        self._ended = ended
         self.shape = _shape(task)
 
     def is_worth_it(self) -> bool:
@@ -257,7 +259,7 @@ class _Search:
 
     def _find(self, among: Callable[[Wants], BoolArray] | None) -> Reclaim | None:
         """Find the fewest victims for some nodes."""
-        room = self._room(among, self.leaving)
+        room = self._room(among, self.leaving, self._ended)
         victims = room.victims(by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
         if victims is not None:
             victims = self._with_quota(room, victims)
@@ -279,13 +281,19 @@ class _Search:
         entries = (self._queue.entries.get(uid) for uid, _ in self._pods)
         return min((entry.record.priority for entry in entries if entry is not None), default=0)
 
-    def _room(self, among: Callable[[Wants], BoolArray] | None, leaving: Sequence[Entry]) -> GangRoom:
+    def _room(
+        self,
+        among: Callable[[Wants], BoolArray] | None,
+        leaving: Sequence[Entry],
+        ended: Mapping[str, Mapping[int, int]],
+    ) -> GangRoom:
         slots = self._queue.slots
         return GangRoom(
             self._queue.room,
             self._task.uid,
             self._pods,
             leaving=leaving,
+            ended=ended,
             among=among,
             places_left=None if slots.form is None else slots.places_left,
         )
@@ -318,7 +326,7 @@ class _Search:
 
     def _is_enough(self, room: GangRoom, victims: Collection[Entry]) -> bool:
         """Whether the task has its quota and its room once these and those that are leaving are gone."""
-        freed = self._borrowed.freed([*self.leaving, *victims], self._cohort)
+        freed = self._borrowed.freed(self.leaving, victims, self._cohort)
         if not self._task.wants.percent and self._lacks(self._least, freed):
             return False
         spots = room.spots(victims)
@@ -336,7 +344,7 @@ class _Search:
         rest = [entry for entry in self._candidates if entry not in victims]
 
         def lacks(*more: Entry) -> int:
-            return self._lacks(units, self._borrowed.freed([*self.leaving, *chosen, *more], self._cohort))
+            return self._lacks(units, self._borrowed.freed(self.leaving, [*chosen, *more], self._cohort))
 
         while missing := lacks():
             left = {entry.uid: lacks(entry) for entry in rest}
@@ -371,8 +379,8 @@ class _Search:
         return kept
 
     def _waits_for_leaving(self, among: Callable[[Wants], BoolArray] | None) -> bool:
-        """Whether the task could not be released if those that are leaving stayed."""
-        room = self._room(among, ())
+        """Whether the task could not be released if those that are leaving, or have ended, stayed."""
+        room = self._room(among, (), {})
         spots = {} if room.rest else room.spots(())
         return not spots or self._lacks(self.units(spots), {}) > 0
 

@@ -1,0 +1,57 @@
+"""Pods that ended a moment ago: their nodes still count them, and will not for long. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.pod_cards import published_pod_units
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.cache.state import ClusterState
+
+SETTLE_S: Final = 15.0
+"""A node says within this time that the cards of a pod that has ended are free."""
+
+
+class EndedPods:
+    """Remembers the bound pods that ended, for `SETTLE_S`.
+
+    Args:
+        state: The cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._ended: dict[str, tuple[PodRecord, float]] = {}
+
+    def note(self, pod: PodRecord, now: float) -> None:
+        """Take a pod that was bound and has ended."""
+        self._forget_old(now)
+        self._ended.pop(pod.uid, None)
+        self._ended[pod.uid] = (pod, now)
+
+    def units(self, now: float) -> dict[str, dict[int, int]]:
+        """Find what their nodes will soon say is free, units by node and card position."""
+        self._forget_old(now)
+        found: dict[str, dict[int, int]] = {}
+        for pod, _ in self._ended.values():
+            record = self._state.books.get(pod.node)
+            for card, units in ({} if record is None else self._charged(record, pod)).items():
+                on_node = found.setdefault(pod.node, {})
+                on_node[card] = on_node.get(card, 0) + units
+        return found
+
+    def _charged(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
+        """Find what a pod still counts for; empty where that is nothing, or its cards are not known."""
+        if self._state.rules.holds(record, pod.uid):
+            return published_pod_units(record, pod)
+        tombstone = record.tombstones.get(pod.uid)
+        charged = None if tombstone is None else self._state.rules.assigned_cards(record, tombstone.claim)
+        return charged or {}
+
+    def _forget_old(self, now: float) -> None:
+        """Drop those that ended too long ago, which were noted first."""
+        while self._ended:
+            uid = next(iter(self._ended))
+            if now - self._ended[uid][1] < SETTLE_S:
+                return
+            del self._ended[uid]
