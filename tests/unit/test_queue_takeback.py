@@ -46,6 +46,28 @@ def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refu
     assert world.released() == ["p6"], "once one is bound all may go that fit"
 
 
+def test_one_that_can_never_be_bound_is_not_tried_for_ever_in_place_of_others_like_it() -> None:
+    """It is the oldest, and has a reason of its own: a volume of its own, say."""
+    world = QueueWorld("queues: [{name: a, nominalQuota: 160}]")
+    stuck = {"uid-p0", "uid-p1"}
+    for number in range(6):
+        world.pod(f"p{number}", 4, created=number)
+    world.node("n1", (4,))
+    bound: dict[str, float] = {}
+    while world.now < 100:
+        for name in world.released():
+            if f"uid-{name}" in stuck:
+                said = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": f"at {world.now}"}]}
+                world.change(f"uid-{name}", status=said)
+            else:
+                bound[name] = world.now
+                world.bind(f"uid-{name}")
+                world.node("n1", (4,) * 8)
+        world.take_back()
+        world.now += 1
+    assert bound == {"p2": 30, "p3": 31, "p4": 31, "p5": 31}
+
+
 def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
     """It is pinned to its node; it is asked again until it is gone."""
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")

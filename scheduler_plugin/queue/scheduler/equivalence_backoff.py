@@ -62,6 +62,7 @@ class _Held(Generic[U]):
         back: Those that are held back.
         tried: UIDs of those that may go.
         lost: UIDs of those that were refused, and are released still.
+        refusals: How often each was refused, by UID.
     """
 
     first: str
@@ -70,6 +71,7 @@ class _Held(Generic[U]):
     back: dict[str, U] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    refusals: Counter[str] = field(default_factory=Counter)
 
 
 def template(record: PodRecord, ticket: Ticket, wants: Wants | None) -> Hashable:
@@ -118,9 +120,11 @@ class Alike(Generic[U]):
         elif unit.uid not in held.tried:
             # Released together with the first one: it tells nothing new.
             held.lost.add(unit.uid)
+            held.refusals[unit.uid] = max(1, held.refusals[unit.uid])
             return False
         held.tried.discard(unit.uid)
         held.lost.add(unit.uid)
+        held.refusals[unit.uid] += 1
         self._pauses.refused(unit.template, now)
         return self._pauses.refusals(unit.template) == 1
 
@@ -145,7 +149,11 @@ class Alike(Generic[U]):
         return held.back.values() if held is not None else ()
 
     def due(self, now: float) -> list[U]:
-        """Choose those that may be tried now: of each template whose pause is over the oldest."""
+        """Choose those that may be tried now: of each template whose pause is over one.
+
+        That is the oldest of those that were refused least often. One that can never be bound, for a reason
+        of its own, must not be tried for ever in place of the others.
+        """
         found = []
         for each in self._pauses.due(now):
             held = self._held[each]
@@ -157,7 +165,8 @@ class Alike(Generic[U]):
                 continue
             self._pauses.again(each, now)
             if held.back:
-                unit = min(held.back.values(), key=lambda unit: (unit.since, unit.uid))
+                refusals = held.refusals
+                unit = min(held.back.values(), key=lambda unit: (refusals[unit.uid], unit.since, unit.uid))
                 del held.back[unit.uid]
                 held.tried.add(unit.uid)
                 found.append(unit)
@@ -176,6 +185,7 @@ class Alike(Generic[U]):
             held.back.pop(unit.uid, None)
             held.tried.discard(unit.uid)
             held.lost.discard(unit.uid)
+            held.refusals.pop(unit.uid, None)
 
     def _forget_old(self, now: float) -> None:
         """Forget templates that `due` would have forgotten: who stands by is never asked who may be tried."""
