@@ -12,6 +12,11 @@ GPU_PREFIX = f"{DOMAIN}/gpu-"
 RESOURCE_PREFIX = f"{GPU_PREFIX}memory-"
 PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 
+# Dynamic resource allocation: the driver of our ResourceSlices, the class of its devices, and their capacity.
+DRA_DRIVER = f"gpu.{DOMAIN}"
+DEVICE_CLASS = "gpupack"
+DRA_MEMORY = "memory"
+
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"
 PACKED_LAYOUT = f"{PACKED_PREFIX}layout"

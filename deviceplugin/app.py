@@ -1,12 +1,13 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
 
+from allocator.cards import Card
 from allocator.ledger import Ledger
 from allocator.names import PERCENT_RESOURCE
 from deviceplugin.allocation.allocation_service import AllocationService
@@ -20,6 +21,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
+from deviceplugin.dra.serving import ClaimServing, check_no_claims
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -34,7 +36,7 @@ from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.kubelet.folder_lock import FolderLock
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.pod_resources import PodResources
-from deviceplugin.kubelet.registrars import Registrars
+from deviceplugin.kubelet.registrars import Registers, Registrars
 from deviceplugin.kubelet.registration import Registrar
 from deviceplugin.kubelet.sockets import clear_left_over, name_of_our_own
 from deviceplugin.lifetime import cancel_and_wait, do_nothing, freeze_garbage_collector, run_until
@@ -53,7 +55,7 @@ from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.publisher import NodePublisher
 from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 from deviceplugin.publishing.startup_taint import StartupTaint
-from deviceplugin.settings import Settings
+from deviceplugin.settings import DRA, Settings
 from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
@@ -177,7 +179,10 @@ class Daemon:
         book = CheckpointReader(settings.device_plugin_dir)
         giving = ContainerResponses(settings, self._source)
         await giving.prepare()
-        account = self.account = LedgerService(ledger, book.read, settings.resource)
+        claims = ClaimServing(settings, client) if settings.serve == DRA else None
+        account = self.account = LedgerService(
+            ledger, (book if claims is None else claims.prepared).read, settings.resource
+        )
         pods = OwnPods(account, settings.resource)
         metrics = Metrics()
         self._plugin = DevicePlugin(AllocationService(account, settings.unit_mib), observe=metrics.count_call)
@@ -198,8 +203,10 @@ class Daemon:
         self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.send_devices)
         stack.push_async_callback(self._pod_resources.close)
         account.list_admitted_pods = self._pod_resources.list_admitted_pods
-        self._reconciler = Reconciler(
-            account, book.watch_changes, self._cgroups, self._pod_resources.purge_checkpoint
+        self._reconciler = (
+            Reconciler(account, book.watch_changes, self._cgroups, self._pod_resources.purge_checkpoint)
+            if claims is None
+            else Reconciler(account, claims.watch_changes, self._cgroups, claims.purge)
         )
         self._sampler = CardSampler(
             account,
@@ -251,21 +258,16 @@ class Daemon:
         )
         self._annotator = AllocationAnnotator(client, account, pods, self._memory.published_use)
         self._memory.on_news = self._annotator.wake
-        self._registrar = Registrars(
-            [
-                Registrar(
-                    plugin,
-                    settings.device_plugin_dir,
-                    name_of_our_own(endpoint),
-                    resource,
-                    on_registered=self._on_registered,
-                    on_kubelet_restart=self._reconciler.apply_kubelet_restart,
-                )
-                for plugin, endpoint, resource in (
-                    (self._plugin, settings.endpoint, settings.resource),
-                    (percent, settings.percent_endpoint, PERCENT_RESOURCE),
-                )
-            ]
+        self._registrar = (
+            self._device_plugins({settings.endpoint: self._plugin, settings.percent_endpoint: percent})
+            if claims is None
+            else Registrars(
+                [
+                    claims.join(
+                        account, pods, nodes, card_list, self._source, metrics.count_call, self._on_registered
+                    )
+                ]
+            )
         )
         self._pods, self._node_view = pods, nodes
         status = DaemonStatus(
@@ -283,6 +285,7 @@ class Daemon:
             memory=self._memory,
             neighbours=ForeignPluginWatcher(account, nodes, notices),
             recorder=recorder,
+            claims=claims,
         )
         metrics.set_sources(
             settings.unit_mib,
@@ -298,16 +301,14 @@ class Daemon:
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
         # Not earlier: what the user got wrong is one line, without a log before it.
-        log.info("gpupack node", **settings.shown())
-        log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
+        self._log_start(cards)
         freeze_garbage_collector()
         stack.push_async_callback(self._end_events, recorder, asyncio.create_task(recorder.run()))
         stack.callback(self._lock.release)
         await run_until(stop, do_nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
-        for endpoint in (settings.endpoint, settings.percent_endpoint):
-            clear_left_over(settings.device_plugin_dir, endpoint)
+        await self._prepare_folders(claims, book)
         await self._memory.limit_capability.start()
         await run_until(
             stop,
@@ -324,7 +325,39 @@ class Daemon:
             self._annotator.run(),
             self._reflect(client, nodes, pods),
             giving.run(),
+            *([claims.run()] if claims is not None else []),
         )
+
+    def _log_start(self, cards: Sequence[Card]) -> None:
+        log.info("gpupack node", **self._settings.shown())
+        log.info("cards", cards=[f"{card.uuid} {card.model} {card.size_units}" for card in cards])
+
+    def _device_plugins(self, plugins: Mapping[str, DevicePlugin]) -> Registrars:
+        """Keep the device plugins registered, one for each resource, by the name of their socket."""
+        settings = self._settings
+        resources = {settings.endpoint: settings.resource, settings.percent_endpoint: PERCENT_RESOURCE}
+        return Registrars(
+            [
+                Registrar(
+                    plugin,
+                    settings.device_plugin_dir,
+                    name_of_our_own(endpoint),
+                    resources[endpoint],
+                    on_registered=self._on_registered,
+                    on_kubelet_restart=self._reconciler.apply_kubelet_restart,
+                )
+                for endpoint, plugin in plugins.items()
+            ]
+        )
+
+    async def _prepare_folders(self, claims: ClaimServing | None, book: CheckpointReader) -> None:
+        """Take over from an earlier daemon; refuse where pods were served the other way."""
+        if claims is not None:
+            await claims.begin(book, self._cgroups)
+            return
+        await asyncio.to_thread(check_no_claims, self._settings, self._cgroups)
+        for endpoint in (self._settings.endpoint, self._settings.percent_endpoint):
+            clear_left_over(self._settings.device_plugin_dir, endpoint)
 
     def _startup_taint(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> StartupTaint:
         return StartupTaint(
@@ -332,7 +365,7 @@ class Daemon:
             account,
             nodes,
             node_name=self._settings.node_name,
-            resource=self._settings.resource,
+            resource=None if self._settings.serve == DRA else self._settings.resource,
             serves=lambda: self._ownership.owns_node and self._publisher.problem is None,
         )
 
@@ -392,7 +425,7 @@ class Daemon:
             log.info("the other daemon has ended, going on")
         status.waiting = None
 
-    async def _register(self, registrar: Registrar) -> None:
+    async def _register(self, registrar: Registers) -> None:
         """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
         await self._reconciler.can_register.wait()
         await registrar.run()

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from deviceplugin.app import gpu_source
+from deviceplugin.dra.serving import find_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
 from deviceplugin.enforcement.limit_capability import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
@@ -22,11 +23,11 @@ from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.simulated.profile import load_profile
-from deviceplugin.host.cgroups import find_pod_parents, in_host_pid_namespace
+from deviceplugin.host.cgroups import PodCgroups, find_pod_parents, in_host_pid_namespace
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import CheckpointReader
-from deviceplugin.settings import MPS, Settings
+from deviceplugin.settings import DRA, MPS, Settings
 
 Verdict = Literal["ok", "less", "bad"]
 """Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
@@ -74,6 +75,7 @@ def check_node(
         *_kernel(settings),
         *_toolkit(settings, run or _run),
         *_kubelet(settings),
+        _claims(settings),
     ]
 
 
@@ -268,6 +270,15 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
     else:
         entries = len(list(book.entries)) if book is not None else 0
         yield CheckFinding("kubelet's checkpoint", "ok", "none yet" if book is None else f"{entries} entries")
+
+
+def _claims(settings: Settings) -> CheckFinding:
+    what, obstacles = "claims (--serve dra)", find_obstacles(settings, PodCgroups(settings.cgroup_root))
+    if obstacles:
+        verdict: Verdict = "bad" if settings.serve == DRA else "less"
+        return CheckFinding(what, verdict, "; ".join(obstacles), "not served")
+    where = f"sockets in {settings.kubelet_dir / 'plugins_registry'}, CDI files in {settings.cdi_dirs[-1]}"
+    return CheckFinding(what, "ok", where, "served with --serve dra, from Kubernetes 1.36 on")
 
 
 def _run(command: list[str]) -> str | None:

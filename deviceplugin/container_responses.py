@@ -14,7 +14,7 @@ from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.framework_env import framework_envs
 from deviceplugin.gpus.nvidia.mps.service import MpsService
-from deviceplugin.settings import MPS, Settings
+from deviceplugin.settings import DRA, MPS, Settings
 
 
 class ContainerResponses:
@@ -36,8 +36,10 @@ class ContainerResponses:
         )
         self._sharing: MpsClients | None = None
         nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
+        # The CDI file of a claim is all that the runtime reads of it.
+        gives_nodes = settings.pass_device_specs or settings.serve == DRA
         self._handover = DeviceListStrategies(
-            source.vendor, strategies, self._cdi, nodes if settings.pass_device_specs else None
+            source.vendor, strategies, self._cdi, nodes if gives_nodes else None
         )
 
     def describe_cards(self, mib: Mapping[str, int]) -> ContainerGrant:

@@ -9,6 +9,7 @@ DevicePluginError
 ├── RefusedError                 a call of the kubelet that is refused; `kind` becomes the gRPC status
 ├── DeviceListError              a list of devices that no kubelet can take: too large, bad or repeated IDs
 ├── UnitInUseError               containers still hold IDs of another unit
+├── KindInUseError               containers were served in the other way, device plugin or claims
 ├── SettingsError                settings that cannot be used; names every fault
 ├── RegistrationError            the device plugin folder or one of its sockets cannot be used
 └── BookError                    the kubelet's checkpoint cannot be read, or has an unknown layout
@@ -101,6 +102,10 @@ class DeviceListError(DevicePluginError):
 
 class UnitInUseError(DevicePluginError):
     """Containers on this node still hold IDs of another unit: drain the node first."""
+
+
+class KindInUseError(DevicePluginError):
+    """Containers on this node were served in the other way, device plugin or claims: drain the node first."""
 
 
 class SettingsError(DevicePluginError):

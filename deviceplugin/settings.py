@@ -22,6 +22,9 @@ GPU_SOURCES: Final = ("nvml", "simulated")
 TIME_SLICING: Final = "time-slicing"
 MPS: Final = "mps"
 SHARINGS: Final = (TIME_SLICING, MPS)
+DEVICE_PLUGIN: Final = "device-plugin"
+DRA: Final = "dra"
+SERVES: Final = (DEVICE_PLUGIN, DRA)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
@@ -34,6 +37,7 @@ class Settings(HttpAddress):
         node_name: the Node object that the words go to.
         gpus: `nvml` for real cards, `simulated` for those of a profile.
         profile: name of a shipped profile, or a YAML file; only with simulated cards.
+        serve: how pods get their cards on this node: `device-plugin`, or `dra`, by ResourceClaims.
         unit_mib: MiB a unit; names the resource.
         kubeconfig: path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
         device_plugin_dir: folder of the kubelet's device plugin sockets and of its book.
@@ -64,6 +68,7 @@ class Settings(HttpAddress):
     node_name: str
     gpus: str = "nvml"
     profile: str | None = None
+    serve: str = DEVICE_PLUGIN
     unit_mib: int = MIB_PER_GIB
     kubeconfig: str | None = None
     device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
@@ -92,6 +97,11 @@ class Settings(HttpAddress):
     def resource(self) -> str:
         """Name of the extended resource."""
         return resource_name(self.unit_mib)
+
+    @property
+    def kubelet_dir(self) -> Path:
+        """The kubelet's folder, that of device plugins is in it."""
+        return self.device_plugin_dir.parent
 
     @property
     def endpoint(self) -> str:
@@ -189,6 +199,8 @@ class Settings(HttpAddress):
 
     def _place_faults(self) -> list[str]:
         faults = []
+        if self.serve not in SERVES:
+            faults.append(f"--serve {self.serve!r}: allowed are {', '.join(SERVES)}")
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
         return [*faults, *address_faults("--http", self.http)]

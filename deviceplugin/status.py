@@ -10,6 +10,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import Reconciler
 from deviceplugin.container_memory import ContainerMemoryService
+from deviceplugin.dra.serving import ClaimServing
 from deviceplugin.kubelet.pod_resources import PodResources
 from deviceplugin.kubelet.registrars import Registrars
 from deviceplugin.metrics import CardState, Counts, NodeState
@@ -40,6 +41,7 @@ class DaemonStatus:
     memory: ContainerMemoryService
     neighbours: ForeignPluginWatcher
     recorder: EventRecorder
+    claims: ClaimServing | None = None
     waiting: str | None = None
 
     def explain_not_ready(self) -> list[str]:
@@ -49,6 +51,8 @@ class DaemonStatus:
         reasons = []
         if not self.registrar.is_registered:
             reasons.append("not registered with the kubelet")
+        if self.claims is not None and self.claims.problem is not None:
+            reasons.append(self.claims.problem)
         if self.account.checkpoint_problem is not None:
             reasons.append(self.account.checkpoint_problem)
         reasons += [

@@ -147,13 +147,18 @@ class AllocationService:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
-        mib = {uuid: count * self._unit_mib for uuid, count in units.items()}
-        share = {
-            "GPUPACK_MEMORY_MIB": str(min(mib.values())),
-            "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
-        }
-        return sum((grant(mib) for grant in account.grants), ContainerGrant(share))
+        return container_grant(account, units, self._unit_mib)
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)
         self._account.notify_subscribers()
+
+
+def container_grant(account: LedgerService, units: Mapping[str, int], unit_mib: int) -> ContainerGrant:
+    """Describe its cards to a container that has so many units of each, by UUID."""
+    mib = {uuid: count * unit_mib for uuid, count in units.items()}
+    share = {
+        "GPUPACK_MEMORY_MIB": str(min(mib.values())),
+        "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
+    }
+    return sum((grant(mib) for grant in account.grants), ContainerGrant(share))

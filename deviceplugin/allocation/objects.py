@@ -82,6 +82,7 @@ class OwnPodSpec(msgspec.Struct, rename="camel"):
     """Of a Pod."""
 
     node_name: str = ""
+    resource_claims: list[msgspec.Raw] | None = None
     containers: list[PodContainer] = []
     init_containers: list[PodContainer] | None = None
 
@@ -164,9 +165,17 @@ class PodObject(msgspec.Struct):
         mains = [container.to_mapping() for container in self.spec.containers]
         return parse_admitted(self.metadata.annotations or {}, init, mains, resource)
 
-    def to_ledger_pod(self, resource: str) -> tuple[Pod | None, AllocatorError | None]:
-        """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it."""
+    def to_ledger_pod(
+        self, resource: str, claimed: PodRequest | None = None
+    ) -> tuple[Pod | None, AllocatorError | None]:
+        """Read the pod as the ledger wants it, None where it does not ask, and what was wrong with it.
+
+        Args:
+            resource: the extended resource.
+            claimed: what a pod has by claims that asks for nothing of the resource.
+        """
         request, problem = self.parse_request(resource)
+        request = request or claimed
         if request is None:
             return None, problem
         assigned, wrong = self._assigned()

@@ -1,6 +1,7 @@
 """What the API server shows of this node's pods, kept up to date by a reflector."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -10,6 +11,9 @@ from kubeapi.errors import KubeApiError
 from kubeapi.metadata import parse_resource_version
 from kubeapi.reflect import Kind
 
+if TYPE_CHECKING:
+    from allocator.request import PodRequest
+
 log = structlog.get_logger(__name__)
 
 
@@ -17,6 +21,8 @@ class OwnPods:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Attributes:
+        claimed: says what a pod has by claims, by the UID under which the kubelet runs it; set by who serves
+            claims.
         seen_version: resourceVersion of the newest event that the ledger has.
         owed_version: a published `seen` must reach this version: a bound pod vanished that no words held.
         is_connected: the view is not known to be behind.
@@ -32,6 +38,8 @@ class OwnPods:
         account.request_list = self.request_list
         account.other_unit_pods.living = lambda: self._living
         self._living: set[str] | None = None
+        self.claimed: Callable[[str], PodRequest | None] = lambda _: None
+        self._with_claims: dict[str, PodObject] = {}
         self._missed = False
         self.seen_version = 0
         self.owed_version = 0
@@ -47,6 +55,15 @@ class OwnPods:
         """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
         found = self._running.get(runtime_uid)
         return found.status.container_names if found is not None else {}
+
+    def claims_changed(self, runtime_uid: str) -> None:
+        """Read a pod again whose claims have changed; one that no watch has shown yet comes with it."""
+        item = self._with_claims.get(runtime_uid)
+        if item is not None:
+            pod, _ = item.to_ledger_pod(self._resource, self.claimed(runtime_uid))
+            if pod is not None:
+                self._keep(item)
+                self._account.ledger.apply_pod(pod, self._account.now_s())
 
     def on_relist(self, relist: Callable[[], None]) -> None:
         """Set how a complete list is asked for."""
@@ -67,9 +84,10 @@ class OwnPods:
         """
         pods = []
         self.pods_by_uid, self._running = {}, {}
+        self._with_claims = {item.runtime_uid: item for item in items if item.spec.resource_claims}
         self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
         for item in items:
-            pod, problem = item.to_ledger_pod(self._resource)
+            pod, problem = item.to_ledger_pod(self._resource, self.claimed(item.runtime_uid))
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
@@ -92,7 +110,11 @@ class OwnPods:
         if self._living is not None:
             ended = kind == "DELETED" or item.status.is_terminal
             (self._living.discard if ended else self._living.add)(item.runtime_uid)
-        pod, problem = item.to_ledger_pod(self._resource)
+        if item.spec.resource_claims and kind != "DELETED":
+            self._with_claims[item.runtime_uid] = item
+        else:
+            self._with_claims.pop(item.runtime_uid, None)
+        pod, problem = item.to_ledger_pod(self._resource, self.claimed(item.runtime_uid))
         if pod is None:
             self._complain(item, problem)
             self._advance(resource_version)

@@ -1,8 +1,24 @@
 """The registrars of all our resources, as one."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from deviceplugin.kubelet.registration import Registrar
+
+class Registers(Protocol):
+    """Keeps one plugin registered with the kubelet."""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the kubelet knows the plugin."""
+        ...
+
+    @property
+    def registrations(self) -> int:
+        """How often it was registered."""
+        ...
+
+    async def run(self) -> None:
+        """Serve and keep registered until cancelled."""
 
 
 class Registrars:
@@ -12,10 +28,10 @@ class Registrars:
         registrars: one for each resource.
     """
 
-    def __init__(self, registrars: Sequence[Registrar]) -> None:
+    def __init__(self, registrars: Sequence[Registers]) -> None:
         self._registrars = tuple(registrars)
 
-    def __iter__(self) -> Iterator[Registrar]:
+    def __iter__(self) -> Iterator[Registers]:
         """Each of them."""
         return iter(self._registrars)
 

@@ -43,7 +43,7 @@ class StartupTaint:
         account: its followers are woken when the Node changes.
         node_view: the own Node.
         node_name: of the own Node.
-        resource: that the kubelet has to offer.
+        resource: that the kubelet has to offer; None where pods are served by claims.
         serves: whether this daemon owns the Node and has published its cards.
     """
 
@@ -54,7 +54,7 @@ class StartupTaint:
         node_view: OwnNode,
         *,
         node_name: str,
-        resource: str,
+        resource: str | None,
         serves: Callable[[], bool],
     ) -> None:
         self._client = client
@@ -111,10 +111,11 @@ def has_startup_taint(node: NodeObject) -> bool:
     return any(taint.get("key") == STARTUP_TAINT for taint in node.taints)
 
 
-def is_offered(node: NodeObject, resource: str) -> bool:
+def is_offered(node: NodeObject, resource: str | None) -> bool:
     """Tell whether the kubelet offers units, and the Node has words that say on which cards."""
     amounts = node.status.allocatable or {}
-    return str(amounts.get(resource, "0")) != "0" and PACKED_LAYOUT in amounts
+    offered = resource is None or str(amounts.get(resource, "0")) != "0"
+    return offered and PACKED_LAYOUT in amounts
 
 
 def make_removal_patch(node: NodeObject) -> dict[str, Any]:

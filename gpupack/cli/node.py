@@ -58,6 +58,13 @@ def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
 )
 @click.option("--profile", metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file.")
 @click.option(
+    "--serve",
+    default="device-plugin",
+    show_default=True,
+    metavar="device-plugin|dra",
+    help="How pods get their cards here: dra serves ResourceClaims, on Kubernetes 1.36 or later.",
+)
+@click.option(
     "--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit; names the resource."
 )
 @click.option(

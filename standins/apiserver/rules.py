@@ -15,7 +15,9 @@ EVENTS = Resource("events", "Event")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io")
 BUDGETS = Resource("poddisruptionbudgets", "PodDisruptionBudget", "policy")
 JOBS = Resource("jobs", "Job", "batch")
-RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, JOBS)
+CLAIMS = Resource("resourceclaims", "ResourceClaim", "resource.k8s.io")
+SLICES = Resource("resourceslices", "ResourceSlice", "resource.k8s.io", namespaced=False)
+RESOURCES = (PODS, NODES, NAMESPACES, EVENTS, LEASES, BUDGETS, JOBS, CLAIMS, SLICES)
 
 ANNOTATIONS_LIMIT = 262_144
 

@@ -13,6 +13,7 @@ _EQUALS = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<how>==|!=|=)\s*(?P<value>[^\s,
 _EXISTS = re.compile(r"(?P<no>!?)\s*(?P<key>[^\s!=,()]+)")
 
 _FIELDS: dict[str, frozenset[str]] = {
+    "resourceslices": frozenset({"metadata.name", "spec.nodeName", "spec.driver"}),
     "pods": frozenset(
         {
             "metadata.name",

@@ -138,6 +138,10 @@ def schema() -> dict[str, Any]:
         ),
         "visibleDevices": closed({"enabled": _BOOL}, "Keeps pods from naming cards themselves."),
         "cdi": closed({"enabled": _BOOL}, "Names the cards as CDI devices."),
+        "dra": closed(
+            {"enabled": _BOOL},
+            "Claims on nodes labelled gpupack.io/node=dra, on Kubernetes 1.36 or later (docs/dra.md).",
+        ),
         "memoryLimits": closed(
             {"enabled": _BOOL}, "The right to have NVIDIA's driver limit memory: CAP_SYS_ADMIN."
         ),

@@ -4,6 +4,7 @@ import errno
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -279,3 +280,34 @@ def test_control_sequences_of_a_driver_stay_off_the_terminal() -> None:
     finding = CheckFinding("card", "ok", "\x1b[2JTesla")
     assert "\x1b" not in render([finding], "table", colour=False)
     assert msgspec.json.decode(render([finding], "json", colour=True))[0]["found"] == "\x1b[2JTesla"
+
+
+def test_claims_can_be_served_where_the_kubelet_takes_drivers(settings: Settings) -> None:
+    claims = msgspec.structs.astuple(found(settings)["claims (--serve dra)"])
+    assert claims[1] == "less"
+    assert "plugins_registry: the kubelet makes it" in claims[2]
+    for name in ("plugins", "plugins_registry"):
+        (settings.kubelet_dir / name).mkdir(exist_ok=True)
+    assert found(settings)["claims (--serve dra)"].verdict == "ok"
+
+
+def test_without_the_kubelets_folder_serve_dra_cannot_work(settings: Settings) -> None:
+    serve(settings)
+    claims = found(replace(settings, serve="dra"))["claims (--serve dra)"]
+    assert (claims.verdict, claims.uses) == ("bad", "not served")
+
+
+def test_claims_are_not_served_beside_devices(settings: Settings) -> None:
+    for name in ("plugins", "plugins_registry"):
+        (settings.kubelet_dir / name).mkdir(exist_ok=True)
+    entry = {"PodUID": "u", "ContainerName": "main", "ResourceName": "gpupack.io/gpu-memory-gib"}
+    entries = [{**entry, "DeviceIDs": {"-1": ["a::0"]}, "AllocResp": ""}]
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {}}
+    checkpoint = settings.device_plugin_dir / "kubelet_internal_checkpoint"
+    checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
+    claims = found(settings)["claims (--serve dra)"]
+    assert claims.verdict == "ok", claims  # nothing of it runs any more
+    pod = settings.cgroup_root / "kubepods.slice" / "kubepods-podu.slice" / "cri-containerd-1.scope"
+    pod.mkdir(parents=True)
+    (pod / "cgroup.procs").write_text("1\n")
+    assert "drain the node" in found(settings)["claims (--serve dra)"].found

@@ -34,6 +34,7 @@ CLUSTER_WIDE = {
     "ValidatingAdmissionPolicyBinding",
     "MutatingAdmissionPolicy",
     "MutatingAdmissionPolicyBinding",
+    "DeviceClass",
 }
 
 

@@ -1,11 +1,13 @@
 """The node daemon's manifests: what it is given on its node, what it may do, and its components."""
 
+import json
 from pathlib import Path
 
 from allocator import names
 from deviceplugin.containers.cdi import FOLDERS
 from deviceplugin.gpus.nvidia.mps.folder import SHM
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions
+from deviceplugin.settings import DRA
 from deviceplugin.settings import Settings as NodeSettings
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
@@ -128,3 +130,35 @@ def test_the_mig_component_gives_access_to_instances_that_are_made_later() -> No
     # With both named it is given once.
     (both,) = [one for one in build(MANIFESTS / "base", limits, mig) if one["kind"] == "DaemonSet"]
     assert both == daemon
+
+
+def test_the_dra_component_has_a_second_daemon_that_differs_only_where_it_must() -> None:
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "dra")
+    plain, claims = (one for one in built if one["kind"] == "DaemonSet")
+    paths = {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
+    pod = claims["spec"]["template"]["spec"]
+    (gpupack,) = pod["containers"]
+    added = [mount for mount in gpupack["volumeMounts"] if mount["mountPath"] in paths]
+    assert {mount["mountPath"] for mount in added} == paths
+    assert all(not mount.get("readOnly") for mount in added)
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert all(hosts[mount["name"]] == mount["mountPath"] for mount in added)
+    options = [arg for arg in gpupack["args"] if arg not in container(plain)["args"]]
+    assert options == [f"--serve={DRA}", "--cdi-dirs=/etc/cdi,/var/run/cdi"]
+    assert pod["nodeSelector"][names.NODE_LABEL] == "dra"
+
+    gpupack["args"] = [arg for arg in gpupack["args"] if arg not in options]
+    gpupack["volumeMounts"] = [mount for mount in gpupack["volumeMounts"] if mount not in added]
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume["hostPath"]["path"] not in paths]
+    pod["nodeSelector"][names.NODE_LABEL] = "true"
+    name = claims["metadata"]["name"]
+    assert json.loads(json.dumps(claims).replace(name, plain["metadata"]["name"])) == plain
+
+
+def test_the_dra_component_speaks_of_our_driver_and_class() -> None:
+    built = build(MANIFESTS / "base", MANIFESTS / "components" / "dra")
+    found = {(one["kind"], one["metadata"]["name"]): one for one in built}
+    selectors = found["DeviceClass", names.DEVICE_CLASS]["spec"]["selectors"]
+    assert selectors == [{"cel": {"expression": f'device.driver == "{names.DRA_DRIVER}"'}}]
+    policy = text_of(found["ValidatingAdmissionPolicy", "gpupack-node-slices"])
+    assert f"variables.slice.spec.driver == '{names.DRA_DRIVER}'" in policy

@@ -62,6 +62,7 @@ class SimulatedGpus:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vendor = profile.vendor
+        self._driver_version = profile.driver_version
         self._ignored_xids = ignored_xids
         self._changed = changed
         self._clock = clock
@@ -83,6 +84,10 @@ class SimulatedGpus:
         self.limits = SimulatedLimits(self._sizes_mib)
         self.become(profile)
         self._begin_container()
+
+    def driver_version(self) -> str:
+        """Return the version that the profile says."""
+        return self._driver_version
 
     @property
     def vendor(self) -> Vendor:

@@ -1,0 +1,1 @@
+"""Dynamic resource allocation: cards published in ResourceSlices, and containers served by ResourceClaims."""

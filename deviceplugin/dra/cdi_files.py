@@ -1,0 +1,102 @@
+"""One CDI specification for each prepared claim: what the containers that use the claim are given."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from deviceplugin.containers.cdi import VERSION
+from deviceplugin.containers.device_lists import ANNOTATION
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+
+KIND: Final = "gpupack.io/claim"
+
+PREFIX: Final = "gpupack.io-claim_"
+"""What the files' names begin with; the UID of the claim follows."""
+
+
+def device_of(claim_uid: str, request: str) -> str:
+    """Name the CDI device of one request of a claim."""
+    return f"{claim_uid}-{request.replace('/', '-')}"
+
+
+def edits_of(grant: ContainerGrant) -> dict[str, Any]:
+    """Write a container's grant as CDI's edits."""
+    edits: dict[str, Any] = {"env": [f"{name}={value}" for name, value in grant.envs.items()]}
+    if grant.devices:
+        edits["deviceNodes"] = [
+            {"path": node.path, "permissions": node.permissions} for node in grant.devices
+        ]
+    if grant.mounts:
+        edits["mounts"] = [
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": ["rbind", "ro" if mount.read_only else "rw"],
+            }
+            for mount in grant.mounts
+        ]
+    return edits
+
+
+def named_devices(grant: ContainerGrant) -> tuple[str, ...]:
+    """List the vendor's own CDI devices that a grant names, in the field or in the annotation."""
+    noted = grant.annotations.get(ANNOTATION, "")
+    return grant.cdi_devices or tuple(name for name in noted.split(",") if name)
+
+
+def specification(claim_uid: str, grants: Mapping[str, ContainerGrant]) -> dict[str, Any]:
+    """Write the specification of a claim.
+
+    Args:
+        claim_uid: of the claim.
+        grants: what a container gets by request. Of one variable a container has one value, so all shares
+            of a request are in one device.
+    """
+    devices = [
+        {"name": device_of(claim_uid, request), "containerEdits": edits_of(grant)}
+        for request, grant in grants.items()
+    ]
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+
+
+class CdiFiles:
+    """Writes and removes the files; both block.
+
+    Args:
+        folders: of specifications, the later one for those that are generated. It is made where it is
+            missing: it lies below `/var/run`, and is empty after each start of the machine.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folder = folders[-1]
+
+    def write(self, claim_uid: str, spec: Mapping[str, Any]) -> None:
+        """Write the file of a claim, if it is not there as it should be.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path, text = self._path(claim_uid), json.dumps(spec)
+        if path.is_file() and path.read_text("utf-8") == text:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Runtimes read every file that ends in .json: the half-written one must not.
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text, "utf-8")
+        new.replace(path)
+
+    def remove(self, claim_uid: str) -> None:
+        """Remove the file of a claim.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        self._path(claim_uid).unlink(missing_ok=True)
+
+    def claims(self) -> set[str]:
+        """List the UIDs of the claims that have a file."""
+        return {path.stem.removeprefix(PREFIX) for path in self._folder.glob(f"{PREFIX}*.json")}
+
+    def _path(self, claim_uid: str) -> Path:
+        return self._folder / f"{PREFIX}{claim_uid}.json"

@@ -1,0 +1,292 @@
+"""Prepares claims: takes their shares into the ledger, and writes what containers are given."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from allocator.ids import device_id
+from allocator.ledger.charges import charge_cards, charge_pod
+from allocator.request import ContainerRequest, PodRequest
+from deviceplugin.allocation.allocation_service import container_grant
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.objects import PodObject
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
+from deviceplugin.dra.claims import API, ClaimObject, ClaimPod, Share, read_shares, shares_by_container
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
+from deviceplugin.dra.resource_slices import device_names
+from deviceplugin.errors import AllocationRefusedError
+from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.paths import pod_path, segment
+
+log = structlog.get_logger(__name__)
+
+ROOM_WAIT_S: Final = 40.0
+"""How long a claim waits for room. The kubelet gives up after 45 s; refused, it asks again a minute later."""
+
+READ_TIMEOUT_S: Final = 3.0
+
+
+class ClaimApi(Protocol):
+    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
+        """Read an object."""
+        ...
+
+
+class ClaimService:
+    """Prepares and unprepares claims; each call may come again, with the same outcome.
+
+    Invariant: the units of a card in prepared claims, and in pods that ended and may still run, are never
+    more than the card has.
+
+    Args:
+        account: the ledger, which reads `prepared` in place of the kubelet's checkpoint.
+        pods: the node's pods; those with prepared claims are read as if they asked for these.
+        api: of claims and pods.
+        prepared: the claims so far.
+        cdi: the files for the container runtime.
+        node_name: also the name of the node's pool.
+        unit_mib: MiB a unit.
+        room_wait_s: see `ROOM_WAIT_S`.
+    """
+
+    def __init__(
+        self,
+        account: LedgerService,
+        pods: OwnPods,
+        api: ClaimApi,
+        prepared: PreparedClaims,
+        cdi: CdiFiles,
+        *,
+        node_name: str,
+        unit_mib: int,
+        room_wait_s: float = ROOM_WAIT_S,
+    ) -> None:
+        self._account = account
+        self._pods = pods
+        self._api = api
+        self._prepared = prepared
+        self._cdi = cdi
+        self._node_name = node_name
+        self._unit_mib = unit_mib
+        self._room_wait_s = room_wait_s
+        self._locks: dict[str, asyncio.Lock] = {}
+        pods.claimed = self.request_of
+
+    async def restore(self) -> None:
+        """Read what an earlier daemon prepared, and write the CDI files again: `/var/run` may be empty.
+
+        Raises:
+            OSError: the files cannot be read or written.
+        """
+        await asyncio.to_thread(self._restore)
+
+    def _restore(self) -> None:
+        self._prepared.load()
+        for claim in self._prepared:
+            self._cdi.write(claim.uid, claim.spec)
+        for uid in self._cdi.claims() - {claim.uid for claim in self._prepared}:
+            self._cdi.remove(uid)
+
+    def request_of(self, pod_uid: str) -> PodRequest | None:
+        """Say what a pod asks for that has prepared claims; None for any other one."""
+        units: Counter[str] = Counter()
+        for claim in self._prepared.of_pod(pod_uid):
+            units.update({container: len(ids) for container, ids in claim.ids.items()})
+        if not units:
+            return None
+        return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
+
+    async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        """Give a claim its shares; waits for room where there is none.
+
+        Raises:
+            AllocationRefusedError: it cannot be had now, in words. The kubelet asks again.
+        """
+        async with self._lock(uid):
+            claim = self._prepared.get(uid)
+            if claim is None:
+                claim = await self._take(namespace, name, uid)
+            await self._write(claim)
+            return claim
+
+    async def unprepare(self, uid: str) -> None:
+        """Take a claim's shares back; one that is not prepared is no error.
+
+        Raises:
+            AllocationRefusedError: a file cannot be removed. The kubelet asks again.
+        """
+        async with self._lock(uid):
+            try:
+                await asyncio.to_thread(self._cdi.remove, uid)
+                await asyncio.to_thread(self._prepared.erase, uid)
+            except OSError as error:
+                raise AllocationRefusedError(
+                    "not-ready", f"claim {uid} cannot be removed: {error}"
+                ) from error
+            if self._prepared.get(uid) is not None:
+                self._prepared.remove(uid)
+                log.info("claim unprepared", claim=uid)
+                self._account.read_checkpoint()
+        self._locks.pop(uid, None)
+
+    def _lock(self, uid: str) -> asyncio.Lock:
+        return self._locks.setdefault(uid, asyncio.Lock())
+
+    async def _write(self, claim: PreparedClaim) -> None:
+        try:
+            await asyncio.to_thread(self._prepared.write, claim)
+            await asyncio.to_thread(self._cdi.write, claim.uid, claim.spec)
+        except OSError as error:
+            raise AllocationRefusedError(
+                "not-ready", f"claim {claim.name} cannot be written: {error}"
+            ) from error
+
+    async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        claim = await self._claim(namespace, name, uid)
+        cards = self._account.ledger.accounts.cards
+        shares = read_shares(
+            claim,
+            self._node_name,
+            {card: found.size_units for card, found in cards.items()},
+            {device: card for card, device in device_names(cards).items()},
+            self._unit_mib,
+        )
+        pod, item = await self._pod(claim)
+        if not await self._account.wait_until(lambda: self._problem(item, shares) is None, self._room_wait_s):
+            problem = self._problem(item, shares)
+            if problem is not None:
+                raise AllocationRefusedError("no-room", f"claim {namespace}/{name}: {problem}")
+        # No await from here on until the shares count.
+        prepared = self._make(claim, pod, item, shares)
+        self._prepared.add(prepared)
+        account = self._account
+        account.read_checkpoint()
+        self._pods.claims_changed(item.runtime_uid)
+        account.notify_subscribers()
+        log.info(
+            "claim prepared",
+            claim=f"{namespace}/{name}",
+            pod=item.metadata.name,
+            cards=[f"{share.uuid}:{share.units}" for share in shares],
+        )
+        return prepared
+
+    async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
+        path = f"{API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
+        claim = await self._read(path, ClaimObject, f"claim {namespace}/{name}")
+        if claim.metadata.uid != uid:
+            raise AllocationRefusedError(
+                "unknown", f"claim {namespace}/{name} has UID {claim.metadata.uid}, not {uid}"
+            )
+        return claim
+
+    async def _pod(self, claim: ClaimObject) -> tuple[ClaimPod, PodObject]:
+        """Read the pod for which a claim is prepared: of several the first on this node."""
+        what = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
+        for uid, name in claim.pods.items():
+            path = pod_path(claim.metadata.namespace, name)
+            try:
+                body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
+            except NotFound:
+                continue
+            except KubeApiError as error:
+                raise AllocationRefusedError(
+                    "not-ready", f"{what}: pod {name} cannot be read: {error}"
+                ) from error
+            item, pod = msgspec.json.decode(body, type=PodObject), msgspec.json.decode(body, type=ClaimPod)
+            if item.metadata.uid == uid and item.spec.node_name == self._node_name:
+                return pod, item
+        raise AllocationRefusedError("not-ready", f"{what} is reserved for no pod of node {self._node_name}")
+
+    async def _read(self, path: str, kind: type[ClaimObject], what: str) -> ClaimObject:
+        try:
+            return msgspec.json.decode(await self._api.get(path, timeout_s=READ_TIMEOUT_S), type=kind)
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
+
+    def _problem(self, item: PodObject, shares: Sequence[Share]) -> str | None:
+        """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
+        accounts = self._account.ledger.accounts
+        charged = charge_cards(accounts)
+        own = accounts.pods.get(item.runtime_uid)
+        mine = charge_pod(accounts, own) if own is not None else {}
+        held = own.units if own is not None else {}
+        for uuid, units in _units(shares).items():
+            card = accounts.cards[uuid]
+            if not card.healthy:
+                return (
+                    f"card {uuid} cannot be had: {self._account.not_enforced.get(uuid) or 'it is unhealthy'}"
+                )
+            others = charged[uuid] - mine.get(uuid, 0)
+            before = held.get(uuid, 0)
+            if others + before + units > card.size_units:
+                return (
+                    f"card {uuid} has {card.size_units} units, of which other pods have {others} and this "
+                    f"pod has {before}: {units} more are not there"
+                )
+        return None
+
+    def _make(
+        self, claim: ClaimObject, pod: ClaimPod, item: PodObject, shares: Sequence[Share]
+    ) -> PreparedClaim:
+        ids = self._ids(shares)
+        containers = shares_by_container(pod, claim.metadata.name, shares)
+        uid = claim.metadata.uid
+        grants = {
+            request: container_grant(
+                self._account, _units([share for share in shares if share.request == request]), self._unit_mib
+            )
+            for request in dict.fromkeys(share.request for share in shares)
+        }
+        devices, named = [], set()
+        for share in shares:
+            cdi: tuple[str, ...] = ()
+            if share.request not in named:
+                named.add(share.request)
+                cdi = (f"{KIND}={device_of(uid, share.request)}", *named_devices(grants[share.request]))
+            devices.append(PreparedDevice(share.request, share.device, share.share_id, cdi))
+        return PreparedClaim(
+            uid=uid,
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            pod_uid=item.runtime_uid,
+            pod_name=item.metadata.name,
+            ids={
+                container: [text for share in mine for text in ids[share]]
+                for container, mine in containers.items()
+            },
+            devices=tuple(devices),
+            spec=specification(uid, grants),
+        )
+
+    def _ids(self, shares: Sequence[Share]) -> dict[Share, list[str]]:
+        """Name the lowest units of each card that nobody has."""
+        accounts = self._account.ledger.accounts
+        taken = {
+            text
+            for account in accounts.pods.values()
+            for ids in (*account.known_ids.values(), *account.pending_ids.values())
+            for text in ids
+        }
+        found: dict[Share, list[str]] = {}
+        for share in shares:
+            every = (device_id(share.uuid, slot) for slot in range(accounts.cards[share.uuid].size_units))
+            free = [text for text in every if text not in taken][: share.units]
+            taken.update(free)
+            found[share] = free
+        return found
+
+
+def _units(shares: Sequence[Share]) -> dict[str, int]:
+    """Add up shares by card."""
+    units: Counter[str] = Counter()
+    for share in shares:
+        units[share.uuid] += share.units
+    return dict(units)

@@ -1,0 +1,223 @@
+"""What a ResourceClaim says of this node's cards: which share of which card, and for which containers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import QuantityError, shown
+from allocator.names import DRA_DRIVER, DRA_MEMORY
+from allocator.quantity import parse_bytes
+from deviceplugin.errors import AllocationRefusedError
+
+API: Final = "/apis/resource.k8s.io/v1"
+
+MIB: Final = 1 << 20
+
+
+class ClaimMetadata(msgspec.Struct, rename="camel"):
+    """Of a ResourceClaim."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Result(msgspec.Struct, rename="camel"):
+    """One device that a claim was allocated, or one share of it."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str = msgspec.field(default="", name="shareID")
+    consumed_capacity: dict[str, Any] | None = None
+
+
+class Devices(msgspec.Struct):
+    """Of an allocation."""
+
+    results: list[Result] | None = None
+
+
+class Allocation(msgspec.Struct):
+    """Of a claim."""
+
+    devices: Devices | None = None
+
+
+class Consumer(msgspec.Struct):
+    """Who may use a claim."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+class ClaimStatus(msgspec.Struct, rename="camel"):
+    """Of a claim; without an allocation nobody may use it."""
+
+    allocation: Allocation | None = None
+    reserved_for: list[Consumer] | None = None
+
+
+class ClaimObject(msgspec.Struct):
+    """A ResourceClaim."""
+
+    metadata: ClaimMetadata
+    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
+
+    @property
+    def pods(self) -> dict[str, str]:
+        """Names of the pods that may use the claim, by UID."""
+        found = self.status.reserved_for or ()
+        return {consumer.uid: consumer.name for consumer in found if consumer.resource == "pods"}
+
+    @property
+    def results(self) -> list[Result] | None:
+        """What the claim was allocated of our driver; None while it is not allocated."""
+        allocation = self.status.allocation
+        if allocation is None:
+            return None
+        devices = allocation.devices.results if allocation.devices is not None else None
+        return [result for result in devices or () if result.driver == DRA_DRIVER]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of one card.
+
+    Attributes:
+        request: name of the claim's request that it answers; `main/sub` of a prioritized list.
+        device: name of the card in the ResourceSlice.
+        uuid: of the card.
+        units: of its memory.
+        share_id: tells it from other shares of the same card; empty where there is none.
+    """
+
+    request: str
+    device: str
+    uuid: str
+    units: int
+    share_id: str
+
+
+def read_shares(
+    claim: ClaimObject, pool: str, sizes: Mapping[str, int], devices: Mapping[str, str], unit_mib: int
+) -> tuple[Share, ...]:
+    """Read the shares of this node's cards that a claim was allocated.
+
+    Args:
+        claim: an allocated claim.
+        pool: the node's.
+        sizes: units of the node's cards by UUID.
+        devices: UUIDs of the node's cards by the name of the device.
+        unit_mib: MiB a unit; a part of a unit counts as a whole one.
+
+    Raises:
+        AllocationRefusedError: it is not allocated, or with what this node does not have.
+    """
+    name = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
+    results = claim.results
+    if results is None:
+        raise AllocationRefusedError("not-ready", f"{name} is not allocated")
+    found = []
+    for result in results:
+        uuid = devices.get(result.device)
+        if result.pool != pool or uuid is None:
+            raise AllocationRefusedError(
+                "unknown",
+                f"{name}: device {shown(result.device)} of pool {shown(result.pool)} is no card of this "
+                f"node; allowed are {shown(', '.join(devices), 512)} of pool {pool}",
+            )
+        units = sizes[uuid]
+        amount = (result.consumed_capacity or {}).get(DRA_MEMORY)
+        if amount is not None:
+            try:
+                units = -(-parse_bytes(amount) // (unit_mib * MIB))
+            except QuantityError as error:
+                raise AllocationRefusedError("invalid", f"{name}: {DRA_MEMORY}: {error}") from error
+        found.append(Share(result.request, result.device, uuid, units, result.share_id))
+    return tuple(found)
+
+
+class ContainerClaim(msgspec.Struct):
+    """A claim that a container uses; no request means all of the claim's."""
+
+    name: str
+    request: str = ""
+
+
+class ContainerResources(msgspec.Struct):
+    """Of a container."""
+
+    claims: list[ContainerClaim] | None = None
+
+
+class ClaimContainer(msgspec.Struct):
+    """A container of a pod, as far as claims go."""
+
+    name: str
+    resources: ContainerResources | None = None
+
+
+class PodClaim(msgspec.Struct, rename="camel"):
+    """A claim of a pod, by the pod's own name for it."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class ClaimPodSpec(msgspec.Struct, rename="camel"):
+    """Of a pod."""
+
+    node_name: str = ""
+    resource_claims: list[PodClaim] | None = None
+    containers: list[ClaimContainer] = []
+    init_containers: list[ClaimContainer] | None = None
+
+
+class ClaimPodStatus(msgspec.Struct, rename="camel"):
+    """Of a pod: names of the claims that were made from templates."""
+
+    resource_claim_statuses: list[PodClaim] | None = None
+
+
+class ClaimPod(msgspec.Struct):
+    """A pod, as far as claims go."""
+
+    spec: ClaimPodSpec
+    status: ClaimPodStatus = msgspec.field(default_factory=ClaimPodStatus)
+
+    def users(self, claim: str) -> Iterator[tuple[str, str]]:
+        """List the containers that use a claim of this name, with the request, empty for all."""
+        generated = self.status.resource_claim_statuses or ()
+        names = {entry.name: entry.resource_claim_name for entry in generated}
+        mine = {
+            entry.name
+            for entry in self.spec.resource_claims or ()
+            if (entry.resource_claim_name or names.get(entry.name)) == claim
+        }
+        for container in (*(self.spec.init_containers or ()), *self.spec.containers):
+            for use in (container.resources or ContainerResources()).claims or ():
+                if use.name in mine:
+                    yield container.name, use.request
+
+
+def shares_by_container(pod: ClaimPod, claim: str, shares: Sequence[Share]) -> dict[str, tuple[Share, ...]]:
+    """Tell which container of a pod has which shares of a claim.
+
+    A claim that no container uses is the first container's: the pod has it all the same.
+    """
+    found: dict[str, list[Share]] = {}
+    for container, request in pod.users(claim):
+        mine = [share for share in shares if request in {"", share.request.partition("/")[0]}]
+        known = found.setdefault(container, [])
+        known += [share for share in mine if share not in known]
+    used = {share for mine in found.values() for share in mine}
+    rest = [share for share in shares if share not in used]
+    if rest:
+        found.setdefault(pod.spec.containers[0].name, []).extend(rest)
+    return {container: tuple(mine) for container, mine in found.items()}

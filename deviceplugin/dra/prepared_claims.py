@@ -1,0 +1,168 @@
+"""The claims that are prepared: which containers have which devices, one file a claim.
+
+```
+            NodePrepareResources                 NodeUnprepareResources
+  (none) ------------------------> prepared ------------------------------> (none)
+                                   file of the claim, CDI file
+```
+
+The files take the place that the kubelet's checkpoint has for a device plugin: they say who has what, also
+after a restart of the daemon or the machine.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from allocator.ledger import CheckpointEntry
+
+log = structlog.get_logger(__name__)
+
+FOLDER: Final = "claims"
+
+
+class PreparedDevice(msgspec.Struct, frozen=True):
+    """What the kubelet is answered of one share.
+
+    Attributes:
+        request: of the claim.
+        device: name of the card in the slice.
+        share_id: of the share, empty for none.
+        cdi: names of CDI devices.
+    """
+
+    request: str
+    device: str
+    share_id: str = ""
+    cdi: tuple[str, ...] = ()
+
+
+class PreparedClaim(msgspec.Struct, frozen=True):
+    """A claim that a pod has.
+
+    Attributes:
+        uid: of the claim.
+        namespace: of the claim and of the pod.
+        name: of the claim.
+        pod_uid: of the pod; of several that share the claim, that for which it was prepared first.
+        pod_name: of the pod.
+        ids: device IDs by container of that pod, as in the kubelet's checkpoint.
+        devices: what the kubelet is answered.
+        spec: the CDI specification.
+        ordinary: the pod asks by its containers' limits, and the scheduler made the claim.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    pod_uid: str
+    pod_name: str
+    ids: dict[str, list[str]]
+    devices: tuple[PreparedDevice, ...]
+    spec: dict[str, Any]
+    ordinary: bool = False
+
+
+_DECODER: Final = msgspec.json.Decoder(PreparedClaim)
+
+
+class Entries:
+    """One version of all claims, in the form of the kubelet's checkpoint."""
+
+    def __init__(self, entries: tuple[CheckpointEntry, ...]) -> None:
+        self.entries = entries
+
+
+class PreparedClaims:
+    """Keeps the claims, in memory and in files.
+
+    Args:
+        folder: of the files; made where there is none.
+        resource: the extended resource that counts units.
+    """
+
+    def __init__(self, folder: Path, resource: str) -> None:
+        self._folder = folder
+        self.resource = resource
+        self._claims: dict[str, PreparedClaim] = {}
+        self._entries = Entries(())
+
+    def load(self) -> None:
+        """Read what an earlier daemon prepared. Blocking.
+
+        Raises:
+            OSError: the folder cannot be made or read. Who has what would not be known.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                claim = _DECODER.decode(path.read_bytes())
+            except msgspec.MsgspecError as error:
+                # Files are replaced as a whole: this one is not ours, or the disk is not well.
+                log.warning("prepared claim cannot be read", path=str(path), error=str(error))
+                continue
+            self._claims[claim.uid] = claim
+        self._changed()
+
+    def __iter__(self) -> Iterator[PreparedClaim]:
+        return iter(tuple(self._claims.values()))
+
+    def get(self, uid: str) -> PreparedClaim | None:
+        """Find a claim by its UID."""
+        return self._claims.get(uid)
+
+    def of_pod(self, pod_uid: str) -> list[PreparedClaim]:
+        """Find the claims of a pod."""
+        return [claim for claim in self._claims.values() if claim.pod_uid == pod_uid]
+
+    def read(self) -> Entries:
+        """Return all as the kubelet's checkpoint would have it; the same object until something changes."""
+        return self._entries
+
+    def add(self, claim: PreparedClaim) -> None:
+        """Count a claim, before its file is written."""
+        self._claims[claim.uid] = claim
+        self._changed()
+
+    def remove(self, uid: str) -> None:
+        """Count a claim no more, after its file is gone."""
+        if self._claims.pop(uid, None) is not None:
+            self._changed()
+
+    def write(self, claim: PreparedClaim) -> None:
+        """Write the file of a claim, so that it outlasts a loss of power. Blocking.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._path(claim.uid)
+        new = path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(claim))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    def erase(self, uid: str) -> None:
+        """Remove the file of a claim. Blocking.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        self._path(uid).unlink(missing_ok=True)
+
+    def _path(self, uid: str) -> Path:
+        return self._folder / f"{uid}.json"
+
+    def _changed(self) -> None:
+        self._entries = Entries(
+            tuple(
+                CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids))
+                for claim in self._claims.values()
+                for container, ids in claim.ids.items()
+            )
+        )

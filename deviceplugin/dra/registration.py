@@ -1,0 +1,124 @@
+"""Being registered with the kubelet as a driver for claims, whatever happens to it and to our sockets.
+
+The kubelet finds plugins by their sockets in `plugins_registry`, also when it starts, and calls them: what
+they are, and then whether they are registered. So there is nothing to ask for; the sockets must be there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from allocator.names import DRA_DRIVER
+from deviceplugin.dra.plugin_service import DraPlugin, PluginRegistration
+from deviceplugin.errors import RegistrationError
+from deviceplugin.kubelet.sockets import FolderWatch, SocketId, check_socket_path, clear_socket_path, identify
+from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
+from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
+from kubeapi.backoff import Backoff
+
+log = structlog.get_logger(__name__)
+
+GRACE_S: Final = 1.0
+"""For calls in progress when our server stops."""
+
+
+def plugin_folder(kubelet_dir: Path) -> Path:
+    """Return the folder of our socket and files below that of the kubelet."""
+    return kubelet_dir / "plugins" / DRA_DRIVER
+
+
+class DraRegistrar:
+    """Serves the plugin on its two sockets until `run` is cancelled.
+
+    Args:
+        plugin: the servicer of claims.
+        kubelet_dir: the kubelet's folder, under the same path for the kubelet and for this process.
+        on_registered: the kubelet has registered the plugin; comes again when it restarted.
+
+    Raises:
+        RegistrationError: the path of a socket is too long.
+    """
+
+    def __init__(self, plugin: DraPlugin, kubelet_dir: Path, *, on_registered: Callable[[], None]) -> None:
+        self._plugin = plugin
+        self._socket = plugin_folder(kubelet_dir) / "dra.sock"
+        self._registry = kubelet_dir / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
+        for path in (self._socket, self._registry):
+            check_socket_path(path)
+        self._on_registered = on_registered
+        self._backoff = Backoff(0.1, 5.0)
+        self._wake = asyncio.Event()
+        self._server: Any = None
+        self._own: tuple[SocketId | None, SocketId | None] = (None, None)
+        self.is_registered = False
+        self.registrations = 0
+
+    async def run(self) -> None:
+        """Serve, and serve anew when a socket is gone, until cancelled; then take the sockets away."""
+        try:
+            async with FolderWatch(self._registry.parent, self._wake.set):
+                while True:
+                    self._wake.clear()
+                    delay_s = await self._step()
+                    try:
+                        async with asyncio.timeout(delay_s):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        continue
+        finally:
+            await self._stop()
+
+    async def _step(self) -> float | None:
+        if self._server is not None and self._identify() != self._own:
+            log.warning("own socket is gone", socket=str(self._registry))
+            await self._stop()
+        if self._server is not None:
+            return None
+        try:
+            await self._serve()
+        except (RegistrationError, OSError) as error:
+            delay_s = self._backoff.failed()
+            log.warning("sockets not served", error=str(error), retry_s=round(delay_s, 2))
+            await self._stop()
+            return delay_s
+        self._backoff.reset()
+        return None
+
+    def _identify(self) -> tuple[SocketId | None, SocketId | None]:
+        return identify(self._socket), identify(self._registry)
+
+    async def _serve(self) -> None:
+        for path in (self._socket, self._registry):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            clear_socket_path(path)
+        server = self._server = grpc.aio.server()
+        rpc.add_DRAPluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
+        what = PluginRegistration(self._socket, self._heard)
+        registration_rpc.add_RegistrationServicer_to_server(what, server)  # type: ignore[no-untyped-call]
+        try:
+            # The kubelet must find the first one when it has found the second.
+            server.add_insecure_port(f"unix:{self._socket}")
+            server.add_insecure_port(f"unix:{self._registry}")
+            await server.start()
+        except RuntimeError as error:
+            raise RegistrationError(f"cannot serve on {self._socket}: {error}") from error
+        self._own = self._identify()
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        self.is_registered = False
+        if server is not None:
+            await server.stop(GRACE_S)
+
+    def _heard(self, registered: bool, error: str) -> None:
+        self.is_registered = registered
+        if not registered:
+            log.warning("registration failed", driver=DRA_DRIVER, reason=error[:256])
+            return
+        self.registrations += 1
+        log.info("registered with the kubelet", driver=DRA_DRIVER)
+        self._on_registered()

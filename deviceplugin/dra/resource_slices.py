@@ -1,0 +1,170 @@
+"""The ResourceSlices of a node: its cards as devices that many claims share by memory; pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from allocator.cards import Card
+from allocator.names import DOMAIN, DRA_DRIVER, DRA_MEMORY
+from allocator.quantity import canonical
+from deviceplugin.dra.claims import API
+from deviceplugin.gpus.api.source import GpuCard
+
+SLICES: Final = f"{API}/resourceslices"
+
+MOST_DEVICES: Final = 64
+"""Devices with taints in one slice, by the API's rule."""
+
+MOST_CHARS: Final = 64
+"""Characters of an attribute's text, by the API's rule."""
+
+CORDONED: Final = f"{DOMAIN}/cordoned"
+UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
+
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_MOST_NAME_CHARS: Final = 63
+_VERSION_PARTS: Final = 3
+
+
+def device_names(uuids: Iterable[str]) -> dict[str, str]:
+    """Name cards as devices, by UUID: a DNS label each, and no two alike."""
+    names: dict[str, str] = {}
+    for uuid in uuids:
+        name = _NOT_IN_NAMES.sub("-", uuid.lower()).strip("-")[:_MOST_NAME_CHARS].rstrip("-") or "card"
+        while name in names.values():
+            number = len(names)
+            name = f"{name[: _MOST_NAME_CHARS - 4]}-{number}"
+        names[uuid] = name
+    return names
+
+
+def version_of(text: str) -> str | None:
+    """Write a driver's version as a semantic version; None where it is none: `570.00` is 570.0.0."""
+    parts = text.split(".")
+    if not all(part.isdecimal() for part in parts) or len(parts) > _VERSION_PARTS:
+        return None
+    numbers = [str(int(part)) for part in parts]
+    return ".".join((numbers + ["0"] * _VERSION_PARTS)[:_VERSION_PARTS])
+
+
+def order_by_room(cards: Sequence[Card], *, fullest_first: bool = True) -> list[Card]:
+    """Order cards so that the first that fits is the one that a card policy would choose.
+
+    kube-scheduler takes the first device of the slice that has room. Fullest first is best fit; emptiest
+    first spreads.
+    """
+    sign = 1 if fullest_first else -1
+    return sorted(cards, key=lambda card: (sign * card.free_units, card.index))
+
+
+def device_of(
+    name: str, card: Card, gpu: GpuCard, unit_mib: int, driver: str | None, architecture: str | None
+) -> dict[str, Any]:
+    """Describe a card as a device.
+
+    Its capacity is its size whatever is in use: kube-scheduler subtracts what claims have, and a capacity
+    must not shrink under them. A claim that says no amount gets the whole card.
+
+    Args:
+        name: of the device.
+        card: in units, with health and cordon.
+        gpu: the same card as its source lists it.
+        unit_mib: MiB a unit.
+        driver: version of the cards' driver, None when it is not known.
+        architecture: of the card, None when it is not known.
+    """
+    # As the API server writes them.
+    whole, unit = canonical(f"{card.size_units * unit_mib}Mi"), canonical(f"{unit_mib}Mi")
+    # A range needs room for one step above its least.
+    policy: dict[str, Any] = {"default": whole}
+    if card.size_units > 1:
+        policy["validRange"] = {"min": unit, "max": whole, "step": unit}
+    else:
+        policy["validValues"] = [whole]
+    attributes: dict[str, Any] = {
+        "uuid": {"string": card.uuid[:MOST_CHARS]},
+        "model": {"string": card.model[:MOST_CHARS]},
+        "index": {"int": card.index},
+        "health": {"string": "healthy" if card.healthy else "unhealthy"},
+        "type": {"string": "gpu" if gpu.parent is None else "mig"},
+    }
+    version = version_of(driver) if driver is not None else None
+    if version is not None:
+        attributes["driverVersion"] = {"version": version}
+    if architecture:
+        attributes["architecture"] = {"string": architecture[:MOST_CHARS]}
+    if card.numa is not None:
+        attributes["numaNode"] = {"int": card.numa}
+    device: dict[str, Any] = {
+        "name": name,
+        "attributes": attributes,
+        "capacity": {DRA_MEMORY: {"value": whole, "requestPolicy": policy}},
+        "allowMultipleAllocations": True,
+    }
+    # A cordoned card that is also sick is told as sick.
+    key = UNHEALTHY if not card.healthy else CORDONED if card.cordoned else None
+    if key is not None:
+        device["taints"] = [{"key": key, "effect": "NoSchedule"}]
+    return device
+
+
+def slices(node: str, devices: Sequence[Mapping[str, Any]], owner: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write the slices of a node's pool, but for the pool's generation.
+
+    Args:
+        node: also the name of the pool.
+        devices: in the order in which kube-scheduler is to try them.
+        owner: reference to the Node; the slices go with it.
+    """
+    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
+    return [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{node}-{DRA_DRIVER}-{number:02}", "ownerReferences": [dict(owner)]},
+            "spec": {
+                "driver": DRA_DRIVER,
+                "nodeName": node,
+                "pool": {"name": node, "resourceSliceCount": len(parts)},
+                "devices": list(part),
+            },
+        }
+        for number, part in enumerate(parts)
+    ]
+
+
+def is_shared(spec: Mapping[str, Any]) -> bool:
+    """Tell whether the API server kept that claims may share each device, as Kubernetes 1.36 does."""
+    return all(device.get("allowMultipleAllocations") for device in spec.get("devices") or ())
+
+
+def differs(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Tell whether a slice is to be written, as far as this daemon determines it.
+
+    The API server adds defaults, such as the time of a taint, and drops fields whose feature is off.
+    """
+    return _lacks(_without_pool(wanted), _without_pool(found))
+
+
+def _without_pool(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = item.get("spec") or {}
+    devices = [{**device, "taints": list(device.get("taints") or ())} for device in spec.get("devices") or ()]
+    pool = spec.get("pool") or {}
+    return {
+        "driver": spec.get("driver"),
+        "nodeName": spec.get("nodeName"),
+        "count": pool.get("resourceSliceCount"),
+        "devices": devices,
+    }
+
+
+def _lacks(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, Mapping):
+        if not isinstance(found, Mapping):
+            return True
+        return any(_lacks(value, found.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        if not isinstance(found, list) or len(wanted) != len(found):
+            return True
+        return any(_lacks(one, other) for one, other in zip(wanted, found, strict=True))
+    return bool(wanted != found)

@@ -1,0 +1,163 @@
+"""The parts that serve claims on a node, put together."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+
+from allocator.names import PERCENT_RESOURCE
+from deviceplugin.allocation.card_list import CardList
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.allocation.reconciler import CgroupProber
+from deviceplugin.dra.cdi_files import CdiFiles
+from deviceplugin.dra.claim_service import ClaimService
+from deviceplugin.dra.plugin_service import DraPlugin, Observe
+from deviceplugin.dra.prepared_claims import FOLDER, PreparedClaims
+from deviceplugin.dra.registration import DraRegistrar, plugin_folder
+from deviceplugin.dra.slice_publisher import SlicePublisher
+from deviceplugin.errors import DevicePluginError, KindInUseError
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.kubelet.checkpoint import CheckpointReader
+from deviceplugin.settings import Settings
+from kubeapi.client import KubeClient
+
+
+class ClaimServing:
+    """Everything of a node whose pods get their cards by claims.
+
+    Args:
+        settings: of the daemon.
+        client: the API server.
+
+    Attributes:
+        prepared: the claims that are prepared, read in place of the kubelet's checkpoint.
+    """
+
+    def __init__(self, settings: Settings, client: KubeClient) -> None:
+        self._settings = settings
+        self._client = client
+        folder = plugin_folder(settings.kubelet_dir) / FOLDER
+        self.prepared = PreparedClaims(folder, settings.resource)
+        self._service: ClaimService
+        self._publisher: SlicePublisher
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cards are not published, None where they are."""
+        return self._publisher.problem
+
+    def join(
+        self,
+        account: LedgerService,
+        pods: OwnPods,
+        nodes: OwnNode,
+        card_list: CardList,
+        source: GpuSource,
+        observe: Observe,
+        on_registered: Callable[[], None],
+    ) -> DraRegistrar:
+        """Make the parts; returns the one that keeps the plugin registered."""
+        settings = self._settings
+        self._service = ClaimService(
+            account,
+            pods,
+            self._client,
+            self.prepared,
+            CdiFiles(settings.cdi_dirs),
+            node_name=settings.node_name,
+            unit_mib=settings.unit_mib,
+        )
+        plugin = DraPlugin(self._service, settings.node_name, observe=observe)
+        registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
+        version: Callable[[], str | None] = getattr(source, "driver_version", lambda: None)
+        self._publisher = SlicePublisher(
+            self._client,
+            account,
+            nodes,
+            lambda: card_list.gpus,
+            node_name=settings.node_name,
+            unit_mib=settings.unit_mib,
+            card_policy=settings.card_policy,
+            driver=version,
+            ready=lambda: registrar.is_registered and account.ledger.is_complete,
+            gap_s=settings.publish_gap_s,
+        )
+        return registrar
+
+    async def begin(self, book: CheckpointReader, cgroups: CgroupProber) -> None:
+        """Restore what is prepared.
+
+        Raises:
+            KindInUseError: containers run with devices of the device plugin.
+            OSError: the files cannot be read or written.
+        """
+        await asyncio.to_thread(check_no_devices, self._settings, book, cgroups)
+        await self._service.restore()
+
+    async def watch_changes(self) -> AsyncGenerator[None]:
+        """Yield never: whoever changes the prepared claims tells the ledger himself."""
+        await asyncio.Event().wait()
+        yield
+
+    async def purge(self) -> None:
+        """Do nothing: the kubelet unprepares claims by itself."""
+
+    async def run(self) -> None:
+        """Publish the cards until cancelled."""
+        await self._publisher.run()
+
+
+def check_no_devices(settings: Settings, book: CheckpointReader, cgroups: CgroupProber) -> None:
+    """Refuse to serve claims beside containers that have devices of the device plugin. Blocking.
+
+    Raises:
+        KindInUseError: there are such containers.
+    """
+    contents = book.read()
+    entries = contents.entries if contents is not None else ()
+    uids = {entry.uid for entry in entries if entry.resource in {settings.resource, PERCENT_RESOURCE}}
+    alive = sorted(cgroups.probe(uids).alive) if uids else []
+    if alive:
+        raise KindInUseError(
+            f"--serve dra: {len(alive)} pods of this node have devices of the device plugin, "
+            f"such as {alive[0]}: drain the node, then start again"
+        )
+
+
+def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
+    """Say what on this node keeps claims from being served; the API server is not asked. Blocking."""
+    found = [
+        f"no folder {folder}: the kubelet makes it, and it is to be mounted"
+        for folder in (settings.kubelet_dir / "plugins", settings.kubelet_dir / "plugins_registry")
+        if not folder.is_dir()
+    ]
+    cdi = settings.cdi_dirs[-1]
+    there = next((folder for folder in (cdi, *cdi.parents) if folder.is_dir()), cdi)
+    if not os.access(there, os.W_OK):
+        found.append(f"CDI files cannot be written to {cdi}")
+    try:
+        check_no_devices(settings, CheckpointReader(settings.device_plugin_dir), cgroups)
+    except DevicePluginError as error:
+        found.append(str(error))
+    return found
+
+
+def check_no_claims(settings: Settings, cgroups: CgroupProber) -> None:
+    """Refuse to serve as a device plugin beside containers that have their cards by claims.
+
+    Raises:
+        KindInUseError: there are such containers.
+    """
+    folder = plugin_folder(settings.kubelet_dir) / FOLDER
+    if not folder.is_dir():
+        return
+    prepared = PreparedClaims(folder, settings.resource)
+    prepared.load()
+    uids = {claim.pod_uid for claim in prepared}
+    alive = sorted(cgroups.probe(uids).alive) if uids else []
+    if alive:
+        raise KindInUseError(
+            f"--serve device-plugin: {len(alive)} pods of this node have their cards by claims, "
+            f"such as {alive[0]}: drain the node, then start again"
+        )

@@ -1,0 +1,257 @@
+"""Keeps the node's ResourceSlices as they should be, whoever changes or deletes them."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from allocator.names import DRA_DRIVER
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_node import OwnNode
+from deviceplugin.dra.resource_slices import (
+    SLICES,
+    device_names,
+    device_of,
+    differs,
+    is_shared,
+    order_by_room,
+    slices,
+)
+from deviceplugin.gpus.api.source import GpuCard
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import Conflict, KubeApiError, NotFound
+from kubeapi.paths import segment
+from kubeapi.reflect import Kind, Reflector
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S: Final = 10.0
+
+TOO_OLD: Final = (
+    "--serve dra: the API server drops allowMultipleAllocations of devices; it takes Kubernetes 1.36 or "
+    "later with the feature gate DRAConsumableCapacity"
+)
+TOO_OLD_AGAIN_S: Final = 30.0
+
+SPREADING: Final = frozenset({"least-used"})
+"""Card policies that prefer the card with the most room."""
+
+
+class SliceMetadata(msgspec.Struct, rename="camel"):
+    """Of a ResourceSlice."""
+
+    name: str
+    resource_version: str = ""
+
+
+class SliceObject(msgspec.Struct):
+    """A ResourceSlice; its spec as it is."""
+
+    metadata: SliceMetadata
+    spec: dict[str, Any] = {}
+
+
+class SlicePublisher:
+    """Publishes the cards, in the order in which kube-scheduler is to try them.
+
+    The kubelet deletes the slices of its node when it starts, and those of a driver that stays away: a watch
+    tells, and they are written again.
+
+    Args:
+        client: the API server.
+        account: the ledger; its followers are woken when cards or their use change.
+        node_view: the own Node, which owns the slices.
+        gpus: the cards as their source lists them now.
+        node_name: also the name of the pool.
+        unit_mib: MiB a unit.
+        card_policy: the cluster's.
+        driver: says the version of the cards' driver, None where it is not known.
+        ready: whether claims can be prepared.
+        gap_s: least seconds between two writes.
+
+    Attributes:
+        problem: why the slices cannot be written, None where they can.
+        writes: slices written so far.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: LedgerService,
+        node_view: OwnNode,
+        gpus: Callable[[], Sequence[GpuCard]],
+        *,
+        node_name: str,
+        unit_mib: int,
+        card_policy: str,
+        driver: Callable[[], str | None],
+        ready: Callable[[], bool],
+        gap_s: float,
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._node_view = node_view
+        self._gpus = gpus
+        self._node_name = node_name
+        self._unit_mib = unit_mib
+        self._spreads = card_policy in SPREADING
+        self._driver = driver
+        self._ready = ready
+        self._gap_s = gap_s
+        self._found: dict[str, SliceObject] | None = None
+        self._written: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self._generation = 0
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(0.5, 15.0)
+        self.problem: str | None = None
+        self.writes = 0
+        account.subscribe(self._wake.set)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        selector = f"spec.nodeName={self._node_name},spec.driver={DRA_DRIVER}"
+        reflector = Reflector(self._client, SLICES, SliceObject, self, params={"fieldSelector": selector})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reflector.run())
+            group.create_task(self._publish())
+
+    # What the watch shows.
+
+    def replace(self, items: Sequence[SliceObject], _resource_version: str) -> None:
+        """Take all slices of this node."""
+        self._found = {item.metadata.name: item for item in items}
+        self._wake.set()
+
+    def event(self, kind: Kind, item: SliceObject, _resource_version: str) -> None:
+        """Take one change."""
+        found = self._found if self._found is not None else {}
+        if kind == "DELETED":
+            found.pop(item.metadata.name, None)
+        else:
+            found[item.metadata.name] = item
+        self._wake.set()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """The slices are taken to be as they were."""
+
+    # What is written.
+
+    def wanted(self) -> list[dict[str, Any]]:
+        """Write the slices as they should be, without the pool's generation."""
+        ledger = self._account.ledger
+        gpus = {gpu.uuid: gpu for gpu in self._gpus()}
+        used = dict(zip((card.uuid for card in ledger.installed), ledger.used(), strict=True))
+        cards = [card for card in ledger.cards() if card.size_units and card.uuid in gpus]
+        names = device_names(used)
+        by_room = order_by_room(cards, fullest_first=not self._spreads)
+        devices = [
+            device_of(names[card.uuid], card, gpus[card.uuid], self._unit_mib, self._driver(), None)
+            for card in by_room
+        ]
+        node = self._node_view.node
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": self._node_name,
+            "uid": node.metadata.uid if node is not None else "",
+        }
+        return slices(self._node_name, devices, owner)
+
+    async def _publish(self) -> None:
+        while True:
+            self._wake.clear()
+            wait_s: float | None = None
+            if self._found is not None and self._node_view.node is not None and self._ready():
+                wait_s = await self._step(self._found)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            await asyncio.sleep(self._gap_s)
+
+    async def _step(self, found: dict[str, SliceObject]) -> float | None:
+        """Write what differs.
+
+        Returns:
+            Seconds after which to try again, None where all is as it should be.
+        """
+        wanted = {item["metadata"]["name"]: item for item in self.wanted()}
+        changed = [name for name, item in wanted.items() if self._is_due(item, found.get(name))]
+        surplus = found.keys() - wanted.keys()
+        if not changed and not surplus:
+            return None
+        if len(wanted) > 1 or surplus:
+            # A pool counts when all of its slices have one generation.
+            changed = list(wanted)
+        generation = 1 + max([self._generation, *map(_generation, found.values())])
+        try:
+            for name in changed:
+                found[name] = await self._write(wanted[name], found.get(name), generation)
+            if not all(is_shared(item.spec) for item in found.values()):
+                return await self._withdraw(found)
+            for name in surplus:
+                await self._client.delete(f"{SLICES}/{segment(name)}", timeout_s=WRITE_TIMEOUT_S)
+                found.pop(name, None)
+        except (Conflict, NotFound):
+            # The watch brings what it is now.
+            return self._gap_s or 1.0
+        except (KubeApiError, msgspec.MsgspecError) as error:
+            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+            if self.problem is None:
+                log.warning("slices not published", error=str(error), retry_s=round(delay_s, 2))
+            self.problem = f"the ResourceSlices of node {self._node_name} cannot be written: {error}"
+            return delay_s
+        self._generation = generation
+        self._backoff.reset()
+        self.problem = None
+        log.info("slices published", slices=len(changed), generation=generation)
+        return None
+
+    async def _withdraw(self, found: dict[str, SliceObject]) -> float:
+        """Take slices back of an API server that would give each card to one claim alone.
+
+        Returns:
+            Seconds after which to try again.
+        """
+        if self.problem is None:
+            log.error("slices withdrawn", reason=TOO_OLD)
+        self.problem = TOO_OLD
+        for name in list(found):
+            await self._client.delete(f"{SLICES}/{segment(name)}", timeout_s=WRITE_TIMEOUT_S)
+            del found[name]
+        return TOO_OLD_AGAIN_S
+
+    def _is_due(self, wanted: Mapping[str, Any], found: SliceObject | None) -> bool:
+        if found is None:
+            return True
+        name = found.metadata.name
+        if self._written.get(name) == (wanted, found.metadata.resource_version):
+            return False  # the API server drops fields of features that are off
+        return differs(wanted, {"spec": found.spec})
+
+    async def _write(
+        self, wanted: Mapping[str, Any], found: SliceObject | None, generation: int
+    ) -> SliceObject:
+        pool = {**wanted["spec"]["pool"], "generation": generation}
+        body: dict[str, Any] = {**wanted, "spec": {**wanted["spec"], "pool": pool}}
+        name = wanted["metadata"]["name"]
+        if found is None:
+            answer = await self._client.post(SLICES, body, timeout_s=WRITE_TIMEOUT_S)
+        else:
+            version = {"resourceVersion": found.metadata.resource_version}
+            body["metadata"] = {**wanted["metadata"], **version}
+            answer = await self._client.put(f"{SLICES}/{segment(name)}", body, timeout_s=WRITE_TIMEOUT_S)
+        written = msgspec.json.decode(answer, type=SliceObject)
+        self._written[name] = wanted, written.metadata.resource_version
+        self.writes += 1
+        return written
+
+
+def _generation(item: SliceObject) -> int:
+    return int((item.spec.get("pool") or {}).get("generation") or 0)

@@ -1,0 +1,204 @@
+"""`gpupack node --serve dra` at its sockets: registration, claims, their files, restarts and refusals."""
+
+import asyncio
+
+import pytest
+
+from deviceplugin.dra import claim_service
+from deviceplugin.errors import KindInUseError
+from tests.dra_world import CLAIMS, DRIVER, dra_world
+from tests.integration.node_world import NODE, card, node_world, until
+
+
+async def test_the_plugin_says_what_it_is_and_publishes_its_cards() -> None:
+    async with dra_world(8, 16) as world:
+        assert (world.info.type, world.info.name) == ("DRAPlugin", DRIVER)
+        assert list(world.info.supported_versions) == ["v1.DRAPlugin"]
+        (found,) = world.slices()
+        assert found["spec"]["nodeName"] == NODE
+        assert found["metadata"]["ownerReferences"][0] | {"uid": ""} == {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": NODE,
+            "uid": "",
+        }
+        devices = found["spec"]["devices"]
+        assert [one["attributes"]["uuid"]["string"] for one in devices] == [card(0), card(1)]
+        assert [one["capacity"]["memory"]["value"] for one in devices] == ["8Gi", "16Gi"]
+        assert not list(world.kubelet.device_plugin_dir.iterdir())
+
+
+async def test_a_claim_is_prepared_counted_and_unprepared() -> None:
+    async with dra_world() as world:
+        uid = await world.claim("a", (1, 3))
+        answer = await world.prepare("a")
+        (device,) = answer["a"].devices
+        assert (list(device.request_names), device.pool_name) == (["r0"], NODE)
+        assert device.share_id
+        await world.settled([0, 3], {uid})
+
+        (spec,) = world.cdi_specs()
+        (made,) = spec["devices"]
+        assert list(device.cdi_device_ids) == [f"{spec['kind']}={made['name']}"]
+        assert set(made["containerEdits"]["env"]) >= {
+            "GPUPACK_MEMORY_MIB=3072",
+            f"GPUPACK_CARDS={card(1)}:3",
+            f"NVIDIA_VISIBLE_DEVICES={card(1)}",
+        }
+        await until(lambda: world.allocation("pod-a"), "the pod's annotation")
+
+        again = await world.prepare("a")
+        assert again == answer, "prepared twice is prepared once"
+        world.end_pod("pod-a")
+        await world.settled([0, 3], {uid})  # its claim is not let go yet
+        assert await world.unprepare("a") == {"a": ""}
+        await world.settled([0, 0], set())
+        assert world.cdi_specs() == []
+        assert await world.unprepare("a") == {"a": ""}
+
+
+async def test_shares_are_those_of_the_containers_that_use_them() -> None:
+    async with dra_world() as world:
+        use = [{"name": "c", "request": "r0"}], [{"name": "c", "request": "r1"}]
+        containers = [
+            {"name": name, "image": "x", "resources": {"claims": claims}}
+            for name, claims in zip(("first", "second"), use, strict=True)
+        ]
+        await world.claim("two", (0, 2), (1, 5), containers=containers)
+        answer = await world.prepare("two")
+        assert len(answer["two"].devices) == 2
+        await until(lambda: world.allocation("pod-two"), "the pod's annotation")
+        found = world.allocation("pod-two")["containers"]
+        assert found == {"first": [[card(0), 2]], "second": [[card(1), 5]]}
+
+
+async def test_a_claim_waits_for_room_and_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with dra_world(8) as world:
+        await world.claim("big", (0, 6))
+        await world.prepare("big")
+        await world.claim("late", (0, 4))
+        waiting = asyncio.create_task(world.prepare("late"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+
+        world.end_pod("pod-big")
+        await world.unprepare("big")
+        assert not (await waiting)["late"].error
+        await until(lambda: world.used == [4], "used 4")
+
+
+async def test_a_claim_beyond_the_card_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_service.ClaimService.__init__, "__kwdefaults__", {"room_wait_s": 0.1})
+    async with dra_world(8) as world:
+        await world.claim("big", (0, 6))
+        await world.claim("late", (0, 4))
+        await world.prepare("big")
+        refused = (await world.prepare("late"))["late"]
+        assert refused.error == (
+            f"claim default/late: card {card(0)} has 8 units, of which other pods have 6 and this pod has 0: "
+            "4 more are not there"
+        )
+        assert len(world.cdi_specs()) == 1
+
+
+@pytest.mark.parametrize("missing", ["claim", "allocation", "pod", "pool"])
+async def test_what_cannot_be_prepared_is_said(missing: str) -> None:
+    async with dra_world(8) as world:
+        await world.claim("a", (0, 1), pool="elsewhere" if missing == "pool" else NODE)
+        if missing == "claim":
+            await world.call("DELETE", f"{CLAIMS}/a")
+        if missing == "allocation":
+            found = await world.call("GET", f"{CLAIMS}/a")
+            await world.call("PUT", f"{CLAIMS}/a/status", found | {"status": {}})
+        if missing == "pod":
+            world.end_pod("pod-a")
+        error = (await world.prepare("a"))["a"].error
+        assert {
+            "claim": "cannot be read",
+            "allocation": "is not allocated",
+            "pod": "is reserved for no pod of node n1",
+            "pool": "is no card of this node",
+        }[missing] in error
+        assert world.used == [0]
+
+
+async def test_a_daemon_that_starts_anew_knows_its_claims_and_writes_their_files() -> None:
+    async with dra_world() as world:
+        uid = await world.claim("a", (0, 5))
+        before = (await world.prepare("a"))["a"]
+        await world.settled([5, 0], {uid})
+        specs = world.cdi_specs()
+        await world.kill_daemon()
+        for path in world.cdi.iterdir():
+            path.unlink()
+        (world.cdi / "gpupack.io-claim_of-nobody.json").write_text("{}")
+
+        await world.start_daemon()
+        assert world.cdi_specs() == specs
+        await world.settled([5, 0], {uid})
+        assert (await world.prepare("a"))["a"] == before
+        world.end_pod("pod-a")
+        await world.unprepare("a")
+        await world.settled([0, 0], set())
+
+
+async def test_slices_that_somebody_deletes_or_changes_are_published_again() -> None:
+    async with dra_world() as world:
+        (found,) = world.slices()
+        path = f"/apis/resource.k8s.io/v1/resourceslices/{found['metadata']['name']}"
+        await world.call("DELETE", path)
+        await until(
+            lambda: [one for one in world.slices() if one["metadata"]["uid"] != found["metadata"]["uid"]]
+        )
+        (found,) = world.slices()
+        devices = found["spec"]["devices"]
+        await world.call("PUT", path, {**found, "spec": {**found["spec"], "devices": devices[:1]}})
+        await until(lambda: world.slices()[0]["spec"]["devices"] == devices, "both devices again")
+
+
+async def test_the_fullest_card_stands_first_and_a_cordoned_one_is_tainted() -> None:
+    async with dra_world(8, 8) as world:
+        await world.claim("a", (1, 5))
+        await world.prepare("a")
+
+        def order() -> list[str]:
+            return [one["attributes"]["uuid"]["string"] for one in world.slices()[0]["spec"]["devices"]]
+
+        await until(lambda: order() == [card(1), card(0)], "the fuller card first")
+        world.api.patch_node(NODE, {"metadata": {"annotations": {"gpupack.io/cordon": card(0)}}})
+        await until(
+            lambda: (
+                [
+                    one.get("taints", []) and one["taints"][0]["key"]
+                    for one in world.slices()[0]["spec"]["devices"]
+                ]
+                in ([[], "gpupack.io/cordoned"], ["gpupack.io/cordoned", []])
+            ),
+            "the taint",
+        )
+
+
+async def test_a_socket_that_is_gone_is_served_again() -> None:
+    async with dra_world() as world:
+        world.registry.unlink()
+        await until(world.registry.exists, "socket")
+        info = await world.register()
+        assert info.name == DRIVER
+        await until(world.daemon.ready.is_set)
+
+
+async def test_a_node_changes_its_kind_drained_only() -> None:
+    async with dra_world() as world:
+        await world.claim("a", (0, 5))
+        await world.prepare("a")
+        await world.stop_daemon()
+        with pytest.raises(KindInUseError, match="1 pods of this node have their cards by claims"):
+            await world.spawn_daemon(serve="device-plugin")
+
+
+async def test_pods_of_the_device_plugin_keep_claims_away() -> None:
+    async with node_world() as world:
+        await world.run("a", 2)
+        await world.stop_daemon()
+        with pytest.raises(KindInUseError, match="1 pods of this node have devices of the device plugin"):
+            await world.spawn_daemon(serve="dra", cdi_dirs=(world.folder / "cdi",))

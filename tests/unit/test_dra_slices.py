@@ -1,0 +1,127 @@
+"""Cards as devices of ResourceSlices: names, versions, capacity, order, and what counts as a difference."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allocator.cards import Card
+from deviceplugin.dra.resource_slices import (
+    MOST_DEVICES,
+    device_names,
+    device_of,
+    differs,
+    order_by_room,
+    slices,
+    version_of,
+)
+from deviceplugin.gpus.api.source import GpuCard
+
+UUID = "GPU-8a1b2c3d-0000-4000-8000-000000000001"
+CARD = Card(0, UUID, "NVIDIA H100 80GB HBM3", 79, 0)
+GPU = GpuCard(0, UUID, CARD.model, 81559, 551, None, "", 0)
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}
+
+
+def describe(card: Card = CARD, gpu: GpuCard = GPU, driver: str | None = "580.65.06") -> dict[str, Any]:
+    return device_of("gpu-1", card, gpu, 1024, driver, None)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "names"),
+    [
+        ([UUID], [UUID.lower()]),
+        (["MIG-41b3/1/0"], ["mig-41b3-1-0"]),
+        (["A_b", "a.B"], ["a-b", "a-b-1"]),
+        (["9" * 60], ["9" * 60]),
+    ],
+    ids=["GPU", "old MIG", "alike", "long"],
+)
+def test_devices_have_names_that_are_dns_labels(uuids: list[str], names: list[str]) -> None:
+    found = device_names(uuids)
+    assert list(found.values()) == names
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("580.65.06", "580.65.6"),
+        ("570.00", "570.0.0"),
+        ("615", "615.0.0"),
+        ("570.00-rc1", None),
+        ("1.2.3.4", None),
+        ("", None),
+    ],
+)
+def test_a_driver_version_is_a_semantic_one(text: str, version: str | None) -> None:
+    assert version_of(text) == version
+
+
+def test_a_card_has_its_size_as_capacity_whatever_is_used() -> None:
+    capacity = {"value": "79Gi", "requestPolicy": {"default": "79Gi"}}
+    capacity["requestPolicy"] |= {"validRange": {"min": "1Gi", "max": "79Gi", "step": "1Gi"}}  # type: ignore[operator]
+    for used in (0, 40, 79):
+        assert describe(replace(CARD, used_units=used))["capacity"] == {"memory": capacity}
+
+
+def test_a_card_of_one_unit_has_one_valid_amount() -> None:
+    (capacity,) = describe(replace(CARD, size_units=1))["capacity"].values()
+    assert capacity["requestPolicy"] == {"default": "1Gi", "validValues": ["1Gi"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "taints", "health"),
+    [
+        ({}, None, "healthy"),
+        ({"cordoned": True}, ["gpupack.io/cordoned"], "healthy"),
+        ({"healthy": False}, ["gpupack.io/unhealthy"], "unhealthy"),
+        ({"healthy": False, "cordoned": True}, ["gpupack.io/unhealthy"], "unhealthy"),
+    ],
+)
+def test_cards_that_take_no_pods_are_tainted(
+    changes: dict[str, bool], taints: list[str] | None, health: str
+) -> None:
+    device = describe(replace(CARD, **changes))
+    assert device.get("taints") == (taints and [{"key": taints[0], "effect": "NoSchedule"}])
+    assert device["attributes"]["health"] == {"string": health}
+
+
+def test_what_is_not_known_of_a_card_is_no_attribute() -> None:
+    known = describe(replace(CARD, numa=1), replace(GPU, parent="GPU-x"))["attributes"]
+    assert (known["numaNode"], known["type"]) == ({"int": 1}, {"string": "mig"})
+    assert known["driverVersion"] == {"version": "580.65.6"}
+    unknown = describe(driver=None)["attributes"]
+    assert not {"numaNode", "driverVersion", "architecture"} & unknown.keys()
+
+
+def test_the_first_device_that_fits_is_the_one_of_the_policy() -> None:
+    cards = [replace(CARD, index=at, uuid=f"c{at}", used_units=used) for at, used in enumerate((10, 70, 0))]
+    assert [card.uuid for card in order_by_room(cards)] == ["c1", "c0", "c2"]
+    assert [card.uuid for card in order_by_room(cards, fullest_first=False)] == ["c2", "c0", "c1"]
+
+
+def test_many_devices_are_several_slices_of_one_pool() -> None:
+    made = slices("n1", [{"name": f"d{at}"} for at in range(MOST_DEVICES + 1)], OWNER)
+    assert [len(one["spec"]["devices"]) for one in made] == [MOST_DEVICES, 1]
+    assert all(one["spec"]["pool"] == {"name": "n1", "resourceSliceCount": 2} for one in made)
+    assert [one["spec"]["devices"] for one in slices("n1", [], OWNER)] == [[]]
+
+
+def test_defaults_of_the_api_server_are_no_difference() -> None:
+    (wanted,) = slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
+    (found,) = slices("n1", [describe(replace(CARD, cordoned=True)), {"name": "b"}], OWNER)
+    found["spec"]["pool"]["generation"] = 7
+    found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
+    assert not differs(wanted, found)
+
+    found["spec"]["devices"].reverse()
+    assert differs(wanted, found)
+    assert differs(slices("n1", [describe()], OWNER)[0], slices("n1", [describe(driver="1.2.3")], OWNER)[0])
+
+
+def test_a_taint_that_is_to_go_is_a_difference() -> None:
+    (wanted,) = slices("n1", [describe()], OWNER)
+    (found,) = slices("n1", [describe(replace(CARD, cordoned=True))], OWNER)
+    assert differs(wanted, found)
