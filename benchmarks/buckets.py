@@ -25,7 +25,7 @@ import numpy as np
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from allocator.request import PodRequest
 from benchmarks.burst import cluster
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.config.queues import parse_config

@@ -18,7 +18,7 @@ from allocator.names import DEFAULT_NODE_POLICY
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.machine import machine
 from benchmarks.two_tier.workers import BatchResult, BatchSettings, Job, schedule
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 PODS = 100
 PREPARE_S = 0.2
@@ -54,7 +54,7 @@ def cluster(nodes: int) -> NodeArrays:
     rng = np.random.default_rng(1)
     arrays = NodeArrays(rows=nodes, cards=8)
     for number in range(nodes):
-        row = arrays.add(f"node-{number:05}")
+        row = arrays.add_node(f"node-{number:05}")
         arrays.set_capacity(row, 128_000, 1 << 40)
         arrays.set_cards(row, [80] * 8, rng.integers(0, 97, 8).clip(0, 80).tolist())
     return arrays

@@ -17,7 +17,7 @@ from allocator.packing import NodeWords, node_resources, read_node
 from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, commit_times
 from benchmarks.slots import rounds
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with
@@ -34,7 +34,7 @@ Figures = dict[str, Any]
 def packed() -> Figures:
     """Several pods a card: a node's integers tell each card's truth, where a sum is wrong."""
     arrays = NodeArrays(1, 4)
-    row = arrays.add("n1")
+    row = arrays.add_node("n1")
     arrays.set_capacity(row, 64_000, 256 * GIB)
     policies, rows = Policies(), np.array([row])
     used = [0] * 4
@@ -69,7 +69,7 @@ def buckets() -> Figures:
     for name in ("best fit", "first fit", "worst fit"):
         arrays = NodeArrays(2, 1)
         for node, free in (("a", 16), ("b", 10)):
-            row = arrays.add(node)
+            row = arrays.add_node(node)
             arrays.set_cards(row, [CARD], [CARD - free])
         policy = make("best-fit", {"mode": "pick"})
         chosen: list[str | None] = []
@@ -107,7 +107,7 @@ JOBS: Final = {
 def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
     """Run jobs on one node of 100 cores, 1000 GiB and 10 units of GPU: those that run, and what is left."""
     arrays = NodeArrays(1, 1)
-    row = arrays.add("n")
+    row = arrays.add_node("n")
     arrays.set_capacity(row, 100_000, 1000 * GIB)
     arrays.set_cards(row, [10], [0])
     policy, rows, ran = make("weighted-balance", parameters), np.array([row]), []

@@ -112,9 +112,9 @@ class Bench:
         at = self.random.randrange(len(self.running))
         self.running[at], self.running[-1] = self.running[-1], self.running[at]
         uid = self.running.pop()["uid"]
-        take = self.state.taken(uid)
+        take = self.state.get_assumed(uid)
         if take is not None:
-            self.state.roll_back(take, 0.0)
+            self.state.forget(take, 0.0)
         self.queue.delete_pod(uid, 0.0)
 
 

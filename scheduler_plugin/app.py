@@ -15,9 +15,9 @@ from kubeapi.posting import make_post_client
 from kubeapi.reflect import Reflector
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
-from scheduler_plugin.cache.budgets import BUDGETS_PATH, BudgetLite, Budgets
+from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget, DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.extender.fast_server import DirectServer
 from scheduler_plugin.extender.listening import Acceptor, listeners
@@ -88,8 +88,8 @@ async def run(
         watcher.restored.connect(binder.begin_anew)
         events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, most=EVENTS, clock=clock)
         reporter = Reporter(state, clock, events, elector)
-        budgets = Budgets()
-        budget_reflector = Reflector(client, BUDGETS_PATH, BudgetLite, budgets, clock=clock)
+        budgets = DisruptionBudgets()
+        budget_reflector = Reflector(client, BUDGETS_PATH, DisruptionBudget, budgets, clock=clock)
         extender = Extender(
             state, policies, settings.shortlist, budgets, rank_all_pods=settings.rank_all_pods
         )
@@ -145,7 +145,7 @@ async def run(
 def _prepare(watcher: Watcher, policies: Policies) -> None:
     """Bound the memory, and say what is slow."""
     watcher.filled.connect(settle)
-    watcher.after_each_list(release)
+    watcher.call_after_each_list(release)
     policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
 
 

@@ -16,7 +16,7 @@ from allocator.names import (
     resource_name,
 )
 from kubeapi.addresses import HttpAddress, address_faults, is_loopback
-from scheduler_plugin.cache.watching import MIN_STALE_S
+from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
 from scheduler_plugin.scheduling.cluster_policies import Policies

@@ -137,9 +137,9 @@ class World:
     def cluster(self) -> Cluster:
         cluster = Cluster.from_json(self.text)
         if self.budgets:
-            from scheduler_plugin.cache.budgets import Budgets  # noqa: PLC0415
+            from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets  # noqa: PLC0415
 
-            cluster.budgets = Budgets()
+            cluster.budgets = DisruptionBudgets()
             cluster.budgets.replace(list(self.budgets), "")
         return cluster
 

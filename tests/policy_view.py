@@ -1,6 +1,6 @@
 """Small clusters for policy tests."""
 
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
 
 
@@ -8,7 +8,7 @@ def view(nodes):
     """Arrays of `{name: (cpu capacity, memory capacity, card sizes, cpu used, memory used, cards used)}`."""
     arrays = NodeArrays(rows=1, cards=1)
     for name, (cpu, memory, sizes, cpu_used, memory_used, used) in nodes.items():
-        row = arrays.add(name)
+        row = arrays.add_node(name)
         arrays.set_capacity(row, cpu, memory)
         arrays.set_cards(
             row, sizes, used, models=["A"] * len(sizes), uuids=[f"{name}-{i}" for i in range(len(sizes))]

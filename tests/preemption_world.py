@@ -10,7 +10,7 @@ import msgspec
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
 from scheduler_plugin.binding.committer import Committer
-from scheduler_plugin.cache.budgets import BudgetLite, Budgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
@@ -91,7 +91,7 @@ class PreemptionWorld:
         self.version = 1
         self.state = ClusterState()
         self.policies = Policies()
-        self.budgets = Budgets()
+        self.budgets = DisruptionBudgets()
         self.extender = Extender(self.state, self.policies, budgets=self.budgets)
         self.committer = Committer(self.state, self.policies)
         self.api = PreemptionApi(self)
@@ -196,7 +196,7 @@ class PreemptionWorld:
                 "disruptedPods": dict.fromkeys(disrupted, "2027-01-15T08:00:00Z"),
             },
         }
-        self.budgets.event("ADDED", msgspec.convert(made, BudgetLite), "1")
+        self.budgets.event("ADDED", msgspec.convert(made, DisruptionBudget), "1")
 
     # What kube-scheduler does.
 

@@ -181,7 +181,7 @@ class QueueWorld:
 
     def bind(self, uid: str, node: str = "") -> None:
         """Bind a released pod, where its room was taken unless a node is named."""
-        take = self.state.taken(uid)
+        take = self.state.get_assumed(uid)
         assert take is not None
         assert take.assigned is not None
         if not node or node == take.node:
@@ -218,10 +218,10 @@ class QueueWorld:
         pod = msgspec.convert(raw, QueuePod)
         self.state.delete_pod(pod, str(self.version), self.now)
         self.queue.delete_pod(uid, self.now)
-        for book in self.state.books.values():
-            book.tombstones.pop(uid, None)
-            self.state._books.changed(book.name)
-        self.state.expire(self.now)
+        for record in self.state.node_records.values():
+            record.tombstones.pop(uid, None)
+            self.state._records.mark_changed(record.name)
+        self.state.expire_tombstones(self.now)
 
     def name(self, uid: str) -> str:
         """Name of a pod."""

@@ -19,9 +19,9 @@ from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
 from scheduler_plugin.binding.two_tier import Candidate, Rescore, Turn, Turns, decide
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.hosts import with_host
-from scheduler_plugin.cache.nodes import NodeArrays
-from scheduler_plugin.cache.pods import Amounts
+from scheduler_plugin.cache.host_resources import mask_host_fits
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -40,7 +40,7 @@ class Job:
     request: PodRequest
     cpu_milli: int = 0
     memory_bytes: int = 0
-    other_resources: Amounts = ()
+    other_resources: ResourceAmounts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class _Committer:
         )
         amounts = dict(job.other_resources)
         used = zip(nodes.other_resources, nodes.other_used[:, row].tolist(), strict=True)
-        nodes.set_others(
+        nodes.set_other_amounts(
             row, nodes.other_capacity[:, row].tolist(), [each + amounts.get(name, 0) for name, each in used]
         )
         if self.shared is not None:
@@ -324,4 +324,4 @@ def _query(policies: Policies, nodes: NodeArrays, job: Job, pod: str) -> Query:
 
 def _fits(nodes: NodeArrays, query: Query, rows: RowArray) -> RowArray:
     """Rows that have the cards, and what is asked for beside them."""
-    return rows[filter_nodes(nodes, query, rows) & with_host(nodes, query.ask.host, rows)]
+    return rows[filter_nodes(nodes, query, rows) & mask_host_fits(nodes, query.ask.host, rows)]

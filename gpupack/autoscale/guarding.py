@@ -71,8 +71,8 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
     before = frozenset(freed_before)
     holding = {
         name: pods
-        for name, book in state.books.items()
-        if name in cluster.nodes and (pods := _evictable(cluster, book.pods))
+        for name, record in state.node_records.items()
+        if name in cluster.nodes and (pods := _evictable(cluster, record.pods))
     }
     order = sorted(
         holding, key=lambda name: (name not in before, int(nodes.gpu_used[nodes.rows[name]]), name)
@@ -108,9 +108,9 @@ def nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, 
         How many pods would move, by node; they find cards on nodes that stay.
     """
     found = {}
-    for name, book in cluster.state.books.items():
+    for name, record in cluster.state.node_records.items():
         if name in cluster.nodes and name not in kept:
-            pods = len(_evictable(cluster, book.pods))
+            pods = len(_evictable(cluster, record.pods))
             if 0 < pods <= FEW_MOVES:
                 found[name] = pods
     return found
@@ -121,7 +121,7 @@ def _evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecor
     found = []
     for uid, record in pods.items():
         pod = cluster.pods.get(uid)
-        if pod is None or record.charged is None or record.mirrored or record.leaves_at is not None:
+        if pod is None or record.charged is None or record.is_mirror or record.grace_ends_at is not None:
             continue
         if not _is_of_daemon_set(pod):
             found.append(record)
@@ -149,7 +149,7 @@ def _move_all(
             if moved is None:
                 return record
             row, charge = moved
-            mine.enter_context(cluster.state.nodes.charged({row: charge}))
+            mine.enter_context(cluster.state.nodes.with_charges({row: charge}))
         charges.push(mine.pop_all())
     return None
 

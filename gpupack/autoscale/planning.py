@@ -124,7 +124,7 @@ class _Notes:
         """Keep the pods that kube-scheduler found unschedulable, and that nothing else holds up."""
         found = []
         for pod in pods:
-            if pod.record.gated:
+            if pod.record.is_gated:
                 self.note(pod, Outcome.GATED)
             elif pod.record.nominated:
                 self.note(pod, Outcome.RESERVED)

@@ -27,8 +27,8 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.selectors import Taint
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.pods import pod_requests
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.queue.cache.pods import NodeSpec
 
 HOSTNAME: Final = "kubernetes.io/hostname"
@@ -118,7 +118,7 @@ class Shapes:
         found = self._cards.get(name)
         if found is None:
             nodes = self.cluster.state.nodes
-            found = self._cards[name] = cards_of(nodes, nodes.rows[name])
+            found = self._cards[name] = build_cards(nodes, nodes.rows[name])
         return found
 
     @cached_property
@@ -188,7 +188,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
             units
             for node in members
             if node.ready is not False
-            and (units := cluster.state.books[node.name].offered[0]) is not None
+            and (units := cluster.state.node_records[node.name].kubelet_sums[0]) is not None
             and units > 0
         ]
         total = sum(size for _, size in layout)
@@ -258,7 +258,7 @@ def _beside(node: KubeNode, daemons: Mapping[str, Sequence[KubePod]]) -> tuple[i
     cpu = _read(parse_milli, allocatable.get("cpu"))
     memory = _read(parse_bytes, allocatable.get("memory"))
     for pod in daemons.get(node.name, ()):
-        milli, size = pod_requests(pod)
+        milli, size = sum_host_requests(pod)
         cpu, memory = cpu - milli, memory - size
     return max(0, cpu), max(0, memory)
 

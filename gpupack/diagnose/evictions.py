@@ -61,7 +61,7 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     for count in range(1, MOST_PODS + 1):
         found: tuple[tuple[int, int, str], EvictionSet] | None = None
         for name in looked_at:
-            pods = [pod for pod in usage.list_pods(name) if usage.get_freed_units(pod) and not pod.mirrored]
+            pods = [pod for pod in usage.list_pods(name) if usage.get_freed_units(pod) and not pod.is_mirror]
             for group in combinations(pods, count):
                 budget -= 1
                 if budget < 0:

@@ -17,12 +17,12 @@ from allocator.podcards import (
 from allocator.records import Holds, load_allocation
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
-from scheduler_plugin.cache.charges import NodeRecord, Rules
+from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published import held_units
+from scheduler_plugin.cache.published_nodes import read_accounted_units
 
-_RULES: Final = Rules()
+_RULES: Final = ChargeRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def join_pods(
     """Put the pods of a node on its cards, and charge those that its words do not hold yet.
 
     What the node holds comes first, for it is exact. `allocator.podcards` says where another pod is, and
-    `Rules` what it is charged, as in the extender.
+    `ChargeRules` what it is charged, as in the extender.
 
     Args:
         cards: of the node, in the order of the words.
@@ -65,7 +65,7 @@ def join_pods(
     held = dict(holds.units) if holds is not None else {}
     node = NodeRecord(
         "",
-        holds={} if holds is None else held_units(holds),
+        holds={} if holds is None else read_accounted_units(holds),
         sizes=tuple(card.size_units for card in cards),
         uuids=tuple(card.uuid for card in cards if card.uuid is not None),
     )
@@ -100,7 +100,7 @@ def join_pods(
     for uid, units in held.items():
         for position, count in published_units(units, node.sizes).items():
             on_card.setdefault(position, []).append(PodRow("", "", make_printable(uid), count, "ending"))
-    assumed = _RULES.assumed(node, _RULES.claims(node))
+    assumed = _RULES.sum_by_card(node, _RULES.list_charges(node))
     with_pods = tuple(
         replace(
             card,

@@ -14,7 +14,7 @@ def find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
         InputError: there is no such node or card.
     """
     node, slash, number = what.partition("/")
-    for name, book in cluster.state.books.items():
+    for name, book in cluster.state.node_records.items():
         if name == what and book.sizes:
             return frozenset((name, card) for card in range(len(book.sizes)))
         if what in book.uuids:
@@ -38,7 +38,7 @@ def list_pods_on_cards(
     for node in sorted({name for name, _ in cards}):
         here = {card for name, card in cards if name == node}
         able = {movable.uid: movable for movable in movable_pods.list_on_node(node)}
-        book = cluster.state.books[node]
+        book = cluster.state.node_records[node]
         for uid, record in sorted(book.pods.items(), key=lambda item: (item[1].namespace, item[1].name)):
             units = usage.get_units(record)
             if not units:

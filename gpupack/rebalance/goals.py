@@ -10,7 +10,7 @@ from allocator.request import PodRequest
 from gpupack.rebalance.plan_state import Card, Destination, PlanState
 from gpupack.whatif.fit import count_fit_on_cards
 from gpupack.whatif.kube_checks import HostRequirements
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 
 _REMEMBERED: Final = 1 << 16
 
@@ -128,7 +128,7 @@ class StartGoal:
         row = arrays.rows[node]
         now = [
             replace(card, used_units=card.size_units - free[at])
-            for at, card in enumerate(cards_of(arrays, row))
+            for at, card in enumerate(build_cards(arrays, row))
         ]
         return count_fit_on_cards(now, self._request, policy, most)
 
@@ -147,7 +147,7 @@ class StartGoal:
         selector = self._request.selector
         if selector.admits_all:
             return [True] * count
-        return [selector.admits(card) for card in cards_of(self._cluster.state.nodes, self._get_row(node))]
+        return [selector.admits(card) for card in build_cards(self._cluster.state.nodes, self._get_row(node))]
 
     def _get_row(self, node: str) -> int:
         return self._cluster.state.nodes.rows[node]

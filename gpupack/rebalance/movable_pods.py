@@ -10,7 +10,7 @@ from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.objects import KubePod, OwnerReference
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
-from scheduler_plugin.cache.budgets import within
+from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
 
 CRITICAL: Final = 2_000_000_000
@@ -106,7 +106,7 @@ class MovablePods:
     def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
         """What would not start again, or not elsewhere."""
         owner, units = _controller(pod), self._held.get_units(record)
-        if record.mirrored or owner is None:
+        if record.is_mirror or owner is None:
             return "no controller starts it again"
         if owner.kind in _STAYS:
             return f"it belongs to a {owner.kind}, which wants it there"
@@ -123,13 +123,13 @@ class MovablePods:
         kept = [f"annotation {name}: {value}" for name, value in _KEEP if annotations.get(name) == value]
         if kept:
             return kept[0]
-        if record.leaves_at is not None:
+        if record.grace_ends_at is not None:
             return "it is being deleted"
         if record.priority > self._max_priority:
             return f"its priority is {record.priority}"
         if read_affinity(pod) or self._cluster.kube_checks.inter_pod_affinity.is_wanted_near(pod):
             return "it and others want to be near each other"
-        if self._cluster.budgets is not None and not within(self._cluster.budgets, [record]):
+        if self._cluster.budgets is not None and not keeps_budgets(self._cluster.budgets, [record]):
             return "its PodDisruptionBudget allows no eviction now"
         return ""
 

@@ -16,7 +16,7 @@ from allocator.selector import Selector
 from gpupack.rebalance.card_choices import list_card_choices
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.request import Query
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class PlanState:
         free = self.get_free_units(node)
         cards = tuple(
             replace(card, used_units=card.size_units - (free[at] if self._is_open(node, at) else 0))
-            for at, card in enumerate(cards_of(arrays, row))
+            for at, card in enumerate(build_cards(arrays, row))
         )
         request = query.request
         own = movable.units if node == movable.node else {}

@@ -12,7 +12,7 @@ from gpupack.rebalance.movable_pods import CRITICAL, MovablePod, MovablePods
 from gpupack.rebalance.plan_state import Destination, PlanState
 from gpupack.rebalance.search import DestinationSearch, order_moves
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.cache.budgets import within
+from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 
 STEPS: Final = 60_000
 """Places that are tried at most: seconds."""
@@ -209,7 +209,7 @@ class MovePlanner:
     def _keeps_budgets(self, movable_pods: Iterable[MovablePod]) -> bool:
         """Whether moving these pods keeps every budget."""
         budgets = self._cluster.budgets
-        return budgets is None or within(budgets, [movable.record for movable in movable_pods])
+        return budgets is None or keeps_budgets(budgets, [movable.record for movable in movable_pods])
 
     def _undo_moves(self, moves: Moves | None) -> None:
         for movable, destination in reversed(moves or []):

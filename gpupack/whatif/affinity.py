@@ -8,10 +8,10 @@ import msgspec
 
 from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.selectors import LabelSelector
-from scheduler_plugin.cache.objects import Struct
+from scheduler_plugin.cache.objects import KubeStruct
 
 
-class AffinityTerm(Struct):
+class AffinityTerm(KubeStruct):
     """One required term: which pods, and what makes two nodes near each other."""
 
     topology_key: str = ""

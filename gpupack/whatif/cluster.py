@@ -20,10 +20,10 @@ from gpupack.errors import InputError
 from gpupack.whatif.objects import KubeNode, KubePod, is_placeholder, load_objects
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.budgets import BudgetLite, Budgets
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.nodes import Exclusion
-from scheduler_plugin.cache.pods import read_asking
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, DisruptionBudgets
+from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import Policies
 
@@ -55,7 +55,7 @@ class Cluster:
     nodes: dict[str, KubeNode]
     pods: dict[str, KubePod]
     unit_mib: int
-    budgets: Budgets | None = None
+    budgets: DisruptionBudgets | None = None
     source: str = "the cluster"
     state: ClusterState = field(init=False)
     policies: Policies = field(init=False)
@@ -63,10 +63,10 @@ class Cluster:
     def __post_init__(self) -> None:
         self.state = ClusterState(self.unit_mib)
         self.policies = Policies()
-        self.state.broken.connect(lambda _name, _error: None)  # the row says that its words are corrupt
+        self.state.node_failed.connect(lambda _name, _error: None)  # the row says that its words are corrupt
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
         self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
-        self.state.expire(TOMBSTONE_S)
+        self.state.expire_tombstones(TOMBSTONE_S)
 
     @classmethod
     def from_objects(
@@ -75,7 +75,7 @@ class Cluster:
         pods: Iterable[KubePod],
         *,
         unit_mib: int | None = None,
-        budgets: Sequence[BudgetLite] | None = None,
+        budgets: Sequence[DisruptionBudget] | None = None,
         source: str = "the cluster",
     ) -> "Cluster":
         """Build it from lists.
@@ -94,7 +94,7 @@ class Cluster:
             by_uid[pod.metadata.uid] = pod
         known = None
         if budgets is not None:
-            known = Budgets()
+            known = DisruptionBudgets()
             known.replace(budgets, "")
         return cls(
             by_name,
@@ -149,7 +149,7 @@ class Cluster:
         self._expire_and_forget(now)
 
     def _expire_and_forget(self, now: float | None) -> None:
-        self.state.expire(_at(now))
+        self.state.expire_tombstones(_at(now))
         for name in ("kube_checks", "rows", "unreadable_nodes"):
             self.__dict__.pop(name, None)
 
@@ -243,7 +243,7 @@ class Cluster:
         Raises:
             RequestError: it asks for what cannot be given.
         """
-        found = read_asking(drop_unknown_policies(pod), self.state.resource)
+        found = parse_pod_request(drop_unknown_policies(pod), self.state.resource)
         if found.error:
             raise RequestError(found.error)
         return found.request

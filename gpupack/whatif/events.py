@@ -7,21 +7,21 @@ from typing import Final
 import msgspec
 
 from kubeapi.metadata import parse_time
-from scheduler_plugin.cache.objects import Struct
+from scheduler_plugin.cache.objects import KubeStruct
 
 MOST_EVENTS: Final = 8
 """Events that are told, the newest."""
 
 
-class PodEvent(Struct):
+class PodEvent(KubeStruct):
     """An Event of a pod. Its times are those of the API; which of them is there depends on who wrote it."""
 
-    class Involved(Struct):
+    class Involved(KubeStruct):
         """The pod that it is about."""
 
         uid: str = ""
 
-    class Series(Struct):
+    class Series(KubeStruct):
         """How often it was seen, and when last."""
 
         count: int | None = None
@@ -53,7 +53,7 @@ class PodEvent(Struct):
         return max(1, *(count or 0 for count in counts))
 
 
-class PodEvents(Struct):
+class PodEvents(KubeStruct):
     """A list of them."""
 
     items: tuple[PodEvent, ...]

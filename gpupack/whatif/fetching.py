@@ -15,7 +15,7 @@ from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import KubeNode, KubePod, list_gates
-from scheduler_plugin.cache.budgets import BUDGETS_PATH, BudgetLite
+from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -138,12 +138,12 @@ async def _nothing() -> None:
     """Read nothing."""
 
 
-async def _budgets(client: "KubeClient") -> Sequence[BudgetLite] | None:
+async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
     """All PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     try:
-        return await list_all(client, BUDGETS_PATH, BudgetLite, "PodDisruptionBudgets")
+        return await list_all(client, BUDGETS_PATH, DisruptionBudget, "PodDisruptionBudgets")
     except (Forbidden, NotFound):
         return None
 

@@ -18,7 +18,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, require_of_plain_pod
 from gpupack.whatif.node_results import OFFERED
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import offered, say_widened, widened
 from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -252,7 +252,9 @@ def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: 
 
 def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
     """Place pods on one node, until it takes no other."""
-    return count_fit_on_cards(cards_of(cluster.state.nodes, row), query.request, query.ask.card_policy, most)
+    return count_fit_on_cards(
+        build_cards(cluster.state.nodes, row), query.request, query.ask.card_policy, most
+    )
 
 
 def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: str, most: int) -> int:

@@ -18,8 +18,8 @@ from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubePod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.pods import pod_requests, requested
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import most_pods
@@ -109,7 +109,7 @@ def _asked(cluster: Cluster, pod: KubePod) -> object:
         request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
-    return request, pod_requests(pod), node_rules(pod)
+    return request, sum_host_requests(pod), node_rules(pod)
 
 
 def find_rows(
@@ -191,7 +191,7 @@ class _Host:
         self._name = name
         self._leaving = leaving
         row = cluster.state.nodes.rows[name]
-        self._cards = list(cards_of(cluster.state.nodes, row))
+        self._cards = list(build_cards(cluster.state.nodes, row))
         self._left: dict[_Thing, int] = {}
         self._there: set[GangMembers] = set()
 
@@ -320,10 +320,10 @@ def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str
         case "sum":
             return hosts.get_sum_left(name, thing.name) + _of(gone, thing.name)
         case "cpu":
-            back = sum(pod_requests(pod)[0] for pod in gone)
+            back = sum(sum_host_requests(pod)[0] for pod in gone)
             return int(nodes.cpu_capacity[row] - nodes.cpu_used[row]) + back
         case "memory":
-            back = sum(pod_requests(pod)[1] for pod in gone)
+            back = sum(sum_host_requests(pod)[1] for pod in gone)
             return int(nodes.memory_capacity[row] - nodes.memory_used[row]) + back
     return (
         hosts.get_capacity(name, thing.name)
@@ -333,7 +333,7 @@ def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str
 
 
 def _of(pods: Collection[KubePod], resource: str) -> int:
-    return sum(requested(pod, resource, parse_bytes) for pod in pods)
+    return sum(sum_requests(pod, resource, parse_bytes) for pod in pods)
 
 
 def _one_a_node(requirements: HostRequirements) -> bool:

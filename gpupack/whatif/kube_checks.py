@@ -19,8 +19,8 @@ from gpupack.whatif.affinity import InterPodAffinity
 from gpupack.whatif.objects import KubePod
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.cache.pods import other_requests, pod_requests, requested
-from scheduler_plugin.cache.sums import sum_left
+from scheduler_plugin.cache.kubelet_sums import compute_sum_left
+from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
 from scheduler_plugin.queue.cache.pods import node_rules
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ class HostRequirements:
     def from_pod(cls, pod: KubePod) -> "HostRequirements":
         """What a pod asks for."""
         rules = node_rules(pod)
-        cpu_milli, memory_bytes = pod_requests(pod)
+        cpu_milli, memory_bytes = sum_host_requests(pod)
         return cls(
             lambda taint: any(each.tolerates(taint) for each in rules.tolerations),
             rules,
             cpu_milli,
             memory_bytes,
-            dict(other_requests(pod)),
+            dict(sum_other_requests(pod)),
             list_host_ports(pod),
             pod,
         )
@@ -219,7 +219,7 @@ class KubeSchedulerChecks:
             for uid in gone
             if (pod := self._cluster.pods.get(uid)) is not None and pod.spec.node_name == name
         ]
-        back = [pod_requests(pod) for pod in pods]
+        back = [sum_host_requests(pod) for pod in pods]
         if self.get_pods_left(name) + len(pods) < 1:
             return Rejection(PODS)
         if requirements.cpu_milli:
@@ -232,7 +232,7 @@ class KubeSchedulerChecks:
                 return Rejection(MEMORY)
         for resource, amount in requirements.others.items():
             left = self.get_capacity(name, resource) - self.get_used_amounts(resource)[name]
-            if amount > left + sum(requested(pod, resource, _whole) for pod in pods):
+            if amount > left + sum(sum_requests(pod, resource, _whole) for pod in pods):
                 return Rejection(RESOURCE, resource)
         if requirements.ports and requirements.ports & self._ports_in_use(name, gone):
             return Rejection(PORTS)
@@ -258,11 +258,11 @@ class KubeSchedulerChecks:
         return self.get_sums_left(resource)[name]
 
     def get_sums_left(self, resource: str) -> dict[str, int]:
-        """`sum_left` of every node; very much where a node does not say how much it offers."""
+        """`compute_sum_left` of every node; very much where a node does not say how much it offers."""
         known = self._left.get(resource)
         if known is None:
-            percent, books = resource == PERCENT_RESOURCE, self._cluster.state.books
-            left = ((name, sum_left(books[name], percent=percent)) for name in self._cluster.nodes)
+            percent, books = resource == PERCENT_RESOURCE, self._cluster.state.node_records
+            left = ((name, compute_sum_left(books[name], percent=percent)) for name in self._cluster.nodes)
             known = self._left[resource] = {name: UNKNOWN if units is None else units for name, units in left}
         return known
 
@@ -283,7 +283,7 @@ class KubeSchedulerChecks:
         for uid in leaving:
             pod = self._cluster.pods.get(uid)
             if pod is not None:
-                back[pod.spec.node_name] += requested(pod, resource, _whole)
+                back[pod.spec.node_name] += sum_requests(pod, resource, _whole)
         sums = self.get_sums_left(resource)
         return frozenset(
             name
@@ -309,7 +309,7 @@ class KubeSchedulerChecks:
         if known is None:
             known = self._sums[resource] = Counter()
             for pod in self._running_pods:
-                amount = requested(pod, resource, _whole)
+                amount = sum_requests(pod, resource, _whole)
                 if amount:
                     known[pod.spec.node_name] += amount
         return known

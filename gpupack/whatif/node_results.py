@@ -196,7 +196,7 @@ def find_closest_node(cluster: Cluster, query: Query, rows: RowArray) -> tuple[C
     row = int(rows[first])
     if not nodes.size[row, card]:
         return None, 0
-    indexes = cluster.state.books[nodes.names[row]].indexes
+    indexes = cluster.state.node_records[nodes.names[row]].indexes
     best = ClosestNode(nodes.names[row], indexes[card] if indexes else card, int(free[first, card]))
     return best, demand.units_on(int(nodes.size[row, card]))
 

@@ -10,8 +10,8 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
-from scheduler_plugin.cache.budgets import BudgetLite
-from scheduler_plugin.cache.objects import ContainerLite, Struct
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudget
+from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.pods import (
     NodeAffinity,
@@ -25,14 +25,14 @@ from scheduler_plugin.queue.cache.pods import (
 _ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
-class NodeCondition(Struct):
+class NodeCondition(KubeStruct):
     """One of a node's conditions."""
 
     type: str = ""
     status: str = ""
 
 
-class KubeNodeStatus(Struct):
+class KubeNodeStatus(KubeStruct):
     """`status` of a node."""
 
     allocatable: dict[str, str | int] | None = None
@@ -59,7 +59,7 @@ class KubeNode(QueueNode, tag_field="kind", tag="Node"):
         return None
 
 
-class OwnerReference(Struct):
+class OwnerReference(KubeStruct):
     """One of `metadata.ownerReferences`."""
 
     uid: str = ""
@@ -74,7 +74,7 @@ class KubePodMetadata(QueueMetadata):
     owner_references: list[OwnerReference] | None = None  # type: ignore[assignment]
 
 
-class ContainerPort(Struct):
+class ContainerPort(KubeStruct):
     """One of a container's ports."""
 
     host_port: int = 0
@@ -86,14 +86,14 @@ class KubeContainer(ContainerLite):
     ports: list[ContainerPort] | None = None
 
 
-class AffinityTerms(Struct):
+class AffinityTerms(KubeStruct):
     """Required and preferred terms, as they are written."""
 
     required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
     preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
 
 
-class KubeAffinity(Struct):
+class KubeAffinity(KubeStruct):
     """`spec.affinity`; what it says of pods is read where it matters."""
 
     node_affinity: NodeAffinity | None = None
@@ -101,13 +101,13 @@ class KubeAffinity(Struct):
     pod_anti_affinity: AffinityTerms | None = None
 
 
-class VolumeClaimSource(Struct):
+class VolumeClaimSource(KubeStruct):
     """`persistentVolumeClaim` of a volume."""
 
     claim_name: str = ""
 
 
-class Volume(Struct):
+class Volume(KubeStruct):
     """One of `spec.volumes`."""
 
     persistent_volume_claim: VolumeClaimSource | None = None
@@ -124,7 +124,7 @@ class KubePodSpec(QueueSpec):
     resource_claims: list[dict[str, Any]] | None = None
 
 
-class PodCondition(Struct):
+class PodCondition(KubeStruct):
     """One of a pod's conditions."""
 
     type: str = ""
@@ -133,19 +133,19 @@ class PodCondition(Struct):
     message: str = ""
 
 
-class Terminated(Struct):
+class Terminated(KubeStruct):
     """How a container ended."""
 
     finished_at: str | None = None
 
 
-class ContainerState(Struct):
+class ContainerState(KubeStruct):
     """`state` of a container."""
 
     terminated: Terminated | None = None
 
 
-class KubeContainerStatus(Struct):
+class KubeContainerStatus(KubeStruct):
     """One of a pod's `containerStatuses`."""
 
     state: ContainerState | None = None
@@ -174,7 +174,7 @@ class KubePod(QueuePod, tag_field="kind", tag="Pod"):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
-class KubeBudget(BudgetLite, tag_field="kind", tag="PodDisruptionBudget"):
+class KubeBudget(DisruptionBudget, tag_field="kind", tag="PodDisruptionBudget"):
     """A PodDisruptionBudget."""
 
 

@@ -12,7 +12,7 @@ from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import require_cards
 from gpupack.whatif.snapshot import FILES, Snapshot, make_snapshot
-from scheduler_plugin.cache.pods import pod_requests
+from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.reasons import demanded, memory
@@ -166,7 +166,7 @@ class _Warnings:
         pod = next(pod for pod in cluster.pods.values() if pod.full_name == name)
         request = cluster.read_request(pod)
         asked = demanded(request.demands, cluster.unit_mib) if request is not None else "no"
-        cpu_milli, memory_bytes = pod_requests(pod)
+        cpu_milli, memory_bytes = sum_host_requests(pod)
         besides = f"{cpu_milli / 1000:g} CPU and {memory(-(-memory_bytes // _MIB), 1)} of memory"
         unit = "" if unit_mib == cluster.unit_mib else f", in units of {memory(1, unit_mib)},"
         return (

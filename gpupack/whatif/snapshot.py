@@ -18,7 +18,7 @@ from gpupack.whatif.objects import KubePod
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.cache.pods import other_requests, pod_requests, read_asking
+from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, sum_other_requests
 from scheduler_plugin.simulator.trace import (
     CARD,
     CARD_UNITS_COLUMN,
@@ -107,7 +107,7 @@ def make_snapshot(
     models = {model for model in _models(cluster) if model}
     usual = _usual(cluster, scale)
     rows = [
-        (*row, *(dict(other_requests(pod)).get(name, 0) for name in others))
+        (*row, *(dict(sum_other_requests(pod)).get(name, 0) for name in others))
         for pod in cluster.pods.values()
         if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
     ]
@@ -191,7 +191,7 @@ def _nodes(
 
 def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
     """What pods that ask for no cards leave of every node: thousandths of a core, MiB, further resources."""
-    cluster.state.count_resources(others)
+    cluster.state.set_other_resources(others)
     arrays = cluster.state.nodes
     left = {
         name: [
@@ -222,12 +222,12 @@ def _pod(
     unit = read_requested_unit(pod)
     if unit is None:
         return None
-    request = read_asking(drop_unknown_policies(pod), cluster.state.resource).request
+    request = parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
     if request is None:
         notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
         return None
     cards, units, milli = _cards(request, scale, usual)
-    cpu, memory = pod_requests(pod)
+    cpu, memory = sum_host_requests(pod)
     created = _whole_seconds(pod.metadata.creation_timestamp)
     ended = _ended(pod)
     spec = ""

@@ -131,7 +131,7 @@ def charge_cards(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterato
     """
     nodes = cluster.state.nodes
     rows = {nodes.rows[name]: units for name, units in by_node.items()}
-    with nodes.charged(rows):
+    with nodes.with_charges(rows):
         yield
 
 
@@ -148,11 +148,11 @@ class PodCardUsage:
 
     def get_freed_units(self, record: PodRecord) -> ByPosition:
         """Units that would be free for certain without a pod, by card position; see `PodCards.closed`."""
-        return self._get_pod_cards(record.node).freed(record.uid)
+        return self._get_pod_cards(record.node).get_freed_units(record.uid)
 
     def list_pods(self, node: str) -> list[PodRecord]:
         """The pods of a node that have cards there, by namespace and name."""
-        book = self._cluster.state.books.get(node)
+        book = self._cluster.state.node_records.get(node)
         found = [] if book is None else [pod for pod in book.pods.values() if self.get_units(pod)]
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
@@ -164,7 +164,7 @@ class PodCardUsage:
 
     def _read_pod_cards(self, node: str) -> PodCards:
         state = self._cluster.state
-        book, row = state.books.get(node), state.nodes.rows.get(node)
+        book, row = state.node_records.get(node), state.nodes.rows.get(node)
         if book is None or row is None or not book.sizes:
             return PodCards({}, frozenset())
         return read_pod_cards(book, state.nodes.evictable[row].tolist())
@@ -172,5 +172,5 @@ class PodCardUsage:
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
     """The driver's numbers of cards, as people know them."""
-    book = cluster.state.books[node]
+    book = cluster.state.node_records[node]
     return tuple(book.indexes[card] if book.indexes else card for card in sorted(cards))

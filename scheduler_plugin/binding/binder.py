@@ -279,9 +279,9 @@ class Binder:
     def _is_open(self, commitment: Commitment) -> bool:
         """Whether the cards are taken still."""
         take = commitment.take
-        return take is not None and self.committer.state.taken(commitment.pod.uid) is take
+        return take is not None and self.committer.state.get_assumed(commitment.pod.uid) is take
 
     def _roll_back(self, commitment: Commitment) -> None:
         """Give the cards back, unless the pod has been seen bound or gone in the meantime."""
         if commitment.take is not None:
-            self.committer.state.roll_back(commitment.take, self.clock())
+            self.committer.state.forget(commitment.take, self.clock())

@@ -12,8 +12,8 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.place import Placement, place
 from allocator.records import Assignment, dump_assigned
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.charges import Take
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
@@ -38,7 +38,7 @@ class Commitment:
     pod: PodRecord
     node: str
     assigned: str | None
-    take: Take | None
+    take: AssumedPod | None
 
 
 class Committer:
@@ -62,7 +62,7 @@ class Committer:
         Raises:
             CommitError: it cannot be bound there, in words.
         """
-        self.state.expire(now)
+        self.state.expire_tombstones(now)
         pod = self._pod(namespace, name, uid)
         if pod.charged is None:
             return Commitment(pod, node, None, None)
@@ -75,13 +75,13 @@ class Committer:
             )
         try:
             query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
-            with self.state.reservations.kept_from(self.state.nodes, uid, pod.priority):
+            with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
                 placement = self._place(pod, query, node, row)
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
-        take = self.state.take(uid, node, assigned, now)
+        take = self.state.assume(uid, node, assigned, now)
         return Commitment(pod, node, text, take)
 
     def _pod(self, namespace: str, name: str, uid: str) -> PodRecord:
@@ -95,9 +95,9 @@ class Committer:
             raise CommitError(f"{what} is bound to node {pod.node} already")
         if pod.ended:
             raise CommitError(f"{what} has ended")
-        if pod.requeued:
+        if pod.is_requeued:
             raise CommitError(f"{what}: {REQUEUED}")
-        take = self.state.taken(uid)
+        take = self.state.get_assumed(uid)
         if take is not None:
             raise CommitError(
                 f"{what} has a Binding to node {take.node} under way whose outcome is not known yet"
@@ -125,11 +125,11 @@ class Committer:
         Pods that it released together fit together on their cards, and need not in another order of binding.
         """
         nodes = self.state.nodes
-        if not pod.planned or not nodes.usable[row]:
+        if not pod.planned_uuids or not nodes.usable[row]:
             return None
         cards = [
-            card if card.uuid in pod.planned else replace(card, used_units=card.size_units)
-            for card in cards_of(nodes, row)
+            card if card.uuid in pod.planned_uuids else replace(card, used_units=card.size_units)
+            for card in build_cards(nodes, row)
         ]
         return place(cards, query.request, query.ask.card_policy)
 

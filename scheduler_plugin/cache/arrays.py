@@ -1,4 +1,4 @@
-"""The arrays that a cluster is read from: their element types, and what every row says."""
+"""The arrays that policies read: element types, and the meaning of each array."""
 
 from typing import Protocol
 
@@ -13,7 +13,9 @@ RowArray = NDArray[np.intp]
 
 
 class ClusterView(Protocol):
-    """Node rows as arrays. R rows (some vacant), K the most cards a node has; policies never write to them.
+    """ClusterView is node rows as arrays. Policies only read them.
+
+    R is the number of rows, some of them vacant. K is the largest number of cards of a node.
 
     Attributes:
         names: Node name by row, empty text for a vacant row.

@@ -8,8 +8,8 @@ from allocator.cards import Card
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, RowArray
 
 
-def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
-    """Write a row's cards in word order, whatever is unhealthy or cordoned counted as used."""
+def build_cards(view: ClusterView, row: int) -> tuple[Card, ...]:
+    """Build a row's cards in word order; an unhealthy or cordoned card is fully used."""
     count = int(view.cards[row])
     uuids = view.uuids[row] or tuple("" for _ in range(count))
     links = view.links[row] or ((),) * count
@@ -36,21 +36,21 @@ def cards_of(view: ClusterView, row: int) -> tuple[Card, ...]:
 
 
 def has_card(view: ClusterView, rows: RowArray, uuid: str) -> BoolArray:
-    """Tell which rows have a card, bool[len(rows)]: one of them as a rule, or none."""
+    """Return bool[len(rows)]: True for the rows that have the card, usually one or none."""
     return np.fromiter((uuid in view.uuids[row] for row in rows.tolist()), np.bool_, len(rows))
 
 
-def current_positions(
+def find_current_positions(
     positions: Iterable[int], uuids_then: Sequence[str], uuids_now: Sequence[str]
 ) -> dict[int, int]:
-    """Find cards again on a node whose cards may have changed since.
+    """Map card positions of an earlier moment to positions of now.
 
     A card's position is of one moment: where a card before it goes, it moves up. Only its UUID stays.
 
     Args:
-        positions: Of the cards, as they were then.
-        uuids_then: By position, as the node published them then; empty where it published none.
-        uuids_now: Likewise now.
+        positions: Positions of the cards then.
+        uuids_then: UUIDs by position then; empty where the node published none.
+        uuids_now: UUIDs by position now; empty where the node publishes none.
 
     Returns:
         Positions now by position then, without the cards that are gone. Where UUIDs are missing on either

@@ -1,7 +1,7 @@
 """The accounting rules: which pods count on a node beyond its published words, and on which cards.
 
-Each rule is one small method of `Rules`, so that a test can take out any one of them and show that it is
-needed. All are pure; a `NodeRecord` is what is known of one node name, and time is an argument.
+Each rule is one small method of `ChargeRules`, so a test can take out any one and show that it is needed.
+All rules are pure. Time is an argument.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ TOMBSTONE_S = 30.0
 
 
 @dataclass(slots=True)
-class Take:
-    """Cards committed for a pod whose Binding is under way, or done and not seen in the watch yet.
+class AssumedPod:
+    """A pod whose Binding is under way, or was accepted and is not seen in the watch yet.
 
     Attributes:
         pod: The version of the pod that the Binding names.
@@ -32,23 +32,8 @@ class Take:
     assigned: Assignment | None
 
 
-@dataclass(slots=True)
-class Tombstone:
-    """A bound pod that vanished before its node held it.
-
-    Attributes:
-        claim: What it asked for and where.
-        version: resourceVersion at which it vanished.
-        until: When it stops counting in any case, seconds.
-    """
-
-    claim: "Claim"
-    version: int
-    until: float
-
-
-class Claim(NamedTuple):
-    """Units that a pod takes on a node and that the node's words do not show for certain."""
+class Charge(NamedTuple):
+    """Units that a pod has on a node, and that the node's words may not show yet."""
 
     uid: str
     request: PodRequest
@@ -56,45 +41,62 @@ class Claim(NamedTuple):
 
 
 @dataclass(slots=True)
+class Tombstone:
+    """A charge of a bound pod that vanished before its node accounted it.
+
+    Attributes:
+        charge: What the pod asked for, and where.
+        version: resourceVersion at which it vanished.
+        until_s: When the charge ends in any case, seconds.
+    """
+
+    charge: Charge
+    version: int
+    until_s: float
+
+
+@dataclass(slots=True)
 class NodeRecord:
-    """All that is known of one node name; it outlives the Node object while pods are bound to the name.
+    """What is known of one node name. A record outlives the Node object while pods are bound to the name.
 
     Attributes:
         name: The node's name.
         row: Its row in the arrays, -1 while there is no Node object.
         version: resourceVersion of the Node object, 0 while there is none.
-        revision: Of its words, 0 where there are none.
-        seen: resourceVersion of the newest pod event that its words take into account, -1 where unknown.
-        holds: Of the pods that the words certainly contain, by UID: their units by card position; None where
-            the node does not say, as the release before did not.
+        revision: Revision of its words, 0 where there are none.
+        seen_version: resourceVersion of the newest pod event that its words take into account, -1 where it is
+            not known.
+        holds: Units by card position of each pod that the words certainly contain, by UID. The value is None
+            where the node does not say how much.
         sizes: Units by card; empty where the words cannot be used.
-        used: Units by card as published, see `published.Published`.
-        uuids: By card; empty where the node publishes no inventory.
-        indexes: By card, the driver's; for people only.
+        used: Units by card as published, see `published_nodes.PublishedNode`.
+        uuids: UUIDs by card; empty where the node publishes no inventory.
+        indexes: The driver's indexes by card; for people only.
         pods: Bound pods that ask for cards and have not ended, by UID.
-        takes: Commitments, by UID.
-        tombstones: Vanished pods, by UID.
-        offered: Units and percent that its kubelet offers over all cards, None where the Node does not say.
-        cpu_milli: Requested by the bound pods of any kind.
-        memory_bytes: Likewise.
-        other_resources: What those request of further resources, by name.
-        allocatable: What the Node says that it has of further resources, as written there.
+        assumed: Assumed pods, by UID.
+        tombstones: Charges of vanished pods, by UID.
+        kubelet_sums: Units and percent that its kubelet offers over all cards, None where the Node does not
+            say.
+        cpu_milli: Thousandths of a core that its bound pods of any kind request.
+        memory_bytes: Bytes of host memory that they request.
+        other_resources: Amounts of further resources that they request, by name.
+        allocatable: Amounts of further resources that the Node has, as written there.
     """
 
     name: str
     row: int = -1
     version: int = 0
     revision: int = 0
-    seen: int = -1
+    seen_version: int = -1
     holds: Mapping[str, ByPosition | None] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     used: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
     indexes: tuple[int, ...] = ()
     pods: dict[str, PodRecord] = field(default_factory=dict)
-    takes: dict[str, Take] = field(default_factory=dict)
+    assumed: dict[str, AssumedPod] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
-    offered: tuple[int | None, int | None] = (None, None)
+    kubelet_sums: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
     memory_bytes: int = 0
     other_resources: dict[str, int] = field(default_factory=dict)
@@ -109,19 +111,19 @@ class NodeRecord:
             if not self.other_resources[name]:
                 del self.other_resources[name]
 
-    def forget_words(self) -> None:
+    def clear_published(self) -> None:
         """Drop what the node published of its cards."""
-        self.seen, self.holds = -1, {}
+        self.seen_version, self.holds = -1, {}
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing would be lost by forgetting the name."""
         return self.row < 0 and not (
             self.pods
-            or self.takes
+            or self.assumed
             or self.tombstones
             or self.cpu_milli
             or self.memory_bytes
@@ -129,79 +131,85 @@ class NodeRecord:
         )
 
 
-class Rules:
+class ChargeRules:
     """The rules of "never under-count", one method each.
 
-    Invariant: for every card, what the words show plus what the claims charge is at least what the kubelet
-    holds plus what it will hold for pods bound by now.
+    Invariant: for every card, the units in the words plus all charges are at least the units that the
+    kubelet has given, plus those that it will give to pods that are bound by now.
     """
 
-    def holds(self, book: NodeRecord, uid: str) -> bool:
+    def is_confirmed(self, record: NodeRecord, uid: str) -> bool:
         """A pod is confirmed by its UID in the node's own `holds`, and by nothing else."""
-        return uid in book.holds
+        return uid in record.holds
 
-    def bound(self, book: NodeRecord) -> Iterator[Claim]:
-        """A bound pod counts until its node holds it."""
-        for uid, pod in book.pods.items():
-            if pod.charged is not None and not self.holds(book, uid):
-                yield Claim(uid, pod.charged, pod.assigned)
+    def charges_of_bound(self, record: NodeRecord) -> Iterator[Charge]:
+        """Charge a bound pod until its node accounts it."""
+        for uid, pod in record.pods.items():
+            if pod.charged is not None and not self.is_confirmed(record, uid):
+                yield Charge(uid, pod.charged, pod.assigned)
 
-    def taken(self, book: NodeRecord) -> Iterator[Claim]:
-        """A commitment counts from before its Binding is sent until the pod is seen bound."""
-        for uid, take in book.takes.items():
-            if take.pod.charged is not None and uid not in book.pods and not self.holds(book, uid):
-                yield Claim(uid, take.pod.charged, take.assigned)
+    def charges_of_assumed(self, record: NodeRecord) -> Iterator[Charge]:
+        """Charge an assumed pod, from before its Binding is sent until it is seen bound."""
+        for uid, assumed in record.assumed.items():
+            confirmed = self.is_confirmed(record, uid)
+            if assumed.pod.charged is not None and uid not in record.pods and not confirmed:
+                yield Charge(uid, assumed.pod.charged, assumed.assigned)
 
-    def vanished(self, book: NodeRecord) -> Iterator[Claim]:
-        """A pod that vanished unheld counts until its tombstone ends."""
-        for tombstone in book.tombstones.values():
-            yield tombstone.claim
+    def charges_of_vanished(self, record: NodeRecord) -> Iterator[Charge]:
+        """Charge a pod that vanished before its node accounted it, until its tombstone ends."""
+        for tombstone in record.tombstones.values():
+            yield tombstone.charge
 
-    def needs_tombstone(self, book: NodeRecord, uid: str, version: int) -> bool:
-        """The kubelet may have admitted a pod that vanished before words made later than `version`."""
-        return not self.holds(book, uid) and book.seen < version
+    def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:
+        """Tell whether the kubelet may have admitted a pod that vanished at `version` unaccounted."""
+        return not self.is_confirmed(record, uid) and record.seen_version < version
 
-    def tombstone_ends(self, book: NodeRecord, tombstone: Tombstone, now: float) -> bool:
-        """Words that take the pod's end into account, or time, end a tombstone."""
-        return book.seen >= tombstone.version or now >= tombstone.until
+    def is_tombstone_over(self, record: NodeRecord, tombstone: Tombstone, now: float) -> bool:
+        """Tell whether the words take the pod's end into account, or the tombstone's time is over."""
+        return record.seen_version >= tombstone.version or now >= tombstone.until_s
 
-    def keeps_without_node(self) -> bool:
-        """Claims outlive the Node object: it may be created again while the kubelet runs on."""
+    def keeps_charges_without_node(self) -> bool:
+        """Charges outlive the Node object: it may be created again while the kubelet runs on."""
         return True
 
-    def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:
-        """A newer version of the pod without a node: the Binding's resourceVersion will be refused."""
-        return not pod.node and pod.version > take.pod.version
+    def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
+        """Tell whether a pod changed while unbound: its Binding's resourceVersion will be refused."""
+        return not pod.node and pod.version > assumed.pod.version
 
-    def assigned_cards(self, book: NodeRecord, claim: Claim) -> dict[int, int] | None:
-        """Charge a claim where its Binding says, if the node's cards and the request agree with that.
+    def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> dict[int, int] | None:
+        """Find the cards that the Binding names, if the node's cards and the request agree with it.
 
         Returns:
-            Units by card position, or None when the pod may land on any card that can take it.
+            Units by card position, or None when the pod may land on any card that has room.
         """
-        if claim.assigned is None:
+        if charge.assigned is None:
             return None
-        return charged_units(claim.request, claim.assigned, book.uuids, book.sizes)
+        return charged_units(charge.request, charge.assigned, record.uuids, record.sizes)
 
-    def anywhere(self, book: NodeRecord, claim: Claim) -> dict[int, int]:
-        """Charge a claim on every card that is large enough."""
-        charges: dict[int, int] = {}
-        for demand in claim.request.demands:
-            for card, size in enumerate(book.sizes):
+    def charge_every_card(self, record: NodeRecord, charge: Charge) -> dict[int, int]:
+        """Charge every card that is large enough. Returns units by card position."""
+        units_by_card: dict[int, int] = {}
+        for demand in charge.request.demands:
+            for card, size in enumerate(record.sizes):
                 units = demand.units_on(size)
                 if size >= units:
-                    charges[card] = charges.get(card, 0) + units
-        return charges
+                    units_by_card[card] = units_by_card.get(card, 0) + units
+        return units_by_card
 
-    def claims(self, book: NodeRecord) -> list[Claim]:
-        """Everything that counts on the node beyond its words."""
-        return [*self.bound(book), *self.taken(book), *self.vanished(book)]
+    def list_charges(self, record: NodeRecord) -> list[Charge]:
+        """List everything that counts on the node beyond its words."""
+        return [
+            *self.charges_of_bound(record),
+            *self.charges_of_assumed(record),
+            *self.charges_of_vanished(record),
+        ]
 
-    def assumed(self, book: NodeRecord, claims: list[Claim]) -> list[int]:
-        """Add the claims up, by card: where the node will serve them, for it serves nobody elsewhere."""
-        totals = [0] * len(book.sizes)
-        for claim in claims:
-            charges = self.assigned_cards(book, claim)
-            for card, units in (self.anywhere(book, claim) if charges is None else charges).items():
+    def sum_by_card(self, record: NodeRecord, charges: list[Charge]) -> list[int]:
+        """Add charges up, units by card. The node serves a pod on its assigned cards and nowhere else."""
+        totals = [0] * len(record.sizes)
+        for charge in charges:
+            assigned = self.charge_assigned_cards(record, charge)
+            by_card = self.charge_every_card(record, charge) if assigned is None else assigned
+            for card, units in by_card.items():
                 totals[card] += units
         return totals

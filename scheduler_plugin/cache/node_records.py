@@ -1,145 +1,153 @@
-"""What is known by node name, and the arrays that follow from it."""
+"""The records of nodes by name, and the update of the arrays that follow from them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from allocator.errors import QuantityError
 from allocator.quantity import parse_bytes
-from scheduler_plugin.cache.charges import NodeRecord, Rules
-from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
+from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.cache.pods import PodRecord, is_other_resource
 from scheduler_plugin.cache.signals import Signal
 
 
-class Books:
-    """All books; `settle` brings the arrays up to date with those that changed.
+class NodeRecords:
+    """NodeRecords is all records; `update_arrays` brings the arrays up to date with those that changed.
 
     Attributes:
         nodes: The arrays.
-        rules: What a book's pods cost.
-        by_name: The books.
-        broken: As of `state.ClusterState`.
+        rules: The accounting rules.
+        by_name: The records.
+        node_failed: Signals a node whose row could not be computed, see `state.ClusterState`.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: ChargeRules) -> None:
         self.nodes = NodeArrays()
         self.rules = rules
         self.by_name: dict[str, NodeRecord] = {}
-        self.broken: Signal[[str, Exception]] = Signal(_raise)
+        self.node_failed: Signal[[str, Exception]] = Signal(_raise_error)
         self._changed: set[str] = set()
         self._failures: list[tuple[str, Exception]] = []
         self._expiring: set[str] = set()
 
-    def of(self, name: str) -> NodeRecord:
-        """The book of a name, a new one where there is none."""
-        book = self.by_name.get(name)
-        if book is None:
-            book = self.by_name[name] = NodeRecord(name)
-        return book
+    def get_or_add(self, name: str) -> NodeRecord:
+        """Return the record of a name, a new one where there is none."""
+        record = self.by_name.get(name)
+        if record is None:
+            record = self.by_name[name] = NodeRecord(name)
+        return record
 
-    def count_resources(self, names: Sequence[str]) -> None:
-        """Have these further resources in the arrays, and no others."""
+    def set_other_resources(self, names: Sequence[str]) -> None:
+        """Keep these further resources in the arrays, and no others."""
         if list(names) == self.nodes.other_resources:
             return
-        self.nodes.count_resources(names)
-        for book in self.by_name.values():
-            if book.row >= 0:
-                self._set_others(book, _unseen(book))
+        self.nodes.set_other_resources(names)
+        for record in self.by_name.values():
+            if record.row >= 0:
+                self._set_other_amounts(record, _list_assumed_pods(record))
 
-    def changed(self, name: str) -> None:
-        """Note that a book changed."""
+    def mark_changed(self, name: str) -> None:
+        """Note that a record changed."""
         self._changed.add(name)
 
-    def expires(self, name: str) -> None:
-        """Note that a book changed, and that time will change it."""
+    def mark_expiring(self, name: str) -> None:
+        """Note that a record changed, and that time will change it again."""
         self._changed.add(name)
         self._expiring.add(name)
 
-    def settle(self, now: float, *, expire: bool = False) -> None:
-        """Recompute what depends on the books that changed.
+    def update_arrays(self, now: float, *, expire: bool = False) -> None:
+        """Recompute the rows of the records that changed.
 
         Args:
             now: Seconds.
-            expire: Time may have ended something.
+            expire: Look at tombstones whose time may be over, too.
         """
         # A set that was large once stays slow to pop from.
         changed, self._changed = self._changed, set()
         if expire:
             changed |= self._expiring
         for name in changed:
-            book = self.of(name)
+            record = self.get_or_add(name)
             try:
-                self._settle(book, now)
+                self._update_row(record, now)
             except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
-                self.give_up(book, error)
+                self.exclude_failed(record, error)
         failures, self._failures = self._failures, []
         for name, failure in failures:
-            self.broken(name, failure)
+            self.node_failed(name, failure)
 
-    def give_up(self, book: NodeRecord, error: Exception) -> None:
-        """Use no card of a node whose row could not be computed: it may be half written."""
-        self._failures.append((book.name, error))
-        book.forget_words()
-        if book.row >= 0:
-            self.nodes.exclude(book.row, Exclusion.CORRUPT)
+    def exclude_failed(self, record: NodeRecord, error: Exception) -> None:
+        """Exclude a node whose row could not be computed, for the row may be half written."""
+        self._failures.append((record.name, error))
+        record.clear_published()
+        if record.row >= 0:
+            self.nodes.exclude_row(record.row, Exclusion.CORRUPT)
 
-    def _settle(self, book: NodeRecord, now: float) -> None:
-        self._expire(book, now)
-        if book.row >= 0:
-            if book.sizes:
-                self.nodes.set_assumed(book.row, self.rules.assumed(book, self.rules.claims(book)))
-            extra = _unseen(book)
+    def _update_row(self, record: NodeRecord, now: float) -> None:
+        self._expire_tombstones(record, now)
+        if record.row >= 0:
+            if record.sizes:
+                self.nodes.set_assumed(
+                    record.row, self.rules.sum_by_card(record, self.rules.list_charges(record))
+                )
+            extra = _list_assumed_pods(record)
             self.nodes.set_requested(
-                book.row,
-                book.cpu_milli + sum(pod.cpu_milli for pod in extra),
-                book.memory_bytes + sum(pod.memory_bytes for pod in extra),
+                record.row,
+                record.cpu_milli + sum(pod.cpu_milli for pod in extra),
+                record.memory_bytes + sum(pod.memory_bytes for pod in extra),
             )
             if self.nodes.other_resources:
-                self._set_others(book, extra)
-        elif book.empty:
-            del self.by_name[book.name]
+                self._set_other_amounts(record, extra)
+        elif record.is_empty:
+            del self.by_name[record.name]
 
-    def _set_others(self, book: NodeRecord, extra: Iterable[PodRecord]) -> None:
-        names, allocatable, used = self.nodes.other_resources, dict(book.allocatable), book.other_resources
+    def _set_other_amounts(self, record: NodeRecord, extra: Iterable[PodRecord]) -> None:
+        names, allocatable, used = (
+            self.nodes.other_resources,
+            dict(record.allocatable),
+            record.other_resources,
+        )
         for pod in extra:
             used = {**used, **{name: used.get(name, 0) + amount for name, amount in pod.other_resources}}
-        self.nodes.set_others(
-            book.row,
-            [_amount(allocatable.get(name, 0)) for name in names],
+        self.nodes.set_other_amounts(
+            record.row,
+            [_read_amount(allocatable.get(name, 0)) for name in names],
             [used.get(name, 0) for name in names],
         )
 
-    def _expire(self, book: NodeRecord, now: float) -> None:
-        for uid, tombstone in list(book.tombstones.items()):
-            if self.rules.tombstone_ends(book, tombstone, now):
-                del book.tombstones[uid]
-        if not book.tombstones:
-            self._expiring.discard(book.name)
+    def _expire_tombstones(self, record: NodeRecord, now: float) -> None:
+        for uid, tombstone in list(record.tombstones.items()):
+            if self.rules.is_tombstone_over(record, tombstone, now):
+                del record.tombstones[uid]
+        if not record.tombstones:
+            self._expiring.discard(record.name)
 
 
-def other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
-    """Pick what a Node has of further resources; written once for all nodes that have the same."""
-    return _shared(tuple((name, value) for name, value in allocatable.items() if is_other_resource(name)))
+def read_other_amounts(allocatable: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
+    """Read what a Node has of further resources; nodes that have the same share one tuple."""
+    return _share_amounts(
+        tuple((name, value) for name, value in allocatable.items() if is_other_resource(name))
+    )
 
 
 @lru_cache(maxsize=1024)
-def _shared(amounts: tuple[tuple[str, str | int], ...]) -> tuple[tuple[str, str | int], ...]:
+def _share_amounts(amounts: tuple[tuple[str, str | int], ...]) -> tuple[tuple[str, str | int], ...]:
     return amounts
 
 
 @lru_cache(maxsize=1024)
-def _amount(value: str | int) -> int:
-    """Read how much a node has; what cannot be read counts as none."""
+def _read_amount(value: str | int) -> int:
+    """Read how much a node has; an amount that cannot be read counts as 0."""
     try:
         return max(0, parse_bytes(value))
     except QuantityError:
         return 0
 
 
-def _unseen(book: NodeRecord) -> list[PodRecord]:
-    """Pods that are being bound to a node and are not seen there yet."""
-    return [take.pod for uid, take in book.takes.items() if uid not in book.pods]
+def _list_assumed_pods(record: NodeRecord) -> list[PodRecord]:
+    """List the assumed pods of a node that are not seen bound yet."""
+    return [assumed.pod for uid, assumed in record.assumed.items() if uid not in record.pods]
 
 
-def _raise(_name: str, error: Exception) -> None:
+def _raise_error(_name: str, error: Exception) -> None:
     raise error

@@ -12,11 +12,11 @@ from allocator.names import POD_NODE_POLICY
 Resources = dict[str, str | int]
 
 
-class Struct(msgspec.Struct, rename="camel", omit_defaults=True):
+class KubeStruct(msgspec.Struct, rename="camel", omit_defaults=True):
     """Base of the Kubernetes objects: lower camel case on the wire."""
 
 
-class Metadata(Struct):
+class Metadata(KubeStruct):
     """`metadata` of any object."""
 
     name: str = ""
@@ -38,27 +38,27 @@ class PodMetadata(Metadata):
     deletion_timestamp: str | None = None
 
 
-class NodeStatus(Struct):
+class NodeStatus(KubeStruct):
     """`status` of a node."""
 
     allocatable: Resources | None = None
 
 
-class NodeLite(Struct):
+class NodeLite(KubeStruct):
     """A node."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
-class ResourceList(Struct):
+class ResourceList(KubeStruct):
     """`resources` of a container or a pod."""
 
     limits: Resources | None = None
     requests: Resources | None = None
 
 
-class ContainerLite(Struct):
+class ContainerLite(KubeStruct):
     """A container or init container."""
 
     name: str = ""
@@ -66,39 +66,39 @@ class ContainerLite(Struct):
     resources: ResourceList | None = None
 
 
-class Preferred(Struct):
+class PreferredTerms(KubeStruct):
     """The preferences of one kind of affinity."""
 
     preferred_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
 
 
-class PodAffinity(Preferred):
-    """`spec.affinity.podAffinity`: how many terms it has matters here, not what they say."""
+class PodAffinity(PreferredTerms):
+    """`spec.affinity.podAffinity`: only the number of its terms matters here."""
 
     required_during_scheduling_ignored_during_execution: list[msgspec.Raw] | None = None
 
 
-class Affinity(Struct):
+class Affinity(KubeStruct):
     """`spec.affinity`."""
 
-    node_affinity: Preferred | None = None
+    node_affinity: PreferredTerms | None = None
     pod_affinity: PodAffinity | None = None
-    pod_anti_affinity: Preferred | None = None
+    pod_anti_affinity: PreferredTerms | None = None
 
 
-class SpreadConstraint(Struct):
+class SpreadConstraint(KubeStruct):
     """One of `spec.topologySpreadConstraints`."""
 
     when_unsatisfiable: str = ""
 
 
-class Gate(Struct):
+class SchedulingGate(KubeStruct):
     """One of `spec.schedulingGates`."""
 
     name: str = ""
 
 
-class PodSpec(Struct):
+class PodSpec(KubeStruct):
     """`spec` of a pod."""
 
     node_name: str = ""
@@ -110,10 +110,10 @@ class PodSpec(Struct):
     preemption_policy: str | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
-    scheduling_gates: list[Gate] | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
-class PodStatus(Struct):
+class PodStatus(KubeStruct):
     """`status` of a pod."""
 
     phase: str = ""
@@ -121,7 +121,7 @@ class PodStatus(Struct):
     start_time: str | None = None
 
 
-class PodLite(Struct):
+class PodLite(KubeStruct):
     """A pod."""
 
     metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
@@ -130,7 +130,7 @@ class PodLite(Struct):
 
 
 def has_preferences(pod: PodLite) -> bool:
-    """Tell whether the pod ranks nodes by itself, so that kube-scheduler must score all that fit."""
+    """Return True if the pod ranks nodes by itself, so that kube-scheduler must score all that fit."""
     affinity = pod.spec.affinity
     if affinity is not None:
         kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
@@ -141,12 +141,12 @@ def has_preferences(pod: PodLite) -> bool:
 
 
 def ranks_nodes_itself(pod: PodLite) -> bool:
-    """Tell whether the pod states preferences and names no policy: then those rank the nodes."""
+    """Return True if the pod states preferences and names no policy: then those rank the nodes."""
     return has_preferences(pod) and POD_NODE_POLICY not in (pod.metadata.annotations or {})
 
 
-def may_preempt(pod: PodLite) -> bool:
-    """Tell whether pods of smaller priority may be evicted for this one.
+def can_preempt(pod: PodLite) -> bool:
+    """Return True if pods of smaller priority may be evicted for this one.
 
     Not where it wants to be near other pods: they could be among those that would go.
     """
@@ -155,8 +155,8 @@ def may_preempt(pod: PodLite) -> bool:
     return pod.spec.preemption_policy != "Never" and not required
 
 
-def container_mappings(containers: list[ContainerLite] | None) -> list[dict[str, Any]]:
-    """Write containers as the plain mappings that `allocator.request.parse_pod` reads."""
+def build_container_mappings(containers: list[ContainerLite] | None) -> list[dict[str, Any]]:
+    """Build the plain mappings of containers that `allocator.request.parse_pod` reads."""
     return [
         {
             "name": container.name,

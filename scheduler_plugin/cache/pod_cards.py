@@ -1,4 +1,4 @@
-"""What pods have on the cards of their node, and what would be free for certain without them. Pure."""
+"""Units that pods have on the cards of their node, and units that are free once pods go. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from scheduler_plugin.cache.pods import PodRecord
 
 @dataclass(frozen=True, slots=True)
 class PodCards:
-    """Units by card position of the pods of one node.
+    """PodCards is the units by card position of the pods of one node.
 
     Attributes:
-        units: What pods have, by UID; empty for a pod whose cards are not known.
-        closed: Positions of cards on which nothing is free for certain once pods have gone: they take no
-            pods, or processes of others fill them. The words stop at a card's size, so what such processes
-            use beyond that is not known.
+        units: Units of each pod, by UID; empty for a pod whose cards are not known.
+        closed_cards: Positions of cards on which nothing is free for certain once pods have gone: they are
+            closed to pods, or processes of others fill them. The words stop at a card's size, so what such
+            processes use beyond that is not known.
     """
 
     units: Mapping[str, ByPosition]
-    closed: frozenset[int]
+    closed_cards: frozenset[int]
 
-    def freed(self, uid: str) -> ByPosition:
+    def get_freed_units(self, uid: str) -> ByPosition:
         """Find the units that are free for certain without a pod, by card position."""
         units = self.units.get(uid, {})
-        if not self.closed:
+        if not self.closed_cards:
             return units
-        return {card: count for card, count in units.items() if card not in self.closed}
+        return {card: count for card, count in units.items() if card not in self.closed_cards}
 
 
 def read_pod_cards(record: NodeRecord, evictable: Sequence[int]) -> PodCards:

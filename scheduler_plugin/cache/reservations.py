@@ -1,4 +1,4 @@
-"""Cards that are kept for pods on whose behalf others were evicted.
+"""Cards that are reserved for pods for which others were evicted.
 
 No claim in the sense of `rules`: nothing is bound, the node knows nothing of it, and a pod of larger
 priority may have the cards all the same. So a reservation is not in the arrays but is put into them for as
@@ -9,20 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scheduler_plugin.cache.cards import current_positions
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import find_current_positions
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room on one node for one pod.
+    """Reservation is cards of one node that are kept free for one pod.
 
     Attributes:
-        uid: The pod.
-        priority: Its priority; it is kept from pods of the same and of smaller ones.
-        node: The node.
-        units: By card position in `uuids`. They count from the first eviction on, while the victims still
-            have theirs.
+        uid: UID of the pod.
+        priority: The pod's priority; pods of the same or a smaller priority must respect the
+            reservation.
+        node: Name of the node.
+        units: Units by card position in `uuids`. They count from the first eviction on, while the victims
+            still have theirs.
         uuids: The node's cards by position when the reservation was made; empty where it published none.
     """
 
@@ -32,18 +33,18 @@ class Reservation:
     units: Mapping[int, int]
     uuids: tuple[str, ...] = ()
 
-    def units_now(self, uuids: Sequence[str]) -> dict[int, int]:
-        """Count the units by card position as of now, without those of cards that are gone.
+    def get_current_units(self, uuids: Sequence[str]) -> dict[int, int]:
+        """Return the units by card position as of now, without cards that are gone.
 
         Args:
             uuids: The node's cards by position now; empty where it publishes none.
         """
-        positions = current_positions(self.units, self.uuids, uuids)
+        positions = find_current_positions(self.units, self.uuids, uuids)
         return {now: self.units[then] for then, now in positions.items()}
 
 
 class Reservations:
-    """All reservations, by pod UID."""
+    """Reservations is the reserved cards, by pod UID."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Reservation] = {}
@@ -54,25 +55,25 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._by_uid)
 
-    def of(self, uid: str) -> Reservation | None:
-        """A pod's reservation."""
+    def get_reservation(self, uid: str) -> Reservation | None:
+        """Return a pod's reservation, None where there is none."""
         return self._by_uid.get(uid)
 
-    def put(self, reservation: Reservation) -> None:
-        """Keep room for a pod; replaces what was kept for it before."""
+    def add_reservation(self, reservation: Reservation) -> None:
+        """Reserve cards for a pod, in place of those reserved for it before."""
         self._by_uid[reservation.uid] = reservation
 
-    def drop(self, uid: str) -> None:
+    def remove_reservation(self, uid: str) -> None:
         """End a pod's reservation, if there is one."""
         self._by_uid.pop(uid, None)
 
     @contextmanager
-    def kept_from(self, nodes: NodeArrays, uid: str, priority: int) -> Iterator[None]:
-        """Show a pod the arrays as it has to see them; let nothing else change them meanwhile.
+    def charged_against(self, nodes: NodeArrays, uid: str, priority: int) -> Iterator[None]:
+        """Charge the reservations that a pod must respect to the arrays, while the context is open.
 
         Args:
             nodes: The arrays.
-            uid: The pod.
+            uid: UID of the pod.
             priority: Its priority.
         """
         charges: dict[int, dict[int, int]] = {}
@@ -80,10 +81,10 @@ class Reservations:
             row = nodes.rows.get(each.node)
             if row is not None and each.uid != uid and each.priority >= priority:
                 sums = charges.setdefault(row, {})
-                for card, units in each.units_now(nodes.uuids[row]).items():
+                for card, units in each.get_current_units(nodes.uuids[row]).items():
                     sums[card] = sums.get(card, 0) + units
         if not charges:
             yield
             return
-        with nodes.charged(charges):
+        with nodes.with_charges(charges):
             yield

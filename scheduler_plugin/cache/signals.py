@@ -1,4 +1,4 @@
-"""Telling everybody who wants to know that something happened."""
+"""Signals: a function call that reaches all who have subscribed."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec
@@ -7,28 +7,28 @@ P = ParamSpec("P")
 
 
 class Signal(Generic[P]):
-    """Calls every listener, in the order in which they subscribed.
+    """Signal calls every listener, in the order in which they subscribed.
 
     Each is called whether or not one before it raised; the first error is raised afterwards.
 
     Args:
-        unheard: Called instead while nobody has subscribed; None does nothing then.
+        unheard: Function to call while nobody has subscribed; None does nothing then.
     """
 
     def __init__(self, unheard: Callable[P, None] | None = None) -> None:
         self._listeners: list[Callable[P, None]] = []
-        self._unheard = unheard
+        self._default = unheard
 
     def connect(self, listener: Callable[P, None]) -> None:
         """Subscribe."""
         self._listeners.append(listener)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Tell everybody."""
+        """Call every listener; raise the first error afterwards."""
         failure: Exception | None = None
         listeners = self._listeners
-        if not listeners and self._unheard is not None:
-            listeners = [self._unheard]
+        if not listeners and self._default is not None:
+            listeners = [self._default]
         for listener in listeners:
             try:
                 listener(*args, **kwargs)

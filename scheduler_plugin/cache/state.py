@@ -1,4 +1,4 @@
-"""The cluster as the scheduler sees it: caches of nodes and pods, and arrays that follow from them."""
+"""The scheduler's cache: nodes and pods as last seen, assumed pods, and the arrays that follow from them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -8,157 +8,170 @@ from allocator.names import resource_name
 from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
-from scheduler_plugin.cache.charges import TOMBSTONE_S, Claim, NodeRecord, Rules, Take, Tombstone
-from scheduler_plugin.cache.node_records import Books, other_amounts
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
+from scheduler_plugin.cache.kubelet_sums import read_kubelet_sums
+from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.node_records import NodeRecords, read_other_amounts
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published import held_units, read_published
+from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published
 from scheduler_plugin.cache.reservations import Reservations
 from scheduler_plugin.cache.signals import Signal
-from scheduler_plugin.cache.sums import read_offered
-from scheduler_plugin.cache.versions import Versions, contradicts
+from scheduler_plugin.cache.versions import ObjectVersions, is_other_history
 from scheduler_plugin.errors import StateError
 
 
 class ClusterState:
     """Nodes, pods and what follows from them. Pure: times (seconds) and resourceVersions are arguments.
 
-    Invariant, after every call: in the row of every node with readable words, `assumed` is what
-    `Rules.assumed` says of the current caches, never a remembered decision; so units that the kubelet holds
-    plus units of pods bound and not admitted fit into `used + assumed` of each card, in any order of node and
-    pod events, repeated or late ones included. Every claim ends once its pod has ended.
+    The life of a pod that asks for cards, as the charge on its node counts it:
 
-    After an etcd restore a complete list is of another history: what is known is compared with it as if it
-    had no versions, and what was bound or committed before and is not listed there counts for TOMBSTONE_S:
-    its containers may still run, and the words of its node are as old as the restored state.
+        (waiting) --assume--> ASSUMED --seen bound--> BOUND --in the node's `holds`--> CONFIRMED
+            ^                    |                      |                                  |
+            |     forget, or the |                      | ended or gone before             | ended or gone
+            +--- pod has changed +                      v  the node accounts it            v
+                                 +---- gone ------> TOMBSTONE --------------------------> (free)
+                                                       words that know its end, or TOMBSTONE_S
+
+    ASSUMED, BOUND and TOMBSTONE add a charge to the node's words. CONFIRMED adds none: the words show its
+    units. An accounted pod that ended stays in the words until the node takes it out.
+
+    Invariant: after every call, `assumed` in the row of every node with readable words is what
+    `ChargeRules.sum_by_card` computes from the current caches, never a remembered decision. So units that
+    the kubelet has given, plus units of pods bound and not admitted, fit into `used + assumed` of each card.
+    The order of node and pod events does not matter, and repeated or late events do no harm. Every charge
+    ends once its pod has ended.
+
+    After an etcd restore a complete list is of another history. What is known is compared with it as if it
+    had no versions. What was bound or assumed before and is not listed counts for TOMBSTONE_S: its
+    containers may still run, and the words of its node are as old as the restored state.
 
     Attributes:
         unit_mib: The quantum that nodes and pods must agree on.
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
-        nominated: UIDs of those without a node that one is being kept for.
-        reservations: The cards that are kept for them; no part of `assumed`.
-        books: What is known by node name.
-        settled: Says that a pod that asks for cards is seen bound first, or ended or is gone before that
-            (its record has no node then).
-        broken: Says the name of a node and what went wrong when its row could not be computed. The row is
-            excluded as corrupt by then, every other one is as it should be. Raises while nobody listens.
+        nominated: UIDs of pods without a node for which a node is nominated.
+        reservations: The cards that are reserved for nominated pods; no part of `assumed`.
+        node_records: What is known by node name.
+        pod_resolved: Signals a pod that asks for cards when it is first seen bound, or ended or gone before
+            that. A pod that was never bound has no node in its record.
+        node_failed: Signals a node's name and an error when its row could not be computed. The row is
+            excluded as corrupt by then, and every other row is right. Raises while nobody listens.
     """
 
-    def __init__(self, unit_mib: int = 1024, *, rules: Rules | None = None) -> None:
+    def __init__(self, unit_mib: int = 1024, *, rules: ChargeRules | None = None) -> None:
         self.unit_mib = unit_mib
         self.resource = resource_name(unit_mib)
-        self.rules = rules or Rules()
-        self._books = Books(self.rules)
-        self.books = self._books.by_name
-        self.nodes = self._books.nodes
+        self.rules = rules or ChargeRules()
+        self._records = NodeRecords(self.rules)
+        self.node_records = self._records.by_name
+        self.nodes = self._records.nodes
         self.pods: dict[str, PodRecord] = {}
         self.nominated: set[str] = set()
         self.reservations = Reservations()
-        self.settled: Signal[[PodRecord]] = Signal()
-        self.broken = self._books.broken
-        self._takes: dict[str, Take] = {}
-        self._pod_versions = Versions()
-        self._node_versions = Versions()
+        self.pod_resolved: Signal[[PodRecord]] = Signal()
+        self.node_failed = self._records.node_failed
+        self._assumed: dict[str, AssumedPod] = {}
+        self._pod_versions = ObjectVersions()
+        self._node_versions = ObjectVersions()
 
-    def count_resources(self, names: Sequence[str]) -> None:
-        """Have these further resources of nodes and pods in the arrays, and no others."""
-        self._books.count_resources(names)
+    def set_other_resources(self, names: Sequence[str]) -> None:
+        """Keep these further resources of nodes and pods in the arrays, and no others."""
+        self._records.set_other_resources(names)
 
     # Nodes.
 
     def apply_node(self, node: NodeLite, now: float) -> None:
-        """Take a node's newest version; an older one than known is ignored."""
+        """Apply a node's newest version; ignore one that is older than the known one."""
         self._apply_node(node)
-        self._books.settle(now)
+        self._records.update_arrays(now)
 
     def delete_node(self, name: str, resource_version: str, now: float) -> None:
         """Forget a Node object; pods bound to its name stay."""
         self._delete_node(name, parse_resource_version(resource_version))
-        self._books.settle(now)
+        self._records.update_arrays(now)
 
     def replace_nodes(
         self, nodes: Sequence[NodeLite], resource_version: str, now: float, *, restored: bool = False
     ) -> bool:
-        """Take a complete list made at a resourceVersion; known nodes that it lacks are gone.
+        """Apply a complete list made at a resourceVersion; known nodes that it lacks are gone.
 
         Args:
             nodes: All of them.
-            resource_version: Of the list.
+            resource_version: The list's resourceVersion.
             now: Seconds.
             restored: The API server was restored from an older state, see `kubeapi.reflect.Sink.replace`.
 
         Returns:
-            Whether the list is of another history than what was known.
+            True if the list is of another history than what was known.
         """
         version = parse_resource_version(resource_version)
-        restored = restored or contradicts(version, self._shown_nodes(nodes))
+        restored = restored or is_other_history(version, self._pair_node_versions(nodes))
         if restored:
-            self._node_versions.forget()
-            for book in self.books.values():
-                book.version = 0
+            self._node_versions.reset()
+            for record in self.node_records.values():
+                record.version = 0
         listed: set[str] = set()
         for node in nodes:
             listed.add(node.metadata.name)
             self._apply_node(node)
         for name in [name for name in self.nodes.rows if name not in listed]:
-            if self.books[name].version <= version:
+            if self.node_records[name].version <= version:
                 self._delete_node(name, version)
-        self._node_versions.listed(version)
-        self._books.settle(now)
+        self._node_versions.record_list(version)
+        self._records.update_arrays(now)
         return restored
 
-    def _shown_nodes(self, nodes: Iterable[NodeLite]) -> Iterator[tuple[int, int]]:
+    def _pair_node_versions(self, nodes: Iterable[NodeLite]) -> Iterator[tuple[int, int]]:
         for node in nodes:
-            book = self.books.get(node.metadata.name)
-            if book is not None and book.row >= 0:
-                yield parse_resource_version(node.metadata.resource_version), book.version
+            record = self.node_records.get(node.metadata.name)
+            if record is not None and record.row >= 0:
+                yield parse_resource_version(node.metadata.resource_version), record.version
 
     def _apply_node(self, node: NodeLite) -> None:
         name = node.metadata.name
         version = parse_resource_version(node.metadata.resource_version)
-        book = self.books.get(name)
-        if book is not None and book.row >= 0:
-            if version < book.version or (version and version == book.version):
+        record = self.node_records.get(name)
+        if record is not None and record.row >= 0:
+            if version < record.version or (version and version == record.version):
                 return
         elif self._node_versions.is_old(name, version):
             return
-        book = self._books.of(name)
-        if book.row < 0:
-            book.row = self.nodes.add(name)
-        book.version = version
+        record = self._records.get_or_add(name)
+        if record.row < 0:
+            record.row = self.nodes.add_node(name)
+        record.version = version
         allocatable = node.status.allocatable or {}
         self.nodes.set_capacity(
-            book.row,
-            _quantity(allocatable, "cpu", parse_milli),
-            _quantity(allocatable, "memory", parse_bytes),
+            record.row,
+            _read_quantity(allocatable, "cpu", parse_milli),
+            _read_quantity(allocatable, "memory", parse_bytes),
         )
-        book.allocatable = other_amounts(allocatable)
-        offered = read_offered(allocatable, self.resource)
-        if book.offered != offered:
-            book.offered = offered
-            self.nodes.version[book.row] += 1
-        self._books.changed(name)
+        record.allocatable = read_other_amounts(allocatable)
+        offered = read_kubelet_sums(allocatable, self.resource)
+        if record.kubelet_sums != offered:
+            record.kubelet_sums = offered
+            self.nodes.version[record.row] += 1
+        self._records.mark_changed(name)
         try:
-            self._read_cards(book, node)
+            self._read_cards(record, node)
         except Exception as error:  # noqa: BLE001  (whatever it is, no other node may suffer)
-            self._books.give_up(book, error)
+            self._records.exclude_failed(record, error)
 
-    def _read_cards(self, book: NodeRecord, node: NodeLite) -> None:
-        """Take a node's words, inventory and holds, or exclude its row with a reason."""
+    def _read_cards(self, record: NodeRecord, node: NodeLite) -> None:
+        """Read a node's words, inventory and accounted pods, or exclude its row with a reason."""
         published = read_published(node, self.unit_mib)
-        book.revision = published.revision
-        book.seen, book.holds = published.holds.seen, held_units(published.holds)
-        if book.seen > book.version > 0:
+        record.revision = published.revision
+        record.seen_version, record.holds = published.holds.seen, read_accounted_units(published.holds)
+        if record.seen_version > record.version > 0:
             # What is later than the write itself was seen before an etcd restore.
-            book.seen = -1
-        book.sizes, book.used = published.sizes, published.used
-        book.uuids, book.indexes = published.uuids, published.indexes
+            record.seen_version = -1
+        record.sizes, record.used = published.sizes, published.used
+        record.uuids, record.indexes = published.uuids, published.indexes
         if published.exclusion is Exclusion.NONE:
             self.nodes.set_cards(
-                book.row,
+                record.row,
                 published.sizes,
                 published.used,
                 evictable=published.evictable,
@@ -168,178 +181,178 @@ class ClusterState:
                 links=published.links,
                 percent=published.percent,
             )
-        elif self.nodes.exclusion[book.row] != published.exclusion:
-            self.nodes.exclude(book.row, published.exclusion)
+        elif self.nodes.exclusion[record.row] != published.exclusion:
+            self.nodes.exclude_row(record.row, published.exclusion)
 
     def _delete_node(self, name: str, version: int) -> None:
-        book = self.books.get(name)
-        if book is None or book.row < 0 or version < book.version:
+        record = self.node_records.get(name)
+        if record is None or record.row < 0 or version < record.version:
             return
-        self.nodes.remove(name)
-        self._node_versions.ended(name, version)
-        book.row, book.version, book.revision = -1, 0, 0
-        book.allocatable = ()
-        book.forget_words()
-        if not self.rules.keeps_without_node():
-            book.pods.clear()
-            book.takes.clear()
-            book.tombstones.clear()
-        self._books.changed(name)
+        self.nodes.remove_node(name)
+        self._node_versions.record_deletion(name, version)
+        record.row, record.version, record.revision = -1, 0, 0
+        record.allocatable = ()
+        record.clear_published()
+        if not self.rules.keeps_charges_without_node():
+            record.pods.clear()
+            record.assumed.clear()
+            record.tombstones.clear()
+        self._records.mark_changed(name)
 
     # Pods.
 
     def apply_pod(self, pod: PodLite, now: float) -> None:
-        """Take a pod's newest version; an older one than known is ignored."""
+        """Apply a pod's newest version; ignore one that is older than the known one."""
         self._read_pod(pod, now)
-        self._books.settle(now)
+        self._records.update_arrays(now)
 
     def delete_pod(self, pod: PodLite, resource_version: str, now: float) -> None:
         """Forget a pod.
 
         Args:
             pod: Its last version, with the node it was bound to.
-            resource_version: Of the deletion.
+            resource_version: resourceVersion of the deletion.
             now: Seconds.
         """
         record = read_pod(pod, self.resource)
-        take = self._takes.get(record.uid)
-        if take is not None and not record.node:
-            self._drop_take(take)
-        self._end_pod(record.uid, record.node, parse_resource_version(resource_version), now)
-        self._books.settle(now)
+        assumed = self._assumed.get(record.uid)
+        if assumed is not None and not record.node:
+            self._drop_assumed(assumed)
+        self._remove_pod(record.uid, record.node, parse_resource_version(resource_version), now)
+        self._records.update_arrays(now)
 
     def replace_pods(
         self, pods: Sequence[PodLite], resource_version: str, now: float, *, restored: bool = False
     ) -> bool:
-        """Take a complete list made at a resourceVersion; known pods that it lacks vanished by then.
+        """Apply a complete list made at a resourceVersion; known pods that it lacks vanished by then.
 
-        Arguments and result as of `replace_nodes`.
+        Arguments and result are those of `replace_nodes`.
         """
         version = parse_resource_version(resource_version)
-        restored = restored or contradicts(version, self._shown_pods(pods))
+        restored = restored or is_other_history(version, self._pair_pod_versions(pods))
         before: list[PodRecord] = []
         if restored:
             before = list(self.pods.values())
-            self._forget_pod_versions(version, now)
+            self._reset_pod_versions(version, now)
         listed: set[str] = set()
         for pod in pods:
             listed.add(pod.metadata.uid)
             self._read_pod(pod, now)
         for uid in [uid for uid in self.pods if uid not in listed]:
             if self.pods[uid].version <= version:
-                self._end_pod(uid, "", version, now)
+                self._remove_pod(uid, "", version, now)
         for old in before:
             current = self.pods.get(old.uid)
             if old.node and not old.ended and (current is None or current.node != old.node):
-                self._leave_tombstone(old, old.node, old.assigned, version, now)
-        self._pod_versions.listed(version)
-        self._books.settle(now)
+                self._add_tombstone(old, old.node, old.assigned, version, now)
+        self._pod_versions.record_list(version)
+        self._records.update_arrays(now)
         return restored
 
-    def _shown_pods(self, pods: Iterable[PodLite]) -> Iterator[tuple[int, int]]:
+    def _pair_pod_versions(self, pods: Iterable[PodLite]) -> Iterator[tuple[int, int]]:
         for pod in pods:
             known = self.pods.get(pod.metadata.uid)
             if known is not None:
                 yield parse_resource_version(pod.metadata.resource_version), known.version
 
-    def _forget_pod_versions(self, version: int, now: float) -> None:
-        """Let any version of a pod be news, and what was committed count as what was bound and is gone."""
-        self._pod_versions.forget()
+    def _reset_pod_versions(self, version: int, now: float) -> None:
+        """Accept any version of a pod from now on; charge assumed pods as bound pods that are gone."""
+        self._pod_versions.reset()
         for uid, pod in self.pods.items():
             self.pods[uid] = replace(pod, resource_version="")
-        for book in self.books.values():
-            book.seen = -1
-        for take in list(self._takes.values()):
-            self._drop_take(take)
-            self._leave_tombstone(take.pod, take.node, take.assigned, version, now)
+        for record in self.node_records.values():
+            record.seen_version = -1
+        for assumed in list(self._assumed.values()):
+            self._drop_assumed(assumed)
+            self._add_tombstone(assumed.pod, assumed.node, assumed.assigned, version, now)
 
     def _read_pod(self, pod: PodLite, now: float) -> None:
-        """Take a pod, unless this very version of it is known."""
+        """Apply a pod, unless this very version of it is known."""
         old = self.pods.get(pod.metadata.uid)
         if old is None or not old.version or old.resource_version != pod.metadata.resource_version:
             self._apply_pod(read_pod(pod, self.resource), now)
 
-    def _apply_pod(self, record: PodRecord, now: float) -> None:
-        old = self.pods.get(record.uid)
+    def _apply_pod(self, pod: PodRecord, now: float) -> None:
+        old = self.pods.get(pod.uid)
         if old is not None:
-            if record.version < old.version:
+            if pod.version < old.version:
                 return
-            self._unbook(old)
-        elif self._pod_versions.is_old(record.uid, record.version):
+            self._uncount_pod(old)
+        elif self._pod_versions.is_old(pod.uid, pod.version):
             return
-        self.pods[record.uid] = record
-        (self.nominated.add if record.nominated else self.nominated.discard)(record.uid)
-        if record.charged is not None and (record.node or record.ended) and (old is None or not old.node):
-            self.settled(record)
-        take = self._takes.get(record.uid)
-        if take is not None and (record.node or record.ended or self.rules.binding_is_stale(take, record)):
-            self._drop_take(take)
-        if not record.node:
+        self.pods[pod.uid] = pod
+        (self.nominated.add if pod.nominated else self.nominated.discard)(pod.uid)
+        if pod.charged is not None and (pod.node or pod.ended) and (old is None or not old.node):
+            self.pod_resolved(pod)
+        assumed = self._assumed.get(pod.uid)
+        if assumed is not None and (pod.node or pod.ended or self.rules.is_binding_stale(assumed, pod)):
+            self._drop_assumed(assumed)
+        if not pod.node:
             return
-        if not record.ended:
-            book = self._books.of(record.node)
-            book.count_requests(record, 1)
-            if record.charged is not None:
-                book.pods[record.uid] = record
-            self._books.changed(record.node)
+        if not pod.ended:
+            record = self._records.get_or_add(pod.node)
+            record.count_requests(pod, 1)
+            if pod.charged is not None:
+                record.pods[pod.uid] = pod
+            self._records.mark_changed(pod.node)
         elif old is None or not old.ended:
-            self._note_vanished(record, record.node, record.assigned, record.version, now)
+            self._record_vanished(pod, pod.node, pod.assigned, pod.version, now)
 
-    def _end_pod(self, uid: str, node: str, version: int, now: float) -> None:
-        """Remove a pod that vanished at `version`; a commitment of it may have been carried out."""
+    def _remove_pod(self, uid: str, node: str, version: int, now: float) -> None:
+        """Remove a pod that vanished at `version`; if it was assumed, its Binding may have been done."""
         old = self.pods.get(uid)
         if old is not None and version < old.version:
             return
-        self._pod_versions.ended(uid, version)
+        self._pod_versions.record_deletion(uid, version)
         if old is None:
             return
         del self.pods[uid]
         self.nominated.discard(uid)
         if old.charged is not None and not old.node:
-            self.settled(old)
-        self._unbook(old)
-        take = self._takes.get(uid)
+            self.pod_resolved(old)
+        self._uncount_pod(old)
+        assumed = self._assumed.get(uid)
         assigned = old.assigned
-        if take is not None:
-            self._drop_take(take)
-            node, assigned = node or take.node, take.assigned
+        if assumed is not None:
+            self._drop_assumed(assumed)
+            node, assigned = node or assumed.node, assumed.assigned
         node = node or old.node
         if node and not old.ended:
-            self._note_vanished(old, node, assigned, version, now)
+            self._record_vanished(old, node, assigned, version, now)
 
-    def _unbook(self, record: PodRecord) -> None:
-        """Undo what a bound pod did to its book."""
-        if record.node and not record.ended:
-            book = self._books.of(record.node)
-            book.count_requests(record, -1)
-            book.pods.pop(record.uid, None)
-            self._books.changed(record.node)
+    def _uncount_pod(self, pod: PodRecord) -> None:
+        """Take a bound pod out of its node's record."""
+        if pod.node and not pod.ended:
+            record = self._records.get_or_add(pod.node)
+            record.count_requests(pod, -1)
+            record.pods.pop(pod.uid, None)
+            self._records.mark_changed(pod.node)
 
-    def _note_vanished(
-        self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
+    def _record_vanished(
+        self, pod: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
     ) -> None:
-        """Leave a tombstone where the rules want one."""
-        if record.charged is None:
+        """Add a tombstone where the rules want one."""
+        if pod.charged is None:
             return
-        self._books.changed(node)
-        if self.rules.needs_tombstone(self._books.of(node), record.uid, version):
-            self._leave_tombstone(record, node, assigned, version, now)
+        self._records.mark_changed(node)
+        if self.rules.needs_tombstone(self._records.get_or_add(node), pod.uid, version):
+            self._add_tombstone(pod, node, assigned, version, now)
 
-    def _leave_tombstone(
-        self, record: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
+    def _add_tombstone(
+        self, pod: PodRecord, node: str, assigned: Assignment | None, version: int, now: float
     ) -> None:
-        if record.charged is not None:
-            claim = Claim(record.uid, record.charged, assigned)
-            self._books.of(node).tombstones[record.uid] = Tombstone(claim, version, now + TOMBSTONE_S)
-            self._books.expires(node)
+        if pod.charged is not None:
+            tombstone = Tombstone(Charge(pod.uid, pod.charged, assigned), version, now + TOMBSTONE_S)
+            self._records.get_or_add(node).tombstones[pod.uid] = tombstone
+            self._records.mark_expiring(node)
 
-    # Commitments.
+    # Assumed pods.
 
-    def take(self, uid: str, node: str, assigned: Assignment | None, now: float) -> Take:
-        """Commit cards for a pod, before its Binding is sent.
+    def assume(self, uid: str, node: str, assigned: Assignment | None, now: float) -> AssumedPod:
+        """Charge a pod to a node before its Binding is sent.
 
         Args:
-            uid: A pod that is known, not bound and not taken.
+            uid: A pod that is known, not bound and not assumed.
             node: Target, a node with a row.
             assigned: Cards by container, None where the node's UUIDs are not known.
             now: Seconds.
@@ -348,36 +361,36 @@ class ClusterState:
             StateError: the pod or node is not as it must be.
         """
         pod = self.pods.get(uid)
-        if pod is None or pod.node or pod.ended or uid in self._takes or node not in self.nodes.rows:
+        if pod is None or pod.node or pod.ended or uid in self._assumed or node not in self.nodes.rows:
             raise StateError(f"pod {uid} on node {node}; allowed: a known pod without node, taken once")
-        take = Take(pod, node, assigned)
-        self._takes[uid] = take
-        self._books.of(node).takes[uid] = take
-        self._books.changed(node)
-        self._books.settle(now)
-        return take
+        assumed = AssumedPod(pod, node, assigned)
+        self._assumed[uid] = assumed
+        self._records.get_or_add(node).assumed[uid] = assumed
+        self._records.mark_changed(node)
+        self._records.update_arrays(now)
+        return assumed
 
-    def taken(self, uid: str) -> Take | None:
-        """The commitment of a pod, if there is one."""
-        return self._takes.get(uid)
+    def get_assumed(self, uid: str) -> AssumedPod | None:
+        """Return the assumed pod of a UID, None where there is none."""
+        return self._assumed.get(uid)
 
-    def roll_back(self, take: Take, now: float) -> None:
-        """Undo a commitment whose Binding was refused; does nothing when it has ended already."""
-        if self._takes.get(take.pod.uid) is take:
-            self._drop_take(take)
-            self._books.settle(now)
+    def forget(self, assumed: AssumedPod, now: float) -> None:
+        """End an assumption whose Binding was refused; do nothing if it has ended already."""
+        if self._assumed.get(assumed.pod.uid) is assumed:
+            self._drop_assumed(assumed)
+            self._records.update_arrays(now)
 
-    def expire(self, now: float) -> None:
-        """End whatever time ends."""
-        self._books.settle(now, expire=True)
+    def expire_tombstones(self, now: float) -> None:
+        """End the tombstones whose time is over."""
+        self._records.update_arrays(now, expire=True)
 
-    def _drop_take(self, take: Take) -> None:
-        del self._takes[take.pod.uid]
-        self._books.of(take.node).takes.pop(take.pod.uid, None)
-        self._books.changed(take.node)
+    def _drop_assumed(self, assumed: AssumedPod) -> None:
+        del self._assumed[assumed.pod.uid]
+        self._records.get_or_add(assumed.node).assumed.pop(assumed.pod.uid, None)
+        self._records.mark_changed(assumed.node)
 
 
-class Parse(Protocol):
+class QuantityParser(Protocol):
     """A function that reads a quantity."""
 
     def __call__(self, value: str | int, /) -> int:
@@ -385,8 +398,8 @@ class Parse(Protocol):
         ...
 
 
-def _quantity(resources: dict[str, str | int], name: str, parse: Parse) -> int:
-    """Read a capacity; one that cannot be read counts as none."""
+def _read_quantity(resources: dict[str, str | int], name: str, parse: QuantityParser) -> int:
+    """Read a capacity; one that cannot be read counts as 0."""
     value = resources.get(name)
     if value is None:
         return 0

@@ -1,49 +1,49 @@
-"""resourceVersions: which news about objects of one kind is old, and when a list is of another history."""
+"""resourceVersions: which events of objects are old, and when a list is of another history."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-REMEMBERED_ENDS: Final = 16384
-"""Objects whose end is remembered; events that come later than so many other ends are not to be expected."""
+MAX_DELETIONS: Final = 16384
+"""Deletions that are remembered. An event that comes later than so many other deletions is not expected."""
 
 
-def contradicts(version: int, shown: Iterable[tuple[int, int]]) -> bool:
-    """Tell whether a complete list can not belong to the history that is known.
+def is_other_history(version: int, shown: Iterable[tuple[int, int]]) -> bool:
+    """Return True if a complete list cannot belong to the history that is known.
 
     A list is consistent: it shows every object as it was at the list's version. One that shows an object
     older than it is known from before that version was made after an older state of etcd had been restored.
 
     Args:
-        version: Of the list.
-        shown: Of each object that is known and listed: its version in the list, and the one known.
+        version: The list's resourceVersion.
+        shown: The version in the list and the known version, of each object that has both.
     """
     return any(0 < listed < known <= version for listed, known in shown)
 
 
-class Versions:
-    """The versions of complete lists, and of the ends of objects that are not known any more."""
+class ObjectVersions:
+    """ObjectVersions is the newest list's version, and the versions at which objects were deleted."""
 
     def __init__(self) -> None:
         self._listed = -1
-        self._ends: OrderedDict[str, int] = OrderedDict()
+        self._deletions: OrderedDict[str, int] = OrderedDict()
 
     def is_old(self, key: str, version: int) -> bool:
-        """Tell whether an object that is not known had ended by this version; 0 is no version."""
-        return 0 < version <= max(self._listed, self._ends.get(key, -1))
+        """Return True if an unknown object had been deleted by this version; 0 is no version."""
+        return 0 < version <= max(self._listed, self._deletions.get(key, -1))
 
-    def ended(self, key: str, version: int) -> None:
-        """Remember the end of an object."""
-        self._ends[key] = version
-        self._ends.move_to_end(key)
-        if len(self._ends) > REMEMBERED_ENDS:
-            self._ends.popitem(last=False)
+    def record_deletion(self, key: str, version: int) -> None:
+        """Remember the version at which an object was deleted."""
+        self._deletions[key] = version
+        self._deletions.move_to_end(key)
+        if len(self._deletions) > MAX_DELETIONS:
+            self._deletions.popitem(last=False)
 
-    def listed(self, version: int) -> None:
+    def record_list(self, version: int) -> None:
         """Remember a complete list."""
         self._listed = max(self._listed, version)
 
-    def forget(self) -> None:
-        """Begin anew: another history counts."""
+    def reset(self) -> None:
+        """Forget everything, because another history counts from now on."""
         self._listed = -1
-        self._ends.clear()
+        self._deletions.clear()

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 REMEMBERED: Final = 4096
 """Pods whose Binding failed."""

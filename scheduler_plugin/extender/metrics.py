@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kubeapi.metrics import make_process_registry
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
 from scheduler_plugin.scheduling.reasons import REASONS
@@ -28,7 +28,7 @@ _REASONS: Final = (*(reason.metric_label for reason in REASONS), INVALID, NOT_RE
 
 
 class Freshness(Protocol):
-    """How old the view of the API server is; `cluster.watching.Watcher` tells."""
+    """How old the view of the API server is; `cache.watcher.Watcher` tells."""
 
     @property
     def age_s(self) -> float:

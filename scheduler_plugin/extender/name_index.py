@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 _QUOTE: Final = 0x22
 _FIRST_PRINTED: Final = 0x20

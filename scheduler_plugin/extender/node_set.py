@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 @dataclass(frozen=True, slots=True)

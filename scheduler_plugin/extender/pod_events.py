@@ -46,7 +46,7 @@ class Reporter:
         self._events = events
         self._leadership = leadership
         self.waiting = Waiting(state.pods)
-        state.settled.connect(self._settled)
+        state.pod_resolved.connect(self._settled)
 
     def filtered(self, found: Filtered) -> None:
         """A filter call was answered."""
@@ -95,13 +95,13 @@ class Reporter:
 
     def _cards(self, uid: str, node: str) -> str:
         """The cards that a pod was bound with: each container's, the container named where there are more."""
-        take = self._state.taken(uid)
+        take = self._state.get_assumed(uid)
         pod = self._state.pods.get(uid)
         assigned = take.assigned if take is not None else None if pod is None else pod.assigned
         if not assigned:
             return ""
-        book = self._state.books.get(node)
-        index_of = dict(zip(book.uuids, book.indexes, strict=True)) if book is not None else {}
+        record = self._state.node_records.get(node)
+        index_of = dict(zip(record.uuids, record.indexes, strict=True)) if record is not None else {}
         unit_mib = self._state.unit_mib
         texts = [
             (f"{container}: " if len(assigned) > 1 else "")

@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.errors import shown
 from scheduler_plugin.cache.arrays import IntArray, RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.name_index import CutNames, NameIndex, cut_names

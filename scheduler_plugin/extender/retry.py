@@ -117,7 +117,7 @@ class SecondLooks:
         self._leadership = leadership
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
         self._term: float | None = None
-        extender.state.settled.connect(self._settled)
+        extender.state.pod_resolved.connect(self._settled)
 
     def note(self, found: Filtered) -> None:
         """A filter call was answered."""
@@ -161,7 +161,7 @@ class SecondLooks:
     def _take_over(self) -> None:
         """Take every pod that waits as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
-            waits = pod.request is not None and not (pod.node or pod.ended or pod.gated)
+            waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
             if waits and pod.uid not in self._refused:
                 self._remember(pod.uid, NodeSet())
 
@@ -173,7 +173,7 @@ class SecondLooks:
             if self._clock() >= refused.at + UNKNOWN_S:
                 del self._refused[uid]
             return None
-        if state.taken(uid) is not None:
+        if state.get_assumed(uid) is not None:
             return None
         try:
             now = self._clock()

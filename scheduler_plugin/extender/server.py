@@ -12,7 +12,7 @@ from aiohttp.typedefs import Middleware
 from allocator.errors import shown
 from kubeapi.errors import shorten
 from scheduler_plugin.binding.binder import Binder, Leadership
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.fast_server import Answer
 from scheduler_plugin.extender.filter_reply import Filtered
@@ -199,7 +199,7 @@ class Service:
     def _is_released(self, uid: str) -> bool:
         """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
         pod = self.extender.state.pods.get(uid)
-        return pod is not None and not pod.gated
+        return pod is not None and not pod.is_gated
 
     async def preempt(self, body: bytes) -> Answer:
         """POST /preempt."""

@@ -176,5 +176,5 @@ class Waiting:
         if len(self._waiting) <= len(self._pods) + spare and spare:
             return
         known = ((uid, self._pods.get(uid)) for uid in self._waiting)
-        for uid in [uid for uid, pod in known if pod is None or pod.node or pod.gated]:
+        for uid in [uid for uid, pod in known if pod is None or pod.node or pod.is_gated]:
             del self._waiting[uid]

@@ -9,10 +9,10 @@ from allocator.errors import RequestError
 from allocator.names import POD_PLANNED
 from allocator.request import PodRequest
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, IntArray, RowArray
-from scheduler_plugin.cache.budgets import Budgets
 from scheduler_plugin.cache.cards import has_card
-from scheduler_plugin.cache.objects import PodLite, may_preempt, ranks_nodes_itself
-from scheduler_plugin.cache.pods import PodRecord, asks, is_requeued, read_asking
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
+from scheduler_plugin.cache.objects import PodLite, can_preempt, ranks_nodes_itself
+from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_request, requests_cards
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
@@ -72,12 +72,12 @@ class Extender:
         state: ClusterState,
         policies: Policies,
         shortlist: int = SHORTLIST,
-        budgets: Budgets | None = None,
+        budgets: DisruptionBudgets | None = None,
         *,
         rank_all_pods: bool = False,
     ) -> None:
         self.state = state
-        self.budgets = budgets or Budgets()
+        self.budgets = budgets or DisruptionBudgets()
         self.policies = policies
         self.backlog = Backlog(state, policies)
         self.offers = Offers()
@@ -88,9 +88,9 @@ class Extender:
         self._settled_uids: dict[str, None] = {}
         self._failed = FailedBindings()
         self._first_evictable = 0
-        state.settled.connect(self._settled)
-        state.count_resources(policies.other_resources)
-        policies.resources_changed.connect(state.count_resources)
+        state.pod_resolved.connect(self._settled)
+        state.set_other_resources(policies.other_resources)
+        policies.resources_changed.connect(state.set_other_resources)
 
     def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
         """Answer a filter call.
@@ -105,13 +105,13 @@ class Extender:
             PolicyError: a policy gives what is no scores or costs; so do the other verbs.
         """
         pod, candidates = self._calls.decode(body)
-        if not asks(pod, self.state.resource):
+        if not requests_cards(pod, self.state.resource):
             return self._pass_all(candidates)
         if is_requeued(pod):
             return Filtered(self._refuse_everywhere(candidates, REQUEUED))
         if stale:
             return Filtered(encode_filter_error(stale))
-        self.state.expire(now)
+        self.state.expire_tombstones(now)
         try:
             query = self._query(pod)
         except RequestError as error:
@@ -119,7 +119,9 @@ class Extender:
             return Filtered(self._refuse_everywhere(candidates, str(error)), refusal=refusal)
         if query is None:
             return self._pass_all(candidates)
-        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+        with self.state.reservations.charged_against(
+            self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
+        ):
             return self._filter(pod, candidates, query, now)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
@@ -131,8 +133,8 @@ class Extender:
             now: Seconds.
             held: A node will do, too, that the policy holds the pod back from.
         """
-        self.state.expire(now)
-        if pod.request is None or pod.gated:
+        self.state.expire_tombstones(now)
+        if pod.request is None or pod.is_gated:
             return False
         query = self.policies.query(
             self.state.nodes,
@@ -143,12 +145,12 @@ class Extender:
             pod.other_resources,
         )
         try:
-            with self.state.reservations.kept_from(self.state.nodes, pod.uid, pod.priority):
+            with self.state.reservations.charged_against(self.state.nodes, pod.uid, pod.priority):
                 rows = among.rows(self.state.nodes)
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
-                scores = self._scores(bool(pod.planned) and len(rows) == 1, query, fitting_rows)
+                scores = self._scores(bool(pod.planned_uuids) and len(rows) == 1, query, fitting_rows)
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
@@ -188,7 +190,7 @@ class Extender:
     def bind_failed(self, uid: str, node: str) -> None:
         """A Binding failed: of a pod that the queue placed the next node of its list is next."""
         pod = self.state.pods.get(uid)
-        if pod is not None and pod.planned:
+        if pod is not None and pod.planned_uuids:
             self._failed.add(uid, node)
 
     def answered(self, found: Filtered) -> None:
@@ -218,7 +220,7 @@ class Extender:
         if offered is not None:
             result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
             return encode_scores(candidates, self.state.nodes, result)
-        self.state.expire(now)
+        self.state.expire_tombstones(now)
         try:
             query = self._query(pod)
         except RequestError:
@@ -228,7 +230,9 @@ class Extender:
             if self._rank_all_pods:
                 result[slice(None) if at is None else at] = self._plain_ranks(pod, rows)
             return encode_scores(candidates, self.state.nodes, result)
-        with self.state.reservations.kept_from(self.state.nodes, pod.metadata.uid, pod.spec.priority or 0):
+        with self.state.reservations.charged_against(
+            self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
+        ):
             positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
             scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
@@ -239,7 +243,7 @@ class Extender:
     def _plain_ranks(self, pod: PodLite, rows: RowArray) -> IntArray:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
         nodes = self.state.nodes
-        asked = read_asking(pod, self.state.resource)
+        asked = parse_pod_request(pod, self.state.resource)
         ask = Ask(
             asked.cpu_milli,
             asked.memory_bytes,
@@ -268,7 +272,7 @@ class Extender:
         proposed = args.proposed
         if args.pod is None or not proposed or is_requeued(args.pod):
             return encode_preempt({})
-        self.state.expire(now)
+        self.state.expire_tombstones(now)
         try:
             query = self._query(args.pod)
         except RequestError:
@@ -278,10 +282,10 @@ class Extender:
         if stale:
             return encode_preempt({})
         uid, priority = args.pod.metadata.uid, args.pod.spec.priority or 0
-        if self.state.reservations.of(uid) is not None:
+        if self.state.reservations.get_reservation(uid) is not None:
             return encode_preempt({})
         answer: dict[str, MetaVictims] = {}
-        with self.state.reservations.kept_from(self.state.nodes, uid, priority):
+        with self.state.reservations.charged_against(self.state.nodes, uid, priority):
             for node, victims in proposed.items():
                 room = room_on(self.state, node, query)
                 if room is not None:
@@ -342,7 +346,7 @@ class Extender:
 
     def _query(self, pod: PodLite) -> Query | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        found = read_asking(pod, self.state.resource)
+        found = parse_pod_request(pod, self.state.resource)
         if found.error:
             raise RequestError(found.error)
         if found.request is None:
@@ -405,7 +409,7 @@ class Extender:
         answer = encode_refused(candidates, self.state.nodes, groups)
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
-        if may_preempt(pod) and not held.any():
+        if can_preempt(pod) and not held.any():
             evictable = self._evictable(rows[found == FilterReason.NOT_FREE])
         refusal = Refusal(pod.metadata, counts, query, rows)
         among = NodeSet.of(self.state.nodes, rows)
@@ -414,7 +418,7 @@ class Extender:
     def _kept_for(self, pod: PodLite) -> int:
         """Row of the node that is being kept for a pod; one that there is not, where none is."""
         nodes = self.state.nodes
-        reservation = self.state.reservations.of(pod.metadata.uid)
+        reservation = self.state.reservations.get_reservation(pod.metadata.uid)
         return nodes.rows.get(reservation.node if reservation is not None else "", nodes.row_count)
 
     def _evictable(self, rows: RowArray) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from allocator.cards import Card
 from allocator.place import place
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -72,22 +72,22 @@ class Room:
 
 def room_on(state: ClusterState, node: str, query: Query) -> Room | None:
     """Look at a node; None where its cards, or shares of them, cannot be had."""
-    book = state.books.get(node)
+    record = state.node_records.get(node)
     row = state.nodes.rows.get(node)
-    if book is None or row is None or not state.nodes.usable[row]:
+    if record is None or row is None or not state.nodes.usable[row]:
         return None
     nodes = state.nodes
     if query.request.percent and not nodes.percent[row]:
         return None
     taken = (nodes.used[row] + nodes.assumed[row]).tolist()
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
-    pod_cards = read_pod_cards(book, open_units)
+    pod_cards = read_pod_cards(record, open_units)
     return Room(
         # More than a card's size may be taken; all of it must go before anything is free.
-        cards=tuple(replace(card, used_units=taken[i]) for i, card in enumerate(cards_of(nodes, row))),
+        cards=tuple(replace(card, used_units=taken[i]) for i, card in enumerate(build_cards(nodes, row))),
         open_units=open_units,
-        pods=book.pods,
-        freed={uid: pod_cards.freed(uid) for uid in book.pods},
+        pods=record.pods,
+        freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
         cpu_short=query.ask.cpu_milli + int(nodes.cpu_used[row]) - int(nodes.cpu_capacity[row]),
         memory_short=query.ask.memory_bytes + int(nodes.memory_used[row]) - int(nodes.memory_capacity[row]),
     )

@@ -67,7 +67,7 @@ def waits(pod: PodRecord) -> bool:
 
     It does not once it has a node, has ended, is being deleted, or waits for its turn in its queue again.
     """
-    return not (pod.node or pod.ended or pod.leaves_at is not None or pod.gated)
+    return not (pod.node or pod.ended or pod.grace_ends_at is not None or pod.is_gated)
 
 
 class Nominations:
@@ -110,13 +110,13 @@ class Nominations:
         """Keep the cards of a plan for a pod from now on."""
         nomination = Nomination(pod, plan, ours, self._clock())
         self._by_uid[pod.uid] = nomination
-        self._state.reservations.put(plan.reservation)
+        self._state.reservations.add_reservation(plan.reservation)
         return nomination
 
     def drop(self, uid: str) -> None:
         """Keep nothing for a pod any more; does nothing when nothing is being kept."""
         self._by_uid.pop(uid, None)
-        self._state.reservations.drop(uid)
+        self._state.reservations.remove_reservation(uid)
 
     async def announce(self, nomination: Nomination) -> None:
         """Write the node into the pod, and take what has been kept of these cards from lesser pods.
@@ -143,7 +143,7 @@ class Nominations:
             for other in self._by_uid.values()
             if other.node == nomination.node
             and other.pod.priority < nomination.pod.priority
-            and not other.plan.reservation.units_now(reservation.uuids).keys().isdisjoint(cards)
+            and not other.plan.reservation.get_current_units(reservation.uuids).keys().isdisjoint(cards)
         ]
 
     async def end(self, nomination: Nomination) -> None:
@@ -160,7 +160,7 @@ class Nominations:
     async def leave(self, nomination: Nomination) -> None:
         """Keep the cards no more for a pod that waits no more; say so of one whose turn may come again."""
         pod = self._state.pods.get(nomination.pod.uid)
-        if pod is not None and pod.requeued:
+        if pod is not None and pod.is_requeued:
             await self.end(nomination)
         else:
             self.drop(nomination.pod.uid)
@@ -204,7 +204,7 @@ class Nominations:
         row = self._state.nodes.rows.get(nomination.node)
         uuids = () if row is None else self._state.nodes.uuids[row]
         reservation = nomination.plan.reservation
-        return bool(uuids) and len(reservation.units_now(uuids)) < len(reservation.units)
+        return bool(uuids) and len(reservation.get_current_units(uuids)) < len(reservation.units)
 
     def _is_late(self, nomination: Nomination) -> bool:
         """Tell whether the cards have been free for long enough."""
@@ -221,7 +221,7 @@ class Nominations:
         victim = self._state.pods.get(uid)
         if victim is None or victim.ended:
             return False
-        if victim.leaves_at is None:
+        if victim.grace_ends_at is None:
             return self._clock() < nomination.since + SEEN_S
         return self._eligible().leaving(victim)
 
@@ -232,7 +232,12 @@ class Nominations:
         self._seen = {key: self._seen.get(key, now) for key in wanted}
         for (uid, node), seen in self._seen.items():
             pod = self._state.pods[uid]
-            if uid in self._by_uid or now >= seen + FOREIGN_S or not waits(pod) or self._state.taken(uid):
+            if (
+                uid in self._by_uid
+                or now >= seen + FOREIGN_S
+                or not waits(pod)
+                or self._state.get_assumed(uid)
+            ):
                 continue
             plan = self._plan(pod, node)
             if plan is not None and not plan.victims:

@@ -18,7 +18,7 @@ from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import EvictionApi, evict
 from kubeapi.ratelimit import TokenBucket
 from scheduler_plugin.binding.binder import Leadership
-from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
@@ -105,7 +105,7 @@ class Preemptor:
         self,
         state: ClusterState,
         policies: Policies,
-        budgets: Budgets,
+        budgets: DisruptionBudgets,
         api: EvictionApi,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -135,7 +135,7 @@ class Preemptor:
         self.nominations = Nominations(
             state, api, clock, self._eligible, lambda pod, node: self._plans(pod, [node])[0]
         )
-        state.settled.connect(self._settled)
+        state.pod_resolved.connect(self._settled)
 
     def note(self, uid: str, nodes: Sequence[str]) -> None:
         """Remember which nodes lacked only a card for a pod; none: it was let pass, or may not preempt."""
@@ -210,7 +210,7 @@ class Preemptor:
             and not self.nominations.is_foreign(pod)
             and self._resting.get(uid, (None, 0.0))[1] <= self._clock()
             and len(self.state.reservations) < AT_ONCE
-            and self.state.taken(uid) is None
+            and self.state.get_assumed(uid) is None
         )
 
     def _eligible(self) -> Eligible:
@@ -240,7 +240,7 @@ class Preemptor:
         self.began(pod, plan)
         try:
             await self.nominations.announce(nomination)
-            for victim in sorted(plan.victims, key=lambda victim: not self.budgets.covering(victim)):
+            for victim in sorted(plan.victims, key=lambda victim: not self.budgets.list_covering(victim)):
                 if not (self._may_act() and self._waits(pod.uid)):
                     await self.nominations.leave(nomination)
                     return
@@ -251,9 +251,9 @@ class Preemptor:
 
     def _has_lesser(self, node: str, pod: PodRecord) -> bool:
         """Tell quickly whether anybody on a node could go, or goes anyway."""
-        book = self.state.books.get(node)
-        others = () if book is None else book.pods.values()
-        return any(other.priority < pod.priority or other.leaves_at is not None for other in others)
+        record = self.state.node_records.get(node)
+        others = () if record is None else record.pods.values()
+        return any(other.priority < pod.priority or other.grace_ends_at is not None for other in others)
 
     async def _best(self, pod: PodRecord, nodes: Sequence[str]) -> str | None:
         """Name the node with the cheapest victims."""
@@ -275,7 +275,7 @@ class Preemptor:
         except RequestError:
             return [None for _ in nodes]
         try:
-            with state.reservations.kept_from(state.nodes, pod.uid, pod.priority):
+            with state.reservations.charged_against(state.nodes, pod.uid, pod.priority):
                 return [plan_on(state, node, query, pod, self._eligible()) for node in nodes]
         except POLICY_FAULTS:
             return [None for _ in nodes]
@@ -292,7 +292,7 @@ class Preemptor:
             KubeApiError: it could not be evicted.
         """
         known = self.state.pods.get(victim.uid)
-        if known is None or known.ended or known.leaves_at is not None:
+        if known is None or known.ended or known.grace_ends_at is not None:
             return
         try:
             await evict(self._api, victim.namespace, victim.name, victim.uid)

@@ -13,7 +13,7 @@ they are chosen anew as its plugin DefaultPreemption chooses, with the cards in 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler_plugin.cache.budgets import Budgets, violating
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, find_violations
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.preemption.node_victims import Room, cost, eviction_order
 from scheduler_plugin.scheduling.request import Query
@@ -52,7 +52,7 @@ def victims_on(
     query: Query,
     priority: int,
     proposed: VictimSet,
-    budgets: Budgets,
+    budgets: DisruptionBudgets,
     pods: Mapping[str, PodRecord],
 ) -> VictimSet | None:
     """Choose a node's victims.
@@ -105,7 +105,7 @@ def victims_on(
 
 
 def _fixed(
-    room: Room, query: Query, proposed: VictimSet, named: Sequence[PodRecord], budgets: Budgets
+    room: Room, query: Query, proposed: VictimSet, named: Sequence[PodRecord], budgets: DisruptionBudgets
 ) -> _Fixed:
     """Find which of kube-scheduler's victims stay victims whatever cards are cleared."""
     foreign = tuple(uid for uid in proposed.uids if uid not in room.pods)
@@ -128,7 +128,7 @@ def _reprieved(
     group: Sequence[PodRecord],
     fixed: Sequence[PodRecord],
     suffices: Callable[[Collection[str]], bool],
-    budgets: Budgets,
+    budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
     """Reprieve whom of a group it is possible to; None where not even the whole group suffices."""
     gone = {pod.uid: pod for pod in (*group, *fixed)}
@@ -143,11 +143,11 @@ def _reprieved(
     return list(gone.values())
 
 
-def _violating(pods: Iterable[PodRecord], budgets: Budgets) -> frozenset[str]:
+def _violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> frozenset[str]:
     """Find who violates a budget; the most important ones use up first what budgets allow."""
-    return violating(budgets, sorted(pods, key=eviction_order, reverse=True))
+    return find_violations(budgets, sorted(pods, key=eviction_order, reverse=True))
 
 
-def _rank(victims: Sequence[PodRecord], budgets: Budgets) -> tuple[object, ...]:
+def _rank(victims: Sequence[PodRecord], budgets: DisruptionBudgets) -> tuple[object, ...]:
     """Order sets of victims as kube-scheduler orders nodes."""
     return len(_violating(victims, budgets)), *cost(victims), sorted(pod.uid for pod in victims)

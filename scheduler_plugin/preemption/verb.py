@@ -7,7 +7,7 @@ from typing import Protocol
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder, EventType, pod_ref
 from scheduler_plugin.binding.binder import Leadership
-from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.preemptor import Preemptor
@@ -34,7 +34,7 @@ class Preemption:
         client: The API server.
         clock: Monotonic seconds.
         events: Takes Events.
-        view: Of the API server; `cluster.watching.Watcher` is one.
+        view: Of the API server; `cache.watcher.Watcher` is one.
         leadership: None when nobody else can be preempting.
 
     Attributes:
@@ -45,7 +45,7 @@ class Preemption:
         self,
         state: ClusterState,
         policies: Policies,
-        budgets: Budgets,
+        budgets: DisruptionBudgets,
         client: KubeClient,
         clock: Callable[[], float],
         events: EventRecorder,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allocator.place import place
-from scheduler_plugin.cache.budgets import Budgets, within
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.cache.state import ClusterState
@@ -35,22 +35,22 @@ class Eligible:
         wall_s: Seconds since the epoch.
     """
 
-    budgets: Budgets
+    budgets: DisruptionBudgets
     spared: Collection[str]
     wall_s: float
 
     def leaving(self, pod: PodRecord) -> bool:
         """Tell whether a pod is about to leave."""
-        return pod.leaves_at is not None and self.wall_s < pod.leaves_at + OVERDUE_S
+        return pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_S
 
     def admits(self, pod: PodRecord, priority: int) -> bool:
         """Tell whether a pod may be evicted for one of this priority."""
         return (
             pod.priority < priority
-            and pod.leaves_at is None
-            and not pod.mirrored
+            and pod.grace_ends_at is None
+            and not pod.is_mirror
             and pod.uid not in self.spared
-            and within(self.budgets, [pod])
+            and keeps_budgets(self.budgets, [pod])
         )
 
 
@@ -110,7 +110,11 @@ def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligib
 
 
 def _cheapest(
-    room: Room, query: Query, leaving: Sequence[str], candidates: Sequence[PodRecord], budgets: Budgets
+    room: Room,
+    query: Query,
+    leaving: Sequence[str],
+    candidates: Sequence[PodRecord],
+    budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
     """The cheapest set that makes room and keeps the budgets; of several demands a small one."""
 
@@ -127,16 +131,16 @@ def _cheapest(
     )
     for choose in choices:
         group = choose()
-        if group is not None and within(budgets, group) and fits(group):
+        if group is not None and keeps_budgets(budgets, group) and fits(group):
             return _needed(group, fits)
     return None
 
 
-def _keeping(candidates: Sequence[PodRecord], budgets: Budgets) -> list[PodRecord]:
+def _keeping(candidates: Sequence[PodRecord], budgets: DisruptionBudgets) -> list[PodRecord]:
     """As many of the least important candidates as may all go without violating a budget."""
     kept: list[PodRecord] = []
     for pod in candidates:
-        if not budgets.covering(pod) or within(budgets, [*kept, pod]):
+        if not budgets.list_covering(pod) or keeps_budgets(budgets, [*kept, pod]):
             kept.append(pod)
     return kept
 

@@ -7,7 +7,7 @@ import numpy as np
 from allocator.errors import shown
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
 def offered(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:

@@ -7,8 +7,8 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_P
 from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy, node_policy_chooses
 from allocator.request import PodRequest, unknown_policy
-from scheduler_plugin.cache.nodes import NodeArrays
-from scheduler_plugin.cache.pods import Amounts
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.scheduling.card_costs import card_costs
 from scheduler_plugin.scheduling.filtering import Selectors
@@ -173,7 +173,7 @@ class Policies:
         cpu_milli: int,
         memory_bytes: int,
         pod: str = "",
-        others: Amounts = (),
+        others: ResourceAmounts = (),
     ) -> Query:
         """Make a pod's request ready.
 
@@ -209,7 +209,7 @@ class Policies:
         cpu_milli: int,
         memory_bytes: int,
         pod: str = "",
-        others: Amounts = (),
+        others: ResourceAmounts = (),
     ) -> Ask:
         """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
         return Ask(

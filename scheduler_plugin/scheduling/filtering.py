@@ -14,8 +14,8 @@ from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
 from scheduler_plugin.scheduling.policies.registry import Ask
 from scheduler_plugin.scheduling.reasons import REASONS, FilterReason
@@ -213,7 +213,7 @@ def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool =
 def _placed(nodes: NodeArrays, query: Query, row: int, *, emptied: bool) -> bool:
     """Do what `place_many` does, on one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
-    cards = [replace(card, used_units=card.size_units - left[card.index]) for card in cards_of(nodes, row)]
+    cards = [replace(card, used_units=card.size_units - left[card.index]) for card in build_cards(nodes, row)]
     return place(cards, query.request, query.ask.card_policy) is not None
 
 
@@ -282,7 +282,7 @@ def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
     """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
-    return place(cards_of(nodes, row), query.request, query.ask.card_policy)
+    return place(build_cards(nodes, row), query.request, query.ask.card_policy)
 
 
 def explain_rejections(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:

@@ -8,7 +8,7 @@ import numpy as np
 from allocator.exact import fit_together
 from allocator.request import Demand
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import Query, units_by_card

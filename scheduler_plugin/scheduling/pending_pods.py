@@ -59,9 +59,9 @@ class Backlog:
 
     def _waits(self, pod: PodRecord) -> bool:
         """Whether a pod without a node waits for one."""
-        if pod.ended or pod.error or pod.leaves_at is not None or PLACEHOLDER_LABEL in pod.labels:
+        if pod.ended or pod.error or pod.grace_ends_at is not None or PLACEHOLDER_LABEL in pod.labels:
             return False
-        return self._state.taken(pod.uid) is None
+        return self._state.get_assumed(pod.uid) is None
 
     def _ask(self, pod: PodRecord) -> Ask | None:
         """What a pod asks for; None where it waits for its own name of a policy that does not exist."""

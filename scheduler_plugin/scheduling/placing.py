@@ -16,8 +16,8 @@ from allocator.policy import node_policy_chooses
 from allocator.registry import one_line
 from allocator.topology import rearranged
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.filtering import place_on
 from scheduler_plugin.scheduling.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
@@ -65,7 +65,7 @@ def _near(nodes: NodeArrays, row: int, ask: Ask, chosen: Sequence[Sequence[int]]
         return chosen
     admitted = range(count) if ask.admits is None else np.flatnonzero(ask.admits[row]).tolist()
     demands = [(demand.units, demand.cards) for demand in ask.demands]
-    return rearranged(cards_of(nodes, row), demands, chosen, admitted)
+    return rearranged(build_cards(nodes, row), demands, chosen, admitted)
 
 
 def score(policy: NodePolicy, nodes: NodeArrays, query: Query, rows: RowArray) -> FloatArray:

@@ -11,7 +11,7 @@ from typing import Final
 
 from allocator.names import MIB_PER_GIB
 from allocator.request import Demand
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.node_arrays import Exclusion
 
 REQUEUED: Final = "its release was taken back: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""

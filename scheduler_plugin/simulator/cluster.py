@@ -11,9 +11,9 @@ from allocator.policy import choose, node_policy_chooses
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.hosts import Host, has_host, host_columns
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.host_resources import HostRequest, fits_host, list_host_resources
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with
@@ -45,7 +45,7 @@ class PodKind:
     units: int
     asked: int
     query: Query | None
-    host: Host
+    host: HostRequest
 
     @property
     def is_plain(self) -> bool:
@@ -72,15 +72,15 @@ class Cluster:
     ) -> None:
         self.card_units = card_units
         self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
-        self.arrays.count_resources(others)
+        self.arrays.set_other_resources(others)
         self._cards: dict[int, list[Card]] = {}
         self._kinds: dict[tuple[object, ...], PodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         for node in nodes:
-            row = self.arrays.add(node.name)
+            row = self.arrays.add_node(node.name)
             self.arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
             has = dict(node.others)
-            self.arrays.set_others(row, [has.get(name, 0) for name in others], [0] * len(others))
+            self.arrays.set_other_amounts(row, [has.get(name, 0) for name in others], [0] * len(others))
             cards = [node.card_units or card_units] * node.cards
             self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         self.units = int(self.arrays.size.sum())
@@ -157,7 +157,7 @@ class Cluster:
         """Rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
         fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
-        for needed, capacity, used in host_columns(arrays, kind.host):
+        for needed, capacity, used in list_host_resources(arrays, kind.host):
             fits &= capacity - used >= needed
         if kind.is_plain:
             cards = self._with_cards(kind)
@@ -176,7 +176,7 @@ class Cluster:
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes[row]:
             return False
-        if not has_host(arrays, kind.host, row):
+        if not fits_host(arrays, kind.host, row):
             return False
         if not kind.is_plain:
             return bool(self._fitting(kind, np.array([row], dtype=np.intp))[0])
@@ -198,7 +198,7 @@ class Cluster:
         if left is None:
             left = arrays.usable
         others = [name for name, _ in kind.host.others if name in arrays.other_resources]
-        columns = host_columns(arrays, kind.host)
+        columns = list_host_resources(arrays, kind.host)
         for name, (needed, capacity, used) in zip(("cpu", "host memory", *others), columns, strict=True):
             left = left & (capacity - used >= needed)
             if left.any():
@@ -229,7 +229,7 @@ class Cluster:
         units, count = kind.ask.demands[0]
         cards = self._cards.get(row)
         if cards is None:
-            cards = self._cards[row] = list(cards_of(self.arrays, row))
+            cards = self._cards[row] = list(build_cards(self.arrays, row))
         return dict.fromkeys(choose(cards, units, count, kind.ask.card_policy) or (), units)
 
     def take(self, kind: PodKind, row: int, charge: Mapping[int, int]) -> None:
@@ -267,7 +267,7 @@ class Cluster:
         if arrays.other_resources:
             amounts = dict(ask.other_resources)
             used = zip(arrays.other_resources, arrays.other_used[:, row].tolist(), strict=True)
-            arrays.set_others(
+            arrays.set_other_amounts(
                 row,
                 arrays.other_capacity[:, row].tolist(),
                 [each + times * amounts.get(name, 0) for name, each in used],

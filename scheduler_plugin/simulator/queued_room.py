@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from allocator.exact import fit_together
 from allocator.request import Demand
-from scheduler_plugin.cache.hosts import NO_HOST, has_host
+from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, fits_host
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.replay import Running
 
@@ -48,7 +48,7 @@ class KeptRoom:
         taken = {kept.row for kept in self._kept.values()}
         best: tuple[int, str, int, Mapping[int, int]] | None = None
         for name, row in arrays.rows.items():
-            large = has_host(arrays, kind.host, row, emptied=True)
+            large = fits_host(arrays, kind.host, row, emptied=True)
             if row in taken or not large or (kind.nodes is not None and not kind.nodes[row]):
                 continue
             cards = int(arrays.cards[row])
@@ -86,7 +86,7 @@ class KeptRoom:
         found = []
         for uid, kept in self._kept.items():
             row, arrays = kept.row, self._cluster.arrays
-            host = has_host(arrays, kept.kind.host, row)
+            host = fits_host(arrays, kept.kind.host, row)
             if host and all(kept.blocked.get(card, 0) >= units for card, units in kept.needs.items()):
                 found.append((uid, kept.row))
         return found
@@ -190,12 +190,12 @@ def _fits_without(cluster: Cluster, kind: PodKind, row: int, gone: Iterable[Runn
     """Whether a pod fits on a row once some pods are gone."""
     arrays = cluster.arrays
     free = arrays.free[row].tolist()
-    freed = NO_HOST
+    freed = NO_HOST_REQUEST
     for pod in gone:
-        freed = freed.plus(pod.kind.host)
+        freed = freed.add(pod.kind.host)
         for card, units in pod.place.charge.items():
             free[card] += units
-    if not has_host(arrays, kind.host, row, freed):
+    if not fits_host(arrays, kind.host, row, freed):
         return False
     if kind.query is None:
         return True

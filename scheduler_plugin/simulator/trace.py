@@ -15,7 +15,7 @@ from allocator.errors import QuantityError
 from allocator.exact import fit_together
 from allocator.quantity import parse_bytes
 from allocator.request import WHOLE, Demand
-from scheduler_plugin.cache.pods import MOST_REQUESTED, Amounts
+from scheduler_plugin.cache.pods import MAX_REQUESTED, ResourceAmounts
 from scheduler_plugin.errors import TraceError
 
 CARD: Final = 1000
@@ -60,7 +60,7 @@ class TraceNode:
     card_units: int = 0
     data: frozenset[str] = frozenset()
     rack: str = ""
-    others: Amounts = ()
+    others: ResourceAmounts = ()
 
 
 class Times(NamedTuple):
@@ -95,7 +95,7 @@ class TracePod:
     data: frozenset[str] = frozenset()
     job: str = ""
     percent: bool = False
-    others: Amounts = ()
+    others: ResourceAmounts = ()
 
     @property
     def cards_each(self) -> int:
@@ -358,7 +358,9 @@ def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int,
     return _number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 
-def _other_amounts(where: str, names: Sequence[str], row: Mapping[str, str | None]) -> tuple[Amounts, str]:
+def _other_amounts(
+    where: str, names: Sequence[str], row: Mapping[str, str | None]
+) -> tuple[ResourceAmounts, str]:
     """Read amounts of further resources; an empty field is none."""
     amounts = []
     for name in names:
@@ -367,7 +369,7 @@ def _other_amounts(where: str, names: Sequence[str], row: Mapping[str, str | Non
             amount = parse_bytes(text)
         except QuantityError:
             amount = -1
-        if not 0 <= amount <= MOST_REQUESTED:
+        if not 0 <= amount <= MAX_REQUESTED:
             return (), f"{where}: {name} is {_quote(text)}; allowed: a quantity from 0 like 8 or 100Gi"
         amounts.append((name, amount))
     return tuple(amounts), ""

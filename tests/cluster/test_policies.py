@@ -15,8 +15,8 @@ import yaml
 from allocator.names import NODE_HOLDS, POD_NODE_POLICY
 from allocator.policy import choose
 from allocator.records import Holds, dump_holds
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand, Learner
 from tests.cluster.harness import Cluster, Extender, until, workload
@@ -65,7 +65,7 @@ class Model:
         self.policy = make(policy, parameters)
         self.nodes = NodeArrays()
         for name, (cpu, memory, used) in NODES.items():
-            row = self.nodes.add(name)
+            row = self.nodes.add_node(name)
             self.nodes.set_capacity(row, CPU * 1000, MEMORY_GIB * GIB)
             self.nodes.set_cards(row, (CARD,) * CARDS, used, models=(MODEL,) * CARDS)
             self.nodes.set_requested(row, cpu * 1000, memory * GIB)
@@ -83,7 +83,7 @@ class Model:
 
     def take(self, request: Request, name: str) -> None:
         nodes, ask, row = self.nodes, self.ask(request), self.nodes.rows[name]
-        chosen = choose(cards_of(nodes, row), request.units, 1, ask.card_policy)
+        chosen = choose(build_cards(nodes, row), request.units, 1, ask.card_policy)
         assert chosen is not None
         assumed = nodes.assumed[row, :CARDS].tolist()
         assumed[chosen[0]] += request.units

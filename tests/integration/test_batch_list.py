@@ -45,7 +45,7 @@ async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) 
 
         async def seen() -> bool:
             known = client.state.pods.get(pod["metadata"]["uid"])
-            return known is not None and not known.gated
+            return known is not None and not known.is_gated
 
         await until(seen)
 
@@ -91,7 +91,7 @@ async def test_every_policy_names_next_nodes(
 
         async def seen() -> bool:
             known = client.state.pods.get(pod["metadata"]["uid"])
-            return known is not None and not known.gated
+            return known is not None and not known.is_gated
 
         await until(seen)
 

@@ -25,19 +25,19 @@ async def test_it_binds_again_and_gives_nothing_twice(tmp_path: Path) -> None:
         async def all_is_seen() -> bool:
             bound = [pod.uid for pod in client.state.pods.values() if pod.node]
             newest = int(api.node("n")["metadata"]["resourceVersion"])
-            return bool(bound) and client.state.books["n"].version == newest
+            return bool(bound) and client.state.node_records["n"].version == newest
 
         await until(all_is_seen)
         await api.restored(backup)
 
         async def begun_anew() -> bool:
-            return not client.state.pods and client.state.books["n"].version <= backup.version
+            return not client.state.pods and client.state.node_records["n"].version <= backup.version
 
         await until(begun_anew)
         second = client.make_pod("second", 12)
         await client.knows(second["metadata"]["uid"])
         # The node may still run the pod that nobody knows any more.
-        assert client.state.books["n"].tombstones.keys() == {first["metadata"]["uid"]}
+        assert client.state.node_records["n"].tombstones.keys() == {first["metadata"]["uid"]}
         assert (await client.filter(second, "n"))["NodeNames"] == ["n"]
         lists = api.http.requests["GET", "pods", ""]
         assert await client.bind(second, "n") == ""

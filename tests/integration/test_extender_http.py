@@ -134,7 +134,7 @@ async def test_a_pod_whose_gate_goes_is_bound_once_that_is_known(
     uid = pod["metadata"]["uid"]
 
     async def gated() -> bool:
-        return uid in client.state.pods and client.state.pods[uid].gated
+        return uid in client.state.pods and client.state.pods[uid].is_gated
 
     async def waiting() -> bool:
         return bool(waits.called)

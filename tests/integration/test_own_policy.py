@@ -23,7 +23,7 @@ from gpupack.dashboard.advice import pending, waiting
 from gpupack.dashboard.board import Board
 from gpupack.embedded import EmbeddedCluster, until
 from gpupack.whatif.objects import load_nodes_and_pods
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.scheduling.card_costs import card_costs

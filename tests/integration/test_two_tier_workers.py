@@ -7,7 +7,7 @@ from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from benchmarks.two_tier.shared_arrays import SharedRows
 from benchmarks.two_tier.workers import BatchSettings, Job, schedule
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
@@ -15,7 +15,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES
 def cluster(count, used=(0, 0)):
     arrays = NodeArrays(rows=4, cards=2)
     for number in range(count):
-        row = arrays.add(f"n{number}")
+        row = arrays.add_node(f"n{number}")
         arrays.set_capacity(row, 8000, 64 << 30)
         arrays.set_cards(
             row, [16, 16], list(used), models=["A100", "T4"], uuids=[f"u{number}a", f"u{number}b"]
@@ -75,9 +75,9 @@ def test_selectors_cards_and_other_classes():
 
 def test_further_resources_are_kept_level_and_not_overcommitted():
     arrays = cluster(2)
-    arrays.count_resources(["example.com/nic"])
+    arrays.set_other_resources(["example.com/nic"])
     for name, (has, used) in {"n0": (8, 6), "n1": (8, 2)}.items():
-        arrays.set_others(arrays.rows[name], [has], [used])
+        arrays.set_other_amounts(arrays.rows[name], [has], [used])
     request = job(1).request
     jobs = [Job(request, 100, 1 << 30, (("example.com/nic", 2),)) for _ in range(5)]
     settings = BatchSettings(

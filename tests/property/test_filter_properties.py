@@ -16,8 +16,8 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, Kind, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import LongArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_on
@@ -107,7 +107,7 @@ Drawn = list[list[tuple[int, int, int, bool, str, int]]]
 def arrays(drawn: Drawn) -> NodeArrays:
     nodes = NodeArrays(rows=2, cards=2)
     for index, node in enumerate(drawn):
-        row = nodes.add(f"n{index}")
+        row = nodes.add_node(f"n{index}")
         sizes = [size for size, *_ in node]
         healthy = [card[3] for card in node]
         nodes.set_cards(
@@ -156,7 +156,7 @@ def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodReques
     for index, row in enumerate(rows.tolist()):
         oracle = place(scalar_cards(drawn, index), request, policy)
         assert bool(found[index]) == (oracle is not None)
-        assert list(cards_of(nodes, row)) == scalar_cards(drawn, index)
+        assert list(build_cards(nodes, row)) == scalar_cards(drawn, index)
         assert place_on(nodes, row, query) == oracle
 
 
@@ -196,7 +196,7 @@ def test_names_are_found_whatever_their_order(known: list[str], others: list[str
     nodes = NodeArrays(rows=1)
     for name in dict.fromkeys(known):
         if name:
-            nodes.add(name)
+            nodes.add_node(name)
     asked = [*known, *others]
     random.shuffle(asked)
     text = json.dumps(asked, separators=(",", ":")).encode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.cache.charges import Rules, Take
+from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
 from tests.property.queued.replica import Replica
@@ -58,8 +58,8 @@ class NoFence(Replica):
 class Forgetful(QueueRules):
     """What was released loses its room when anything about the pod changes."""
 
-    def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:
-        return Rules.binding_is_stale(self, take, pod)
+    def is_binding_stale(self, take: AssumedPod, pod: PodRecord) -> bool:
+        return ChargeRules.is_binding_stale(self, take, pod)
 
 
 class ForgetsReleases(Replica):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allocator.place import place
 from allocator.records import charge
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.cache.queues import TenantState
 from scheduler_plugin.queue.cache.waiting import Kind, Task
@@ -90,7 +90,7 @@ class History(QueueWorld):
 
     def _bind(self) -> None:
         for uid in self._in(Phase.RELEASED):
-            if self.state.taken(uid) is not None:
+            if self.state.get_assumed(uid) is not None:
                 self.bind(uid)
 
     def _end(self) -> None:
@@ -122,16 +122,16 @@ class History(QueueWorld):
             (task,) = (task for tenant in self.queue.tenants for task in tenant.waiting if task.uid == uid)
             members = {pod for pod, _ in self.queue.amounts.members(task.wants, uid)}
             assert self.queue.room.kept.pods(uid).keys() == members, f"room is kept for all of {uid} or none"
-        for name, book in self.state.books.items():
-            taken = [0] * len(book.sizes)
-            pods = [(pod.charged, pod.assigned) for pod in book.pods.values()]
-            pods += [(take.pod.charged, take.assigned) for take in book.takes.values()]
+        for name, record in self.state.node_records.items():
+            taken = [0] * len(record.sizes)
+            pods = [(pod.charged, pod.assigned) for pod in record.pods.values()]
+            pods += [(take.pod.charged, take.assigned) for take in record.assumed.values()]
             for asked, assigned in pods:
                 assert asked is not None
                 assert assigned is not None
                 for uuid, units in charge(asked, assigned).items():
-                    taken[book.uuids.index(uuid)] += units
-            assert all(n <= size for n, size in zip(taken, book.sizes, strict=True)), f"{name}: {taken}"
+                    taken[record.uuids.index(uuid)] += units
+            assert all(n <= size for n, size in zip(taken, record.sizes, strict=True)), f"{name}: {taken}"
         ungated: dict[str, int] = {tenant.name: 0 for tenant in self.queue.tenants}
         for entry in self.queue.entries.values():
             if entry.phase is not Phase.GATED and entry.wants is not None:
@@ -208,7 +208,7 @@ class History(QueueWorld):
             kept = self.queue.room.kept.from_others(task.uid, name, self.state.nodes.uuids[row]).cards
             cards = [
                 replace(card, used_units=card.size_units) if card.index in kept else card
-                for card in cards_of(self.state.nodes, row)
+                for card in build_cards(self.state.nodes, row)
             ]
             fits = place(cards, task.wants.request, "least-used") is not None
             if fits and self.queue.room.allowed(task.wants, name):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.place import place
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pods import PodRecord
 from tests.cluster_builders import container
 from tests.preemption_world import PreemptionWorld
@@ -48,7 +48,7 @@ class Node:
                 used[card] += units
         cards = [
             type(card)(card.index, card.uuid, card.model, card.size_units, used[card.index])
-            for card in cards_of(state.nodes, state.nodes.rows["n"])
+            for card in build_cards(state.nodes, state.nodes.rows["n"])
         ]
         return place(cards, query.request, query.ask.card_policy) is not None
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.place import place
-from scheduler_plugin.cache.budgets import within
+from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.preemption.victims import OVERDUE_S, Eligible, cost, plan_on
 from tests.cluster_builders import container
@@ -64,11 +64,11 @@ def test_victims(
     room = room_on(world.state, "n", query)
     assert room is not None
     others = [world.state.pods[uid] for uid in world.nodes["n"][2]]
-    leaving = [each.uid for each in others if each.leaves_at and each.leaves_at + OVERDUE_S > EPOCH_S]
+    leaving = [each.uid for each in others if each.grace_ends_at and each.grace_ends_at + OVERDUE_S > EPOCH_S]
     may_go = [
         each
         for each in others
-        if each.priority < PRIORITY and each.leaves_at is None and each.uid not in eligible.spared
+        if each.priority < PRIORITY and each.grace_ends_at is None and each.uid not in eligible.spared
     ]
 
     def fits(victims: object) -> bool:
@@ -76,7 +76,7 @@ def test_victims(
 
     if found is not None:
         assert all(victim in may_go for victim in found.victims)
-        assert within(world.budgets, found.victims)
+        assert keeps_budgets(world.budgets, found.victims)
         assert fits(found.victims)
         for victim in found.victims:
             assert not fits([each for each in found.victims if each is not victim])
@@ -87,7 +87,7 @@ def test_victims(
         assert found.reservation.units == after.charge
     subsets = chain.from_iterable(combinations(may_go, count) for count in range(len(may_go) + 1))
     sufficient = [subset for subset in subsets if fits(subset)]
-    allowed_ones = [subset for subset in sufficient if within(world.budgets, subset)]
+    allowed_ones = [subset for subset in sufficient if keeps_budgets(world.budgets, subset)]
     assert found is None or allowed_ones
     if sufficient and len(allowed_ones) == len(sufficient):
         # Where no budget is in the way there is a plan, and of one demand no cheaper one.

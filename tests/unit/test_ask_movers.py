@@ -12,7 +12,7 @@ from gpupack.rebalance.planning import NEAR_NODES, SearchLimits
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.objects import KubeBudget
 from gpupack.whatif.rendering import format_advice, format_why
-from scheduler_plugin.cache.budgets import BudgetSpec, BudgetStatus, LabelSelector
+from scheduler_plugin.cache.disruption_budgets import BudgetSpec, BudgetStatus, LabelSelector
 from scheduler_plugin.cache.objects import Metadata
 from tests.ask_world import Node, Pod, World
 

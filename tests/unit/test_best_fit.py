@@ -79,10 +79,10 @@ def test_the_index_follows_changes():
     assert arrays.names[picked] == "b"
     place(arrays, picked, ((0,),), eight)
     assert arrays.names[policy.pick(arrays, eight).key] == "a"
-    arrays.remove("a")
+    arrays.remove_node("a")
     assert policy.pick(arrays, eight).key is None
     for number in range(40):
-        row = arrays.add(f"c{number}")
+        row = arrays.add_node(f"c{number}")
         arrays.set_capacity(row, 100_000, 0)
         arrays.set_cards(row, [16], [0])
     assert arrays.names[policy.pick(arrays, eight).key] == "c0"
@@ -294,9 +294,9 @@ def test_ranks_that_move_reach_the_index():
     policy = BestFit(Settings(mode="pick"))
     assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "a"
     for number in range(40):
-        arrays.add("b" * (40 - number))
+        arrays.add_node("b" * (40 - number))
     arrays.set_cards(arrays.rows["b"], [16], [8])
-    arrays.remove("a")
+    arrays.remove_node("a")
     assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "b"
 
 

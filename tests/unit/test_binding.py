@@ -75,7 +75,7 @@ async def test_a_binding_without_an_answer_that_was_done(error: KubeApiError) ->
     world.api.pod = bound()
     assert await world.binder.bind(*ARGS) == ""
     assert world.assumed() == 8
-    assert world.state.taken("uid-p") is None
+    assert world.state.get_assumed("uid-p") is None
     await world.pass_time()
     assert world.assumed() == 8
 
@@ -159,7 +159,7 @@ async def test_a_2xx_of_something_else_than_the_api_server_leaves_no_take_for_ev
     world.api.pod = pod_object("p", 8, version=3)
     await world.pass_time()
     assert world.assumed() == 0
-    assert world.state.taken("uid-p") is None
+    assert world.state.get_assumed("uid-p") is None
 
 
 async def test_a_caller_that_goes_away_leaves_the_outcome_open() -> None:

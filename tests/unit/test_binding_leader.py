@@ -80,11 +80,11 @@ async def test_cards_are_held_while_this_process_may_not_bind_yet() -> None:
     world.now -= T
     call = asyncio.create_task(world.binder.bind(*ARGS))
     await world.gates.get()
-    assert world.state.taken("uid-p") is not None
+    assert world.state.get_assumed("uid-p") is not None
     assert world.api.calls == []
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert world.state.taken("uid-p") is None
+    assert world.state.get_assumed("uid-p") is None
 
 
 async def test_what_the_list_shows_decides_about_cards_held_before_it() -> None:

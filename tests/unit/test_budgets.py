@@ -6,18 +6,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_plugin.cache.budgets import Budget, BudgetLite, Budgets, within
+from scheduler_plugin.cache.disruption_budgets import (
+    DisruptionBudget,
+    DisruptionBudgets,
+    EvictionAllowance,
+    keeps_budgets,
+)
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from tests.cluster_builders import MEMORY, pod
 
 
-def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> BudgetLite:
+def budget(name: str, selector: Any, allowed: int = 1, namespace: str = "default") -> DisruptionBudget:
     body = {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"selector": selector},
         "status": {"disruptionsAllowed": allowed},
     }
-    return msgspec.json.decode(json.dumps(body), type=BudgetLite)
+    return msgspec.json.decode(json.dumps(body), type=DisruptionBudget)
 
 
 def labelled(name: str = "p", **labels: str) -> PodRecord:
@@ -45,38 +50,40 @@ def labelled(name: str = "p", **labels: str) -> PodRecord:
     ids=str,
 )
 def test_selectors(selector: Any, matches: bool) -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     budgets.replace([budget("b", selector)], "1")
-    assert budgets.covering(labelled(app="web")) == ([Budget("default", "b", 1)] if matches else [])
+    assert budgets.list_covering(labelled(app="web")) == (
+        [EvictionAllowance("default", "b", 1)] if matches else []
+    )
 
 
 def test_what_the_watch_brings() -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     assert not budgets.synced
     budgets.replace([budget("one", {}), budget("two", {}, namespace="other")], "1")
     assert budgets.synced
-    assert [each.name for each in budgets.covering(labelled())] == ["one"]
+    assert [each.name for each in budgets.list_covering(labelled())] == ["one"]
     budgets.event("MODIFIED", budget("one", {}, allowed=-1), "2")
-    assert budgets.covering(labelled()) == [Budget("default", "one", 0)]
+    assert budgets.list_covering(labelled()) == [EvictionAllowance("default", "one", 0)]
     budgets.event("ADDED", budget("three", {}), "3")
     budgets.event("DELETED", budget("one", {}), "4")
     budgets.event("DELETED", budget("never", {}, namespace="seen"), "5")
     budgets.bookmark("6")
     budgets.disconnected(OSError())
-    assert [each.name for each in budgets.covering(labelled())] == ["three"]
+    assert [each.name for each in budgets.list_covering(labelled())] == ["three"]
     budgets.replace([], "7")
-    assert budgets.covering(labelled()) == []
+    assert budgets.list_covering(labelled()) == []
 
 
 def test_a_budget_counts_all_of_its_pods_and_no_other() -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     budgets.replace([budget("web", {"matchLabels": {"app": "web"}}, allowed=1)], "1")
     first, second, other = labelled("a", app="web"), labelled("b", app="web"), labelled("c")
-    assert within(budgets, [first, other])
-    assert not within(budgets, [first, second])
+    assert keeps_budgets(budgets, [first, other])
+    assert not keeps_budgets(budgets, [first, second])
 
 
 def test_a_pod_that_two_budgets_count_is_evicted_by_nobody() -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     budgets.replace([budget("one", {}, allowed=5), budget("two", {}, allowed=5)], "1")
-    assert not within(budgets, [labelled()])
+    assert not keeps_budgets(budgets, [labelled()])

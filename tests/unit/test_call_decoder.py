@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender import protocol
 from scheduler_plugin.extender.protocol import CallDecoder, encode_refused

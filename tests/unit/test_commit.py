@@ -39,7 +39,7 @@ def test_the_card_is_taken_at_once(world: World) -> None:
     assert made.pod.resource_version == "3"
     assert made.node == "n"
     assert world.assumed() == [0, 8]
-    assert world.state.taken("uid-p") is made.take
+    assert world.state.get_assumed("uid-p") is made.take
 
 
 def test_the_next_pod_sees_it_taken(world: World) -> None:

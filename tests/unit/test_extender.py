@@ -403,6 +403,6 @@ def test_a_requeued_pod_is_placed_nowhere(world: World) -> None:
     assert answer["FailedNodes"] == {}, "preemption would help nobody"
     why = "its release was taken back: it waits in its queue again"
     assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys("abc", why)
-    assert read_pod(pod("p", 8, annotations={"gpupack.io/requeued": "true"}), world.state.resource).gated
+    assert read_pod(pod("p", 8, annotations={"gpupack.io/requeued": "true"}), world.state.resource).is_gated
     bound = read_pod(pod("p", 8, node="a", annotations={"gpupack.io/requeued": "true"}), world.state.resource)
-    assert not bound.gated
+    assert not bound.is_gated

@@ -9,7 +9,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import Selectors, explain_rejections, filter_nodes, place_on
@@ -30,7 +30,7 @@ def request(
 
 def test_more_cards_than_any_node_has() -> None:
     nodes = NodeArrays(cards=2)
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     nodes.set_cards(row, (8, 8), (0, 0))
     for asked in (request(1, cards=3), request(1, cards=3, selector=Selector.parse("!T4", None))):
         query = Policies().query(nodes, asked, 0, 0)
@@ -44,7 +44,7 @@ def test_more_cards_than_any_node_has() -> None:
 def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
     nodes = NodeArrays()
     for name, model in (("a", "NVIDIA A100"), ("b", "Tesla T4")):
-        nodes.set_cards(nodes.add(name), (8,), (8,), models=(model,), uuids=(f"GPU-{name}",))
+        nodes.set_cards(nodes.add_node(name), (8,), (8,), models=(model,), uuids=(f"GPU-{name}",))
     here = rows_of(nodes.rows["a"])
     for model, uuid, found in (
         ("*T4", None, FilterReason.NOT_ADMITTED),
@@ -59,7 +59,7 @@ def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
             uuid,
         )
     # A node that is gone has no cards, whatever its row still says.
-    nodes.remove("b")
+    nodes.remove_node("b")
     gone = Policies().query(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
     assert explain_rejections(nodes, gone, here).tolist() == [FilterReason.NO_SUCH_CARD]
 
@@ -88,7 +88,7 @@ def first() -> Iterator[None]:
 def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     nodes = NodeArrays()
     for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
-        nodes.set_cards(nodes.add(name), (8, 8), used)
+        nodes.set_cards(nodes.add_node(name), (8, 8), used)
     # First 3, then 6: on "a" the policy prefers the card that only the 6 can have.
     query = Policies().query(nodes, request(3, 6, policy="first"), 0, 0)
     rows = rows_of(*nodes.rows.values())
@@ -101,7 +101,7 @@ def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
 
 def test_what_evicting_pods_could_cure_does_not_depend_on_what_a_policy_prefers() -> None:
     nodes = NodeArrays()
-    nodes.set_cards(nodes.add("n"), (16, 8), (16, 8))
+    nodes.set_cards(nodes.add_node("n"), (16, 8), (16, 8))
     # With all evicted, 8 on the first card would leave nothing for 16: the other card is left.
     with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
         for policy in ("first", "last", "least-used"):
@@ -125,9 +125,9 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
     policy: str, used: tuple[int, int], asked: tuple[int, ...], fits: bool
 ) -> None:
     nodes = NodeArrays()
-    nodes.set_cards(nodes.add("even"), (5, 5), used)
+    nodes.set_cards(nodes.add_node("even"), (5, 5), used)
     # Cards that differ in size are looked at one by one.
-    nodes.set_cards(nodes.add("mixed"), (5, 10), (used[0], used[1] * 2))
+    nodes.set_cards(nodes.add_node("mixed"), (5, 10), (used[0], used[1] * 2))
     shares = replace(request(*asked, policy=policy), percent=True)
     units = request(*(part * 5 // 100 for part in asked), policy=policy)
     for node, pod in (("even", shares), ("even", units), ("mixed", shares)):
@@ -139,7 +139,7 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
 
 def test_nothing_is_placed_on_an_unusable_node() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     query = Policies().query(nodes, request(1), 0, 0)
     assert place_on(nodes, row, query) is None
     assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
@@ -149,13 +149,13 @@ def test_selectors_follow_inventories_and_wider_nodes() -> None:
     nodes = NodeArrays(rows=1, cards=1)
     selectors = Selectors()
     selector = Selector.parse("T4", "!GPU-a-1")
-    first = nodes.add("a")
+    first = nodes.add_node("a")
     nodes.set_cards(first, (8,), (0,), models=("T4",), uuids=("GPU-a-0",))
     mask = selectors.mask(nodes, selector)
     assert mask is not None
     assert mask.tolist() == [[True]]
     assert selectors.mask(nodes, selector) is mask
-    second = nodes.add("b")
+    second = nodes.add_node("b")
     nodes.set_cards(second, (8, 8), (0, 0), models=("T4", "A100"))
     nodes.set_cards(first, (8, 8), (0, 0), models=("T4", "T4"), uuids=("GPU-a-0", "GPU-a-1"))
     mask = selectors.mask(nodes, selector)
@@ -169,7 +169,7 @@ def test_selectors_follow_inventories_and_wider_nodes() -> None:
 
 def test_selectors_that_are_not_used_are_forgotten() -> None:
     nodes = NodeArrays()
-    nodes.set_cards(nodes.add("a"), (8,), (0,), models=("T4",))
+    nodes.set_cards(nodes.add_node("a"), (8,), (0,), models=("T4",))
     selectors = Selectors(limit=2)
     first = selectors.mask(nodes, Selector.parse("T4", None))
     selectors.mask(nodes, Selector.parse("A*", None))
@@ -183,7 +183,7 @@ def test_selectors_that_are_not_used_are_forgotten() -> None:
 
 def test_names_longer_than_any_known_one() -> None:
     nodes = NodeArrays()
-    nodes.add("short")
+    nodes.add_node("short")
     index = NameIndex()
     for text, expected in ((b'["much-longer-name"]', [-1]), (b'["much-longer-name","short"]', [-1, 0])):
         cut = cut_names(text)
@@ -193,8 +193,8 @@ def test_names_longer_than_any_known_one() -> None:
 
 def test_a_name_too_long_for_the_index_is_not_found() -> None:
     nodes = NodeArrays()
-    nodes.add("x" * 300)
-    nodes.add("y")
+    nodes.add_node("x" * 300)
+    nodes.add_node("y")
     cut = cut_names(b'["' + b"x" * 300 + b'","y"]')
     assert cut is not None
     assert NameIndex().rows(nodes, cut).tolist() == [-1, 1]

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.request import ContainerRequest, PodRequest
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.fit_counts import MOST_SEARCHED, could_all_fit
 
@@ -14,7 +14,7 @@ def could(sizes, *kinds):
     """Kinds are units of each container, how many pods, and whether the units are percent."""
     nodes = NodeArrays()
     for number, some in enumerate(sizes):
-        nodes.set_cards(nodes.add(f"n{number}"), some, some)
+        nodes.set_cards(nodes.add_node(f"n{number}"), some, some)
     asked = []
     for units, pods, percent in kinds:
         containers = tuple(ContainerRequest(f"c{at}", each, "main") for at, each in enumerate(units))

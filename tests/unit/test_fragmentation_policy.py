@@ -253,9 +253,9 @@ def test_rows_and_cards_may_grow():
     policy = frag(one(50))
     pod = one(50)
     before = policy.score(arrays, pod, rows_of(arrays))
-    arrays.set_cards(arrays.add("wide"), [100] * 20, [0] * 20)
+    arrays.set_cards(arrays.add_node("wide"), [100] * 20, [0] * 20)
     for number in range(70):
-        arrays.set_cards(arrays.add(f"n{number:02}"), [100], [0])
+        arrays.set_cards(arrays.add_node(f"n{number:02}"), [100], [0])
     scores = policy.score(arrays, pod, rows_of(arrays))
     assert scores[0] // TIE_LEVELS**2 == before[0] // TIE_LEVELS**2
     assert len(policy.choose_cards(arrays, ask(0, 0, (100, 20)), arrays.rows["wide"])[0]) == 20

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allocator.policy import choose
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.policies import make
 from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores
 from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
@@ -77,7 +77,7 @@ def test_what_it_knows_goes_before_what_it_has_not_seen():
     arrays = cluster(n=[100] * 2)
     row = arrays.rows["n"]
     arrays.set_cards(row, [100] * 2, [47, 32])
-    assert choose(cards_of(arrays, row), 32, 1, "most-used") == (0,)
+    assert choose(build_cards(arrays, row), 32, 1, "most-used") == (0,)
     assert policy.choose_cards(arrays, pod(32), row) == ((1,),)
     # One that has learned nothing does the same as that policy.
     assert make("fragmentation").choose_cards(arrays, pod(32), row) == ((0,),)

@@ -16,9 +16,9 @@ from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.links import count_links
 from deviceplugin.gpus.nvidia.links import read_links as read_from_driver
 from deviceplugin.gpus.simulated.profile import load_profile, parse_profile
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.nodes import NodeArrays
-from scheduler_plugin.cache.published import read_published
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.published_nodes import read_published
 from tests.cluster_builders import node
 
 BRIDGED = """
@@ -157,10 +157,10 @@ def test_the_scheduler_reads_them() -> None:
     published = read_published(node("n", (14, 14), extra={"gpupack.io/cards": dump_cards(inventory)}), 1024)
     assert published.links == ((0, 4), (4, 0))
     nodes = NodeArrays(rows=1, cards=1)
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     nodes.set_cards(row, published.sizes, published.used, uuids=published.uuids, links=published.links)
     before = int(nodes.version[row])
-    assert [card.links for card in cards_of(nodes, row)] == [(0, 4), (4, 0)]
+    assert [card.links for card in build_cards(nodes, row)] == [(0, 4), (4, 0)]
     nodes.set_cards(row, published.sizes, published.used, uuids=published.uuids)
     assert int(nodes.version[row]) > before
-    assert [card.links for card in cards_of(nodes, row)] == [(), ()]
+    assert [card.links for card in build_cards(nodes, row)] == [(), ()]

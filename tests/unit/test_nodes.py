@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scheduler_plugin.cache.nodes import RECENT, Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import MAX_RECENT_CHANGES, Exclusion, NodeArrays
 from scheduler_plugin.errors import StateError
 
 
@@ -22,7 +22,7 @@ def check(nodes: NodeArrays) -> None:
 
 def test_a_new_row_has_no_words() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     assert nodes.exclusion[row] == Exclusion.NO_WORDS
     assert not nodes.usable[row]
     check(nodes)
@@ -30,7 +30,7 @@ def test_a_new_row_has_no_words() -> None:
 
 def test_cards_set_everything_that_follows() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (16, 80), (4, 10), uuids=("a", "b"), models=("T4", "H100"), numa=(0, -1))
     nodes.set_assumed(row, (2, 0))
     assert nodes.free[row, :2].tolist() == [10, 70]
@@ -45,7 +45,7 @@ def test_cards_set_everything_that_follows() -> None:
 
 def test_free_is_never_negative() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (6,))
     nodes.set_assumed(row, (6,))
     assert nodes.free[row, 0] == 0
@@ -55,7 +55,7 @@ def test_free_is_never_negative() -> None:
 
 def test_fewer_cards_leave_nothing_behind() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (8, 8, 8), (1, 2, 3), models=("m", "m", "m"))
     nodes.set_assumed(row, (1, 1, 1))
     nodes.set_cards(row, (8,), (1,), models=("m",))
@@ -67,7 +67,7 @@ def test_fewer_cards_leave_nothing_behind() -> None:
 
 def test_every_change_counts_one_version_and_no_change_none() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
     version, inventory = int(nodes.version[row]), int(nodes.inventory_version[row])
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("a", "b"))
@@ -88,15 +88,15 @@ def test_every_change_counts_one_version_and_no_change_none() -> None:
 
 def test_a_row_is_used_again_with_versions_that_go_on() -> None:
     nodes = NodeArrays(rows=1)
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (0,))
     nodes.set_capacity(row, 1, 1)
     version = int(nodes.version[row])
-    nodes.remove("n1")
+    nodes.remove_node("n1")
     assert nodes.exclusion[row] == Exclusion.VACANT
     assert nodes.names[row] == ""
     check(nodes)
-    assert nodes.add("n2") == row
+    assert nodes.add_node("n2") == row
     assert int(nodes.version[row]) > version
     assert nodes.cpu_capacity[row] == 0
     assert nodes.row_count == 1
@@ -105,7 +105,7 @@ def test_a_row_is_used_again_with_versions_that_go_on() -> None:
 def test_rows_grow_by_doubling_and_keep_their_contents() -> None:
     nodes = NodeArrays(rows=2, cards=1)
     for index in range(5):
-        row = nodes.add(f"n{index}")
+        row = nodes.add_node(f"n{index}")
         nodes.set_cards(row, (8, 4), (index, 0), models=("a", f"b{index}"))
         nodes.set_requested(row, index, index)
     assert nodes.row_count == 8
@@ -120,9 +120,9 @@ def test_rows_grow_by_doubling_and_keep_their_contents() -> None:
 
 def test_more_cards_widen_every_row() -> None:
     nodes = NodeArrays(cards=2)
-    first = nodes.add("n1")
+    first = nodes.add_node("n1")
     nodes.set_cards(first, (8, 8), (1, 2))
-    second = nodes.add("n2")
+    second = nodes.add_node("n2")
     nodes.set_cards(second, (4,) * 16, (0,) * 16, numa=(1,) * 16)
     assert nodes.size.shape[1] == 16
     assert nodes.free[first].tolist() == [7, 6] + [0] * 14
@@ -133,29 +133,29 @@ def test_more_cards_widen_every_row() -> None:
 def test_names_keep_their_order_however_they_come() -> None:
     nodes = NodeArrays()
     for name in ("m", "z", "a", "n", "mm", "b"):
-        nodes.add(name)
+        nodes.add_node(name)
         check(nodes)
-    nodes.remove("m")
+    nodes.remove_node("m")
     check(nodes)
 
 
 def test_ranks_are_dealt_anew_when_a_gap_is_used_up() -> None:
     nodes = NodeArrays()
-    nodes.add("a")
-    nodes.add("b")
+    nodes.add_node("a")
+    nodes.add_node("b")
     for length in range(1, 80):
-        nodes.add("a" + "a" * length + "z")
+        nodes.add_node("a" + "a" * length + "z")
     for length in range(80, 160):
-        nodes.add("b" * length)
+        nodes.add_node("b" * length)
     check(nodes)
 
 
 def test_excluding_empties_the_row_and_says_why() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     nodes.set_cards(row, (8,), (1,), uuids=("a",), models=("m",))
     nodes.set_assumed(row, (1,))
-    nodes.exclude(row, Exclusion.CORRUPT)
+    nodes.exclude_row(row, Exclusion.CORRUPT)
     assert nodes.exclusion[row] == Exclusion.CORRUPT
     assert nodes.uuids[row] == ()
     check(nodes)
@@ -167,40 +167,40 @@ def test_excluding_empties_the_row_and_says_why() -> None:
 @pytest.mark.parametrize("name", ["", "n1"])
 def test_a_name_gets_one_row_only(name: str) -> None:
     nodes = NodeArrays()
-    nodes.add("n1")
+    nodes.add_node("n1")
     with pytest.raises(StateError, match="no row yet"):
-        nodes.add(name)
+        nodes.add_node(name)
 
 
 def test_removing_needs_a_row() -> None:
     with pytest.raises(StateError, match="has no row"):
-        NodeArrays().remove("n1")
+        NodeArrays().remove_node("n1")
 
 
 def test_the_epoch_follows_names_only() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n1")
+    row = nodes.add_node("n1")
     epoch = nodes.epoch
     nodes.set_cards(row, (8,), (0,))
     assert nodes.epoch == epoch
-    nodes.remove("n1")
+    nodes.remove_node("n1")
     assert nodes.epoch == epoch + 1
 
 
 def test_changed_rows_are_listed_until_they_are_too_many() -> None:
     """Each once; then versions must be compared."""
     arrays = NodeArrays(rows=4, cards=1)
-    first, second = arrays.add("a"), arrays.add("b")
+    first, second = arrays.add_node("a"), arrays.add_node("b")
     before = arrays.changes
-    changed = arrays.changed_since(before)
+    changed = arrays.list_changed_rows(before)
     assert changed is not None
     assert changed.tolist() == []
     for cpu in range(1, 4):
         arrays.set_capacity(second, cpu, 0)
     arrays.set_capacity(first, 1, 0)
-    changed = arrays.changed_since(before)
+    changed = arrays.list_changed_rows(before)
     assert changed is not None
     assert changed.tolist() == sorted([first, second])
-    for cpu in range(RECENT):
+    for cpu in range(MAX_RECENT_CHANGES):
         arrays.set_capacity(first, cpu + 2, 0)
-    assert arrays.changed_since(before) is None
+    assert arrays.list_changed_rows(before) is None

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from allocator.request import PodRequest
-from scheduler_plugin.cache.nodes import NodeArrays
-from scheduler_plugin.cache.pods import other_requests
+from scheduler_plugin.cache.node_arrays import NodeArrays
+from scheduler_plugin.cache.pods import sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
@@ -54,7 +54,7 @@ def plain(name: str = "main", restart: str | None = None, **lists: dict[str, str
 )
 def test_what_a_pod_requests(options: dict[str, Any], amounts: tuple[tuple[str, int], ...] | None) -> None:
     expected = (("hugepages-2Mi", 4 << 20),) if amounts is None else amounts
-    assert other_requests(pod("p", **options)) == expected
+    assert sum_other_requests(pod("p", **options)) == expected
 
 
 def amounts_of(state: ClusterState) -> dict[str, tuple[list[int], list[int]]]:
@@ -71,19 +71,19 @@ def asks(nic: int) -> list[dict[str, object]]:
 
 def test_what_nodes_have_and_their_pods_use_is_counted() -> None:
     state = ClusterState()
-    state.count_resources([DISK, NIC])
+    state.set_other_resources([DISK, NIC])
     state.apply_pod(pod("early", node="n", version=1, containers=asks(1)), 0.0)
     state.apply_node(node("n", version=2, resources={NIC: "8", DISK: "1Mi", "other.io/x": "1"}), 0.0)
     state.apply_node(node("m", version=3, resources={NIC: "rubbish"}), 0.0)
     assert amounts_of(state) == {"n": ([1 << 20, 8], [1024, 1]), "m": ([0, 0], [0, 0])}
     version = int(state.nodes.version[state.nodes.rows["n"]])
     state.apply_pod(pod("q", version=4, containers=asks(2)), 0.0)
-    take = state.take("uid-q", "n", None, 0.0)
+    take = state.assume("uid-q", "n", None, 0.0)
     assert amounts_of(state)["n"][1] == [2048, 3]
     assert int(state.nodes.version[state.nodes.rows["n"]]) > version
-    state.roll_back(take, 0.0)
+    state.forget(take, 0.0)
     assert amounts_of(state)["n"][1] == [1024, 1]
-    state.take("uid-q", "n", None, 0.0)
+    state.assume("uid-q", "n", None, 0.0)
     state.apply_pod(pod("q", node="n", version=5, containers=asks(2)), 0.0)
     assert amounts_of(state)["n"][1] == [2048, 3]
     state.delete_node("n", "6", 0.0)
@@ -98,7 +98,7 @@ def test_what_nodes_have_and_their_pods_use_is_counted() -> None:
 def test_a_node_that_is_not_there_yet_keeps_what_its_pods_use() -> None:
     """Also where they request nothing else."""
     state = ClusterState()
-    state.count_resources([NIC])
+    state.set_other_resources([NIC])
     state.apply_pod(pod("p", node="n", containers=[plain(requests={NIC: "2"})]), 0.0)
     state.apply_node(node("n", version=2, resources={NIC: "8"}), 0.0)
     assert amounts_of(state) == {"n": ([8], [2])}
@@ -108,7 +108,7 @@ def test_a_node_that_is_not_there_yet_keeps_what_its_pods_use() -> None:
 def test_it_is_the_same_whenever_somebody_wants_to_see_it(seed: int) -> None:
     rng = random.Random(seed)
     early, late = ClusterState(), ClusterState()
-    early.count_resources([DISK, NIC])
+    early.set_other_resources([DISK, NIC])
     for version in range(1, 200):
         name = f"n{rng.randrange(6)}"
         uid = f"p{rng.randrange(30)}"
@@ -126,22 +126,22 @@ def test_it_is_the_same_whenever_somebody_wants_to_see_it(seed: int) -> None:
                 state.delete_pod(made_pod, str(version), 0.0)
             else:
                 state.apply_pod(made_pod, 0.0)
-    late.count_resources([DISK, NIC])
+    late.set_other_resources([DISK, NIC])
     assert amounts_of(late) == amounts_of(early)
     version = late.nodes.version.copy()
-    late.count_resources([DISK, NIC])
+    late.set_other_resources([DISK, NIC])
     assert (late.nodes.version == version).all()
-    late.count_resources([])
+    late.set_other_resources([])
     assert not late.nodes.other_resources
 
 
 def test_rows_that_come_and_go() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.count_resources([NIC])
+    nodes.set_other_resources([NIC])
     for name in ("a", "b", "c"):
-        nodes.set_others(nodes.add(name), [8], [1 << 62])
+        nodes.set_other_amounts(nodes.add_node(name), [8], [1 << 62])
     copied = nodes.copy()
-    nodes.remove("b")
+    nodes.remove_node("b")
     assert nodes.other_capacity[0].tolist()[:3] == [8, 0, 8]
     assert copied.other_capacity[0].tolist()[:3] == [8, 8, 8]
     assert int(copied.other_used[0, 0]) == 1 << 60
@@ -149,15 +149,15 @@ def test_rows_that_come_and_go() -> None:
 
 def cluster(rng: random.Random, rows: int) -> NodeArrays:
     nodes = NodeArrays(rows=rows, cards=2)
-    nodes.count_resources([NIC, DISK])
+    nodes.set_other_resources([NIC, DISK])
     for number in range(rows):
-        row = nodes.add(f"n{number}")
+        row = nodes.add_node(f"n{number}")
         cpu, memory = rng.choice((0, 40)), rng.randrange(1, 99)
         nodes.set_capacity(row, cpu, memory)
         nodes.set_requested(row, rng.randrange(cpu + 1), rng.randrange(memory + 1))
         nodes.set_cards(row, [16, 16], [rng.randrange(17), rng.randrange(17)])
         has = [rng.choice((0, 8)), rng.choice((0, 1 << 40))]
-        nodes.set_others(row, has, [rng.randrange(each + 1) for each in has])
+        nodes.set_other_amounts(row, has, [rng.randrange(each + 1) for each in has])
     return nodes
 
 
@@ -197,27 +197,27 @@ def test_the_formulas_with_five_classes(seed: int) -> None:
 
 def test_scores_follow_when_others_are_seen() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.count_resources([NIC])
-    row = nodes.add("n")
+    nodes.set_other_resources([NIC])
+    row = nodes.add_node("n")
     nodes.set_capacity(row, 10, 10)
     nodes.set_cards(row, [10], [0])
-    nodes.set_others(row, [10], [8])
+    nodes.set_other_amounts(row, [10], [8])
     policy, rows = make("least-requested", {"resources": NIC}), np.array([row])
     assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.2])
-    nodes.count_resources([DISK, NIC])
+    nodes.set_other_resources([DISK, NIC])
     assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == [0.0]
-    nodes.set_others(row, [10, 10], [0, 4])
+    nodes.set_other_amounts(row, [10, 10], [0, 4])
     assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.1])
 
 
 def test_a_class_that_pods_wait_for_counts() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    nodes.count_resources([NIC])
-    row = nodes.add("n")
+    nodes.set_other_resources([NIC])
+    row = nodes.add_node("n")
     nodes.set_capacity(row, 10, 10)
     nodes.set_requested(row, 20, 0)
     nodes.set_cards(row, [10], [0])
-    nodes.set_others(row, [4], [2])
+    nodes.set_other_amounts(row, [4], [2])
     policy: Any = make("weighted-balance", {"resources": NIC})
     waiting = [
         (Ask(0, 0, (), other_resources=((NIC, 3),)), ["a", "b"]),

@@ -10,7 +10,7 @@ from allocator.names import PERCENT_RESOURCE, POD_ASSIGNED
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
@@ -35,7 +35,7 @@ def cluster() -> tuple[NodeArrays, RowArray]:
     """A node of two sizes, one of H100s, one of T4s, all half full, and an empty one of A100s."""
     nodes = NodeArrays()
     for name, sizes in (("both", (79, 14)), ("h100", (79, 79)), ("t4", (14, 14)), ("a100", (39, 39))):
-        row = nodes.add(name)
+        row = nodes.add_node(name)
         used = [0 if name == "a100" else size // 2 for size in sizes]
         nodes.set_cards(row, sizes, used, uuids=[uuid(name, card) for card in range(2)])
     return nodes, np.array([nodes.rows[name] for name in ("both", "h100", "t4", "a100")], dtype=np.intp)
@@ -191,7 +191,7 @@ def test_preemption_frees_a_whole_card_from_shares() -> None:
 
 def test_cards_that_differ_are_scored_by_the_card_that_the_pod_gets() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     nodes.set_cards(row, (79, 14), (0, 0), uuids=("a", "b"))
     policies = Policies("best-fit", "most-used")
     query = policies.query(nodes, share(100), 0, 0)

@@ -6,7 +6,7 @@ import pytest
 from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
-from scheduler_plugin.cache.nodes import Exclusion, NodeArrays
+from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
 from scheduler_plugin.scheduling.cluster_policies import Policies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_with, score
@@ -72,14 +72,14 @@ def test_what_does_not_fit_has_no_placement(arrays):
     assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(101)))) is None
     nobody = PodRequest(containers(10), selector=Selector(uuids=("x",)))
     assert place_with(policy, arrays, row, query(arrays, nobody)) is None
-    arrays.exclude(row, Exclusion.CORRUPT)
+    arrays.exclude_row(row, Exclusion.CORRUPT)
     assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
     assert np.count_nonzero(arrays.usable) == 0
 
 
 def near_cards(numa, used=(0, 0, 0, 0)):
     nodes = NodeArrays(rows=1)
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     uuids = [f"GPU-{card}" for card in range(4)]
     nodes.set_cards(row, [16] * 4, used, uuids=uuids, models=["A100"] * 4, numa=numa)
     return nodes, row
@@ -121,7 +121,7 @@ def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, 
     """Two of 2 and one of 4 on cards of 5: taken one after the other the small ones use both cards."""
     nodes = NodeArrays()
     for node in ("n", "m"):
-        nodes.set_cards(nodes.add(node), (5, 5), (0, 0), uuids=(f"GPU-{node}-0", f"GPU-{node}-1"))
+        nodes.set_cards(nodes.add_node(node), (5, 5), (0, 0), uuids=(f"GPU-{node}-0", f"GPU-{node}-1"))
         nodes.set_capacity(nodes.rows[node], 8000, 1 << 30)
     first = SimpleNamespace(costs=lambda cards, _: [each.used_units for each in cards])
     with offered(CARD_POLICIES, first=lambda _: first):

@@ -8,7 +8,7 @@ import pytest
 
 from allocator.registry import Entry
 from allocator.request import PodRequest
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.cluster_policies import Policies
@@ -28,7 +28,7 @@ def golden() -> NodeArrays:
         ("b", 4, 10, (8, 8, 8, 4)),
         ("c", 16, 40, (12, 12, 12, 12)),
     ):
-        row = nodes.add(name)
+        row = nodes.add_node(name)
         nodes.set_cards(row, (16,) * 4, used)
         nodes.set_capacity(row, 40, 100)
         nodes.set_requested(row, cpu, memory)
@@ -62,9 +62,9 @@ def test_golden_choice(policy: str, best: str) -> None:
 @pytest.mark.parametrize("policy", ["least-requested", "balanced"])
 def test_a_class_without_capacity_is_dropped(policy: str) -> None:
     nodes = golden()
-    bare = nodes.add("bare")
+    bare = nodes.add_node("bare")
     nodes.set_cards(bare, (16,) * 4, (8, 8, 0, 0))
-    nothing = nodes.add("nothing")
+    nothing = nodes.add_node("nothing")
     scores = score(policy, nodes)
     # Only gpu-memory is left: f = 20/64, mean itself, variance 0.
     assert scores["bare"] == (0.3125 if policy == "least-requested" else 0.0)
@@ -76,7 +76,7 @@ def test_a_class_without_capacity_is_dropped(policy: str) -> None:
 def test_equal_fractions_in_another_order_are_a_tie(policy: str) -> None:
     nodes = NodeArrays()
     for name, cpu, memory in (("a", 10, 70), ("b", 70, 10)):
-        row = nodes.add(name)
+        row = nodes.add_node(name)
         nodes.set_cards(row, (100,), (30,))
         nodes.set_capacity(row, 100, 100)
         nodes.set_requested(row, cpu, memory)
@@ -96,7 +96,7 @@ def test_equal_fractions_in_another_order_are_a_tie(policy: str) -> None:
 )
 def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bool) -> None:
     nodes = NodeArrays()
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     nodes.set_cards(row, (16,) * 4, used)
     annotations = {"gpupack.io/cards": str(cards)}
     request = read_pod(pod("p", units * cards, annotations=annotations), MEMORY).request

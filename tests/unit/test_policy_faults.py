@@ -12,7 +12,7 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import choose
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.binding.committer import Committer
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError, PolicyError
 from scheduler_plugin.extender.verbs import Extender
@@ -90,7 +90,7 @@ ARRAYS = [
 def arrays():
     nodes = NodeArrays()
     for name in ("a", "b"):
-        nodes.set_cards(nodes.add(name), (8, 8), (4, 0))
+        nodes.set_cards(nodes.add_node(name), (8, 8), (4, 0))
         nodes.set_capacity(nodes.rows[name], 8000, 1 << 30)
     return nodes
 
@@ -151,7 +151,7 @@ def test_bind_refuses_and_takes_nothing():
         state.apply_pod(pod("p", 8, version=3, annotations={"gpupack.io/card-policy": "broken"}), 0)
         with pytest.raises(CommitError, match=f"pod default/p: {NAMED}cost of card 0 for 8 units is nan"):
             Committer(state, policies).begin("default", "p", "uid-p", "n", 0)
-    assert state.taken("uid-p") is None
+    assert state.get_assumed("uid-p") is None
     assert state.nodes.assumed[0].sum() == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from allocator.names import NODE_HOLDS, POD_ALLOCATION, POD_ASSIGNED
 from allocator.records import Holds, dump_holds
-from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.verbs import Extender
@@ -20,7 +20,7 @@ class World:
 
     def __init__(self) -> None:
         self.state = ClusterState()
-        self.budgets = Budgets()
+        self.budgets = DisruptionBudgets()
         self.budgets.replace([], "1")
         self.extender = Extender(self.state, Policies(), budgets=self.budgets)
         self.version = 1

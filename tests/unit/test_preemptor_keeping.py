@@ -94,7 +94,7 @@ async def test_a_nomination_that_kube_scheduler_clears_is_written_again_now_and_
 async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
     await world.settle()
-    world.state.reservations.drop("uid-needy")
+    world.state.reservations.remove_reservation("uid-needy")
     world.restart()
     other = world.create("other", 8, spec={"priority": 10})
     await world.settle(0)

@@ -3,8 +3,8 @@ from collections.abc import Mapping
 import pytest
 
 from allocator.names import NODE_CARDS, NODE_HOLDS
-from scheduler_plugin.cache.nodes import Exclusion
-from scheduler_plugin.cache.published import Published, read_published
+from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.published_nodes import PublishedNode, read_published
 from tests.cluster_builders import node, uuid
 
 
@@ -51,7 +51,7 @@ def test_words_without_holds_hold_nothing() -> None:
 def test_a_node_without_words(allocatable: dict[str, str | int] | None) -> None:
     made = node("n")
     made.status.allocatable = allocatable
-    assert read_published(made, 1024) == Published(Exclusion.NO_WORDS)
+    assert read_published(made, 1024) == PublishedNode(Exclusion.NO_WORDS)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_units_of_broken_cards_are_not_missed() -> None:
 
 
 def test_words_of_another_unit() -> None:
-    assert read_published(node("n", unit_mib=512), 1024) == Published(Exclusion.OTHER_UNIT)
+    assert read_published(node("n", unit_mib=512), 1024) == PublishedNode(Exclusion.OTHER_UNIT)
     assert read_published(node("n", unit_mib=512), 512).exclusion is Exclusion.NONE
 
 
@@ -98,7 +98,7 @@ def test_foreign_words(change: Mapping[str, str]) -> None:
     made = node("n", (8, 8))
     assert made.status.allocatable is not None
     made.status.allocatable.update(change)
-    assert read_published(made, 1024) == Published(Exclusion.CORRUPT)
+    assert read_published(made, 1024) == PublishedNode(Exclusion.CORRUPT)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_foreign_words(change: Mapping[str, str]) -> None:
     ids=["inventory unreadable", "inventory of other cards", "holds unreadable"],
 )
 def test_foreign_annotations(extra: Mapping[str, str]) -> None:
-    assert read_published(node("n", (8, 8), extra=extra), 1024) == Published(Exclusion.CORRUPT)
+    assert read_published(node("n", (8, 8), extra=extra), 1024) == PublishedNode(Exclusion.CORRUPT)
 
 
 def test_a_size_that_no_request_reaches_is_corrupt() -> None:
-    assert read_published(node("n", ((1 << 17) + 1,)), 1024) == Published(Exclusion.CORRUPT)
+    assert read_published(node("n", ((1 << 17) + 1,)), 1024) == PublishedNode(Exclusion.CORRUPT)
     assert read_published(node("n", (1 << 17,)), 1024).exclusion is Exclusion.NONE
 
 

@@ -129,10 +129,10 @@ def test_labels_taints_and_affinity_of_nodes_count() -> None:
     two = world.pod("two", 1)
     world.pod("three", 1, spec={"tolerations": [{"key": "k", "operator": "Exists"}]})
     assert world.released() == ["three"]
-    assert world.state.taken("uid-three").node == "n1"  # type: ignore[union-attr]
+    assert world.state.get_assumed("uid-three").node == "n1"  # type: ignore[union-attr]
     world.node("n2", (16, 16), labels={"zone": "z1"})
     assert sorted(world.released()) == ["one", "two"]
-    assert world.state.taken(two).node == "n2"  # type: ignore[union-attr]
+    assert world.state.get_assumed(two).node == "n2"  # type: ignore[union-attr]
 
 
 def test_data_that_is_near_comes_first_and_locality_is_relaxed_when_nobody_is_near() -> None:

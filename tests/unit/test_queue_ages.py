@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from scheduler_plugin.cache.objects import Gate
+from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.queue.cache.pods import QueuePod
 from scheduler_plugin.queue.cache.queue_clock import Ages
@@ -16,7 +16,7 @@ from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
 
 if TYPE_CHECKING:
-    from scheduler_plugin.cache.watching import Watcher
+    from scheduler_plugin.cache.watcher import Watcher
 
 DAY_S = 86400
 RESTARTED = "keepRoomAfter: 10m\nqueues: [{name: a}]"
@@ -63,8 +63,8 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     """Events were lost, and a list came instead; a pod dated ahead has put the others in order of arrival."""
     world = QueueWorld()
     sinks = SimpleNamespace(
-        node_sink=SimpleNamespace(took=Signal(), replaced=Signal()),
-        pod_sink=SimpleNamespace(took=Signal(), replaced=Signal()),
+        node_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
+        pod_sink=SimpleNamespace(applied=Signal(), replaced=Signal()),
     )
     QueueFeed(world.queue, cast("Watcher", sinks), lambda: world.now)
     world.node("n1", (16,))
@@ -79,7 +79,7 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     late = msgspec.convert(pod_object("late", 16), QueuePod)
     late.metadata.labels = {"gpupack.io/queue-name": "a"}
     late.metadata.creation_timestamp = "2026-01-01T00:02:40Z"
-    late.spec.scheduling_gates = [Gate("gpupack.io/queue")]
+    late.spec.scheduling_gates = [SchedulingGate("gpupack.io/queue")]
     world.state.apply_pod(late, world.now)
     sinks.pod_sink.replaced([late, *_listed(world)])
     order = sorted(world.queue.entries.values(), key=lambda entry: entry.since)

@@ -41,9 +41,9 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
     for at, release in enumerate(made.queue.decide(0.0)):
         found += [(member.uid, member.node) for member in release.members]
         if at % 7 == 0:
-            take = made.state.taken(rng.choice(found)[0])
+            take = made.state.get_assumed(rng.choice(found)[0])
             if take is not None:
-                made.state.roll_back(take, 0.0)
+                made.state.forget(take, 0.0)
         if at % 31 == 0:
             made.node(f"n{rng.randrange(42):02}", (80,) * 4, [rng.choice((0, 40, 76)) for _ in range(4)])
         if at % 71 == 0:

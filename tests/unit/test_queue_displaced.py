@@ -7,7 +7,7 @@ from tests.queue_world import QueueWorld
 
 
 def where(world: QueueWorld, uid: str) -> str:
-    take = world.state.taken(uid)
+    take = world.state.get_assumed(uid)
     return take.node if take is not None else ""
 
 

@@ -57,7 +57,7 @@ def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
     assert world.queue.keep_room(world.now) == [], "it is told once"
     world.pod("small", 4, created=700)
     assert world.released() == ["small"]
-    assert world.state.taken("uid-small").node == "n1", "small pods go elsewhere"  # type: ignore[union-attr]
+    assert world.state.get_assumed("uid-small").node == "n1", "small pods go elsewhere"  # type: ignore[union-attr]
     world.node("n2", (16,), (0,))
     world.pod("other", 4, created=701)
     assert world.released() == [], "what becomes free is not for others"

@@ -54,9 +54,9 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     ((entry, node),) = world.queue.keep_room(world.now)
     assert (entry.uid, node) == (large, "n1")
     world.bind("uid-s4")
-    book = world.state.books["n1"]
+    record = world.state.node_records["n1"]
     (held,) = world.queue.room.kept.pods(large)[large].cards
-    inside = [uid for uid, pod in book.pods.items() if held in book_cards(book.uuids, pod.assigned)]
+    inside = [uid for uid, pod in record.pods.items() if held in book_cards(record.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
     assert world.released() == [], "the room on the kept card is not for s5"
@@ -152,7 +152,7 @@ def test_the_card_that_comes_to_a_kept_position_is_not_kept() -> None:
     world.node("n1", (16, 16), uuids=("B", "C"))
     world.pod("small", 6, queue="b", created=11)
     assert world.released() == ["small"]
-    take = world.state.taken("uid-small")
+    take = world.state.get_assumed("uid-small")
     assert take is not None
     assert take.assigned == {"main": (("C", 6),)}
 

@@ -362,12 +362,12 @@ def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:
     """Whether b's pod could start with these pods gone, by simple sums over cards and the cohort."""
     gone = set(gone)
     free = {}
-    for node, book in world.state.books.items():
+    for node, node_record in world.state.node_records.items():
         row = world.state.nodes.rows[node]
-        for card, uuid in enumerate(book.uuids):
+        for card, uuid in enumerate(node_record.uuids):
             used = sum(
                 share
-                for uid, record in book.pods.items()
+                for uid, record in node_record.pods.items()
                 if uid not in gone
                 for shares in (record.assigned or {}).values()
                 for at, share in shares

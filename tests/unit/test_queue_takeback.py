@@ -93,7 +93,7 @@ def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWor
     world.now = 120
     (back,) = world.queue.expire(world.now)
     assert (back.entry.uid, back.remove) == (uid, False)
-    assert world.state.taken(uid) is None
+    assert world.state.get_assumed(uid) is None
     assert world.queue.expire(world.now) == []
 
 
@@ -103,7 +103,7 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
     for pause_s in (1, 2, 4):
         (release,) = world.queue.decide(world.now)
         world.queue.not_released(release.task.uid, world.now, "no")
-        assert world.state.taken(uid) is None
+        assert world.state.get_assumed(uid) is None
         assert world.queue.tenants["a"].units == 0
         assert world.queue.refusal(world.queue.entries[uid]) == "the API server refuses its release: no"
         world.now += pause_s - 0.1

@@ -6,7 +6,7 @@ from allocator.request import Demand
 from gpupack.whatif.kube_checks import HostRequirements, Rejection
 from gpupack.whatif.node_results import ORDER, _Sentences
 from gpupack.whatif.what_if import make_query
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.extender.metrics import _REASONS
 from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, event_text, memory
 from tests.ask_world import Node, Pod, World

@@ -35,7 +35,7 @@ class Told:
 
     def bind(self, *shares: Any) -> None:
         self.world.state.apply_pod(pod("p", 9), 0)
-        self.world.state.take("uid-p", "a", dict(shares) or None, 0)
+        self.world.state.assume("uid-p", "a", dict(shares) or None, 0)
         args = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="a")
         self.reporter.bound(args, 0.01234)
 

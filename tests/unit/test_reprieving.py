@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.cache.budgets import Budgets
+from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from tests.cluster_builders import container
 from tests.preemption_world import PreemptionWorld
 
@@ -123,7 +123,7 @@ def test_a_victim_needed_for_what_is_not_known_here_stays_one(world: PreemptionW
 
 def test_without_budgets_known_only_kube_scheduler_s_victims_go(world: PreemptionWorld) -> None:
     world.node("n", (8, 8), a=(0, 4, 1), b=(1, 8, 1), c=(0, 4, 2))
-    world.extender.budgets = Budgets()
+    world.extender.budgets = DisruptionBudgets()
     assert world.preempt(asking(world), n=["a"]) == {}
     assert world.preempt(asking(world), n=["b"]) == {"n": (["b"], 0)}
     world.extender.budgets.replace([], "1")

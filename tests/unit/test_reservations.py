@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_plugin.cache.cards import current_positions
-from scheduler_plugin.cache.nodes import NodeArrays
+from scheduler_plugin.cache.cards import find_current_positions
+from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.reservations import Reservation, Reservations
 from tests.preemption_world import PreemptionWorld
 
@@ -17,7 +17,7 @@ def world() -> PreemptionWorld:
     """One card is kept for a pod of priority 10."""
     world = PreemptionWorld()
     world.node("n", (8, 8), a=(0, 2, 1))
-    world.state.reservations.put(Reservation("uid-needy", 10, "n", {1: 8}))
+    world.state.reservations.add_reservation(Reservation("uid-needy", 10, "n", {1: 8}))
     return world
 
 
@@ -48,7 +48,7 @@ def arrays(nodes: NodeArrays) -> list[Any]:
 
 def test_what_was_scored_with_other_arrays_is_not_offered_again(world: PreemptionWorld) -> None:
     version = int(world.state.nodes.version[0])
-    with world.state.reservations.kept_from(world.state.nodes, "uid-p", 1):
+    with world.state.reservations.charged_against(world.state.nodes, "uid-p", 1):
         inside = int(world.state.nodes.version[0])
     assert version < inside < world.state.nodes.version[0]
 
@@ -57,7 +57,7 @@ def test_a_fault_leaves_nothing_behind(world: PreemptionWorld) -> None:
     before = arrays(world.state.nodes)
     with (
         pytest.raises(ZeroDivisionError),
-        world.state.reservations.kept_from(world.state.nodes, "uid-p", 1),
+        world.state.reservations.charged_against(world.state.nodes, "uid-p", 1),
     ):
         raise ZeroDivisionError
     assert arrays(world.state.nodes) == before
@@ -65,19 +65,19 @@ def test_a_fault_leaves_nothing_behind(world: PreemptionWorld) -> None:
 
 def test_reservations_add_up_and_those_of_unknown_places_do_nothing() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     nodes.set_cards(row, (8, 8), (1, 0))
     reservations = Reservations()
     for uid, node, units in (("a", "n", {0: 2, 7: 4}), ("b", "n", {0: 3}), ("c", "gone", {0: 3})):
-        reservations.put(Reservation(uid, 1, node, units))
-    with reservations.kept_from(nodes, "p", 1):
+        reservations.add_reservation(Reservation(uid, 1, node, units))
+    with reservations.charged_against(nodes, "p", 1):
         assert nodes.free[row, :2].tolist() == [2, 8]
         assert not np.any(nodes.assumed[row, 2:])
-    with reservations.kept_from(nodes, "a", 1):
+    with reservations.charged_against(nodes, "a", 1):
         assert nodes.free[row, :2].tolist() == [4, 8]
-    reservations.drop("b")
-    reservations.drop("b")
-    assert (len(reservations), reservations.of("b")) == (2, None)
+    reservations.remove_reservation("b")
+    reservations.remove_reservation("b")
+    assert (len(reservations), reservations.get_reservation("b")) == (2, None)
 
 
 def preempt(world: PreemptionWorld, the_pod: dict[str, Any], *victims: str) -> list[str]:
@@ -140,17 +140,17 @@ def test_nominated_pods_are_known_until_they_are_bound_or_gone() -> None:
 def test_cards_are_found_again_by_uuid(
     then: tuple[str, ...], now: tuple[str, ...], found: dict[int, int]
 ) -> None:
-    assert current_positions((1, 2), then, now) == found
+    assert find_current_positions((1, 2), then, now) == found
 
 
 def test_a_card_stays_kept_where_one_before_it_goes() -> None:
     nodes = NodeArrays()
-    row = nodes.add("n")
+    row = nodes.add_node("n")
     reservations = Reservations()
-    reservations.put(Reservation("a", 1, "n", {1: 8, 2: 3}, ("A", "B", "C")))
+    reservations.add_reservation(Reservation("a", 1, "n", {1: 8, 2: 3}, ("A", "B", "C")))
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("B", "C"))
-    with reservations.kept_from(nodes, "p", 1):
+    with reservations.charged_against(nodes, "p", 1):
         assert nodes.free[row, :2].tolist() == [0, 5]
     nodes.set_cards(row, (8, 8), (0, 0), uuids=("A", "C"))
-    with reservations.kept_from(nodes, "p", 1):
+    with reservations.charged_against(nodes, "p", 1):
         assert nodes.free[row, :2].tolist() == [8, 5]

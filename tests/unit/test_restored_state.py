@@ -38,7 +38,7 @@ def test_a_list_of_a_lower_version_is_believed_when_the_server_went_back() -> No
     assert set(state.pods) == {"uid-new"}
     assert state.replace_nodes([restored_node(), node("m", (8,), version=305)], "320", 1, restored=True)
     assert set(state.nodes.rows) == {"n", "m"}
-    assert state.books["n"].version == 300
+    assert state.node_records["n"].version == 300
     state.apply_pod(pod("new", 8, version=330, node="m"), 2)
     state.delete_pod(pod("new", 8, version=330, node="m"), "340", 3)
     state.apply_node(node("n", (16, 16), (5, 5), version=331), 40)
@@ -73,9 +73,9 @@ def test_they_count_no_longer_than_a_tombstone_when_the_node_says_nothing() -> N
     state = before()
     state.replace_pods([], "320", 1, restored=True)
     state.replace_nodes([restored_node()], "320", 1, restored=True)
-    state.expire(TOMBSTONE_S)
+    state.expire_tombstones(TOMBSTONE_S)
     assert free(state) == [8, 12]
-    state.expire(1 + TOMBSTONE_S)
+    state.expire_tombstones(1 + TOMBSTONE_S)
     assert free(state) == [16, 16]
 
 
@@ -92,12 +92,12 @@ def test_a_seen_of_before_the_restore_ends_no_tombstone() -> None:
 def test_a_pod_that_lost_its_binding_waits_again_and_counts_where_it_was() -> None:
     state = before()
     told = []
-    state.settled.connect(lambda record: told.append(record.uid))
+    state.pod_resolved.connect(lambda record: told.append(record.uid))
     state.replace_pods([bound("held", 8, 0, 200), pod("late", 4, version=250)], "320", 1, restored=True)
     state.replace_nodes([restored_node(holds=["uid-held"], used=(8, 0))], "320", 1, restored=True)
     assert state.pods["uid-late"].node == ""
     assert free(state) == [8, 12]
-    state.take("uid-late", "n", {"main": ((uuid("n", 0), 4),)}, 2)
+    state.assume("uid-late", "n", {"main": ((uuid("n", 0), 4),)}, 2)
     assert free(state) == [4, 12]
     assert told == []
 
@@ -105,12 +105,12 @@ def test_a_pod_that_lost_its_binding_waits_again_and_counts_where_it_was() -> No
 def test_a_commitment_ends_and_counts_like_a_pod_that_was_bound() -> None:
     state = before()
     state.apply_pod(pod("p", 8, version=1010), 1)
-    take = state.take("uid-p", "n", {"main": ((uuid("n", 1), 8),)}, 1)
+    take = state.assume("uid-p", "n", {"main": ((uuid("n", 1), 8),)}, 1)
     state.replace_pods([bound("held", 8, 0, 200), pod("p", 8, version=210)], "320", 2, restored=True)
-    assert state.taken("uid-p") is None
-    state.roll_back(take, 2)
+    assert state.get_assumed("uid-p") is None
+    state.forget(take, 2)
     assert free(state) == [8, 4]
-    state.expire(2 + TOMBSTONE_S)
+    state.expire_tombstones(2 + TOMBSTONE_S)
     assert free(state) == [8, 16]
 
 
@@ -118,7 +118,7 @@ def test_a_pod_that_asks_for_nothing_leaves_nothing_behind() -> None:
     state = before()
     state.apply_pod(pod("web", node="n", version=1010, containers=[{"name": "c"}]), 1)
     state.replace_pods([bound("held", 8, 0, 200)], "320", 2, restored=True)
-    assert state.books["n"].tombstones.keys() == {"uid-late"}
+    assert state.node_records["n"].tombstones.keys() == {"uid-late"}
 
 
 def test_a_deleted_pod_that_is_back_is_known_again() -> None:
@@ -137,7 +137,7 @@ def test_a_list_that_shows_the_past_of_what_is_known_is_of_another_history() -> 
     assert free(state) == [8, 12]
     assert "uid-late" not in state.pods
     assert state.replace_nodes([restored_node()], "1100", 1)
-    assert state.books["n"].version == 300
+    assert state.node_records["n"].version == 300
 
 
 def test_a_list_that_began_before_a_pod_was_read_is_of_the_same_history() -> None:

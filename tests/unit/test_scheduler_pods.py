@@ -9,8 +9,8 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from kubeapi.metadata import parse_resource_version
-from scheduler_plugin.cache.objects import has_preferences, may_preempt
-from scheduler_plugin.cache.pods import asks, pod_requests, read_pod
+from scheduler_plugin.cache.objects import can_preempt, has_preferences
+from scheduler_plugin.cache.pods import read_pod, requests_cards, sum_host_requests
 from tests.cluster_builders import GIB, MEMORY, container, pod
 
 
@@ -49,7 +49,7 @@ def test_a_pod_that_does_not_ask_is_not_looked_at_closely() -> None:
     ],
 )
 def test_asks(containers: list[dict[str, Any]], init: list[dict[str, Any]], expected: bool) -> None:
-    assert asks(pod("a", containers=containers, init=init), MEMORY) is expected
+    assert requests_cards(pod("a", containers=containers, init=init), MEMORY) is expected
 
 
 def test_a_pod_with_impossible_annotations_is_still_charged() -> None:
@@ -111,17 +111,17 @@ def test_what_preemption_reads() -> None:
         ),
         MEMORY,
     )
-    assert (record.leaves_at, record.started_at) == (1_800_000_030.0, 1_800_000_000.0)
-    assert (record.labels, record.nominated, record.mirrored) == ({"app": "web"}, "n", True)
+    assert (record.grace_ends_at, record.started_at) == (1_800_000_030.0, 1_800_000_000.0)
+    assert (record.labels, record.nominated, record.is_mirror) == ({"app": "web"}, "n", True)
     bound = read_pod(pod("p", 4, node="n", status={"nominatedNodeName": "n"}), MEMORY)
-    assert (bound.nominated, bound.leaves_at, bound.started_at, bound.mirrored) == ("", None, 0.0, False)
+    assert (bound.nominated, bound.grace_ends_at, bound.started_at, bound.is_mirror) == ("", None, 0.0, False)
     plain = read_pod(pod("p", containers=[{"name": "c"}], labels={"app": "web"}, deleted="x"), MEMORY)
-    assert (plain.labels, plain.leaves_at) == ({}, None)
+    assert (plain.labels, plain.grace_ends_at) == ({}, None)
 
 
 def test_times_that_cannot_be_read_are_long_ago() -> None:
     record = read_pod(pod("p", 4, deleted="soon", status={"startTime": "9" * 30}), MEMORY)
-    assert (record.leaves_at, record.started_at) == (0.0, 0.0)
+    assert (record.grace_ends_at, record.started_at) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_times_that_cannot_be_read_are_long_ago() -> None:
     ids=repr,
 )
 def test_may_preempt(spec: dict[str, Any], expected: bool) -> None:
-    assert may_preempt(pod("p", 4, spec=spec)) is expected
+    assert can_preempt(pod("p", 4, spec=spec)) is expected
 
 
 @pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("-1", 0), ("abc", 0), ("٣", 0)], ids=repr)
@@ -157,24 +157,24 @@ def test_host_requests_follow_kubernetes() -> None:
     late = {"name": "i2", "resources": {"requests": {"cpu": "1800m"}}}
     made = pod("a", containers=requests(a="500m", b="1"), init=[early, sidecar, late])
     # Main containers and sidecar: 1.8; the late init container beside the sidecar: 2.1.
-    assert pod_requests(made)[0] == 2100
+    assert sum_host_requests(made)[0] == 2100
     made = pod("a", containers=requests(a="2", b="1"), init=[early, sidecar, late])
-    assert pod_requests(made)[0] == 3300
+    assert sum_host_requests(made)[0] == 3300
 
 
 def test_host_requests_default_to_limits_and_take_the_pod_s_own() -> None:
     amounts = {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1"}}
     limited = [{"name": "a", "resources": amounts}]
-    assert pod_requests(pod("a", containers=limited)) == (1000, GIB)
+    assert sum_host_requests(pod("a", containers=limited)) == (1000, GIB)
     only = [{"name": "a", "resources": {"limits": {"cpu": "2"}}}]
-    assert pod_requests(pod("a", containers=only, spec={"overhead": {"cpu": "100m"}})) == (2100, 0)
+    assert sum_host_requests(pod("a", containers=only, spec={"overhead": {"cpu": "100m"}})) == (2100, 0)
     whole = {"resources": {"requests": {"cpu": "5"}}, "overhead": {"cpu": "1"}}
-    assert pod_requests(pod("a", containers=only, spec=whole))[0] == 6000
+    assert sum_host_requests(pod("a", containers=only, spec=whole))[0] == 6000
 
 
 def test_host_requests_that_cannot_be_read_count_as_none() -> None:
     odd = [{"name": "a", "resources": {"requests": {"cpu": "much", "memory": "-1"}}}]
-    assert pod_requests(pod("a", containers=odd)) == (0, 0)
+    assert sum_host_requests(pod("a", containers=odd)) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_pods_may_be_read_in_several_threads(monkeypatch: pytest.MonkeyPatch) ->
                 yield key
 
     turn = Event()
-    monkeypatch.setattr("scheduler_plugin.cache.pods._REMEMBERED", 1)
-    monkeypatch.setattr("scheduler_plugin.cache.pods._remembered", Eager())
+    monkeypatch.setattr("scheduler_plugin.cache.pods._MAX_PARSED", 1)
+    monkeypatch.setattr("scheduler_plugin.cache.pods._parsed_requests", Eager())
     units = list(range(1, 80)) * 2
     pods = [pod(f"p{number}", number) for number in units]
     with ThreadPoolExecutor(4) as threads:

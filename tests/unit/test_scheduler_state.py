@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.cache.charges import TOMBSTONE_S, Rules
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.charges import TOMBSTONE_S, ChargeRules
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import container, node, pod, uuid
 from tests.state_world import assigned, assumed, bound, free, state_with
@@ -160,9 +160,9 @@ def test_a_tombstone_ends_with_time() -> None:
     state = state_with()
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_pod(bound("a", 8, 1, version=9), "9", 100)
-    state.expire(100 + TOMBSTONE_S - 1)
+    state.expire_tombstones(100 + TOMBSTONE_S - 1)
     assert assumed(state) == [0, 8]
-    state.expire(100 + TOMBSTONE_S)
+    state.expire_tombstones(100 + TOMBSTONE_S)
     assert assumed(state) == [0, 0]
 
 
@@ -182,7 +182,7 @@ def test_a_pod_that_never_asked_leaves_no_tombstone() -> None:
     plain = pod("b", node="n", version=5, containers=[{"name": "c"}])
     state.apply_pod(plain, 0)
     state.delete_pod(plain, "6", 0)
-    assert state.books["n"].tombstones == {}
+    assert state.node_records["n"].tombstones == {}
 
 
 def test_claims_outlive_the_node_object() -> None:
@@ -195,8 +195,8 @@ def test_claims_outlive_the_node_object() -> None:
 
 
 def test_without_that_rule_they_are_lost() -> None:
-    class Forgetful(Rules):
-        def keeps_without_node(self) -> bool:
+    class Forgetful(ChargeRules):
+        def keeps_charges_without_node(self) -> bool:
             return False
 
     state = ClusterState(rules=Forgetful())
@@ -230,9 +230,9 @@ def test_a_name_without_node_and_pods_is_forgotten() -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     state.delete_node("n", "6", 0)
     state.delete_pod(bound("a", 8, 1, version=7), "7", 0)
-    assert "n" in state.books
-    state.expire(TOMBSTONE_S)
-    assert state.books == {}
+    assert "n" in state.node_records
+    state.expire_tombstones(TOMBSTONE_S)
+    assert state.node_records == {}
 
 
 def test_a_pod_bound_to_a_node_that_is_not_known_yet_counts_once_it_is() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import StateError
 from tests.cluster_builders import node, pod, uuid
@@ -96,7 +96,7 @@ def test_a_heartbeat_changes_no_version() -> None:
 
 
 def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_plugin.cache.versions.REMEMBERED_ENDS", 2)
+    monkeypatch.setattr("scheduler_plugin.cache.versions.MAX_DELETIONS", 2)
     state = state_with()
     for number in range(4):
         state.delete_pod(bound(f"p{number}", 1, version=5), "5", 0)
@@ -105,7 +105,7 @@ def test_the_ends_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 def take(state: ClusterState, name: str = "a", units: int = 8, card: int = 1):
-    return state.take(f"uid-{name}", "n", {"main": ((uuid("n", card), units),)}, 0)
+    return state.assume(f"uid-{name}", "n", {"main": ((uuid("n", card), units),)}, 0)
 
 
 def test_a_commitment_counts_at_once() -> None:
@@ -114,7 +114,7 @@ def test_a_commitment_counts_at_once() -> None:
     version = int(state.nodes.version[0])
     made = take(state)
     assert assumed(state) == [0, 8]
-    assert state.taken("uid-a") is made
+    assert state.get_assumed("uid-a") is made
     assert int(state.nodes.version[0]) > version
     assert state.nodes.cpu_used[0] == 1000
 
@@ -123,10 +123,10 @@ def test_a_refused_commitment_counts_no_longer() -> None:
     state = state_with()
     state.apply_pod(pod("a", 8, version=3), 0)
     made = take(state)
-    state.roll_back(made, 0)
-    state.roll_back(made, 0)
+    state.forget(made, 0)
+    state.forget(made, 0)
     assert assumed(state) == [0, 0]
-    assert state.taken("uid-a") is None
+    assert state.get_assumed("uid-a") is None
     assert state.nodes.cpu_used[0] == 0
 
 
@@ -137,7 +137,7 @@ def test_a_commitment_becomes_a_bound_pod_and_counts_once() -> None:
     state.apply_pod(bound("a", 8, 1), 0)
     assert assumed(state) == [0, 8]
     assert state.nodes.cpu_used[0] == 1000
-    state.roll_back(made, 0)
+    state.forget(made, 0)
     assert assumed(state) == [0, 8]
 
 
@@ -165,7 +165,7 @@ def test_a_pod_deleted_unbound_ends_its_commitment() -> None:
     take(state)
     state.delete_pod(pod("a", 8, version=4), "4", 0)
     assert assumed(state) == [0, 0]
-    assert state.books["n"].tombstones == {}
+    assert state.node_records["n"].tombstones == {}
 
 
 def test_a_pod_deleted_after_an_unseen_binding_leaves_a_tombstone_there() -> None:
@@ -174,7 +174,7 @@ def test_a_pod_deleted_after_an_unseen_binding_leaves_a_tombstone_there() -> Non
     take(state)
     state.delete_pod(bound("a", 8, 1, version=5), "5", 0)
     assert assumed(state) == [0, 8]
-    assert state.taken("uid-a") is None
+    assert state.get_assumed("uid-a") is None
 
 
 def test_a_pod_that_vanished_between_lists_may_have_been_bound() -> None:
@@ -183,7 +183,7 @@ def test_a_pod_that_vanished_between_lists_may_have_been_bound() -> None:
     take(state)
     state.replace_pods([], "9", 0)
     assert assumed(state) == [0, 8]
-    state.expire(TOMBSTONE_S)
+    state.expire_tombstones(TOMBSTONE_S)
     assert assumed(state) == [0, 0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kubeapi.errors import KubeApiError, NotFound, TimedOut
-from scheduler_plugin.cache.objects import Gate
+from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.extender import retry
 from scheduler_plugin.extender.filter_reply import Filtered
@@ -192,7 +192,7 @@ async def test_pods_that_a_predecessor_refused_are_looked_at(setup: Setup) -> No
     setup.world.state.apply_pod(pod("too-large", 17, version=51), 0)
     setup.world.state.apply_pod(pod("bound", 8, node="n", version=52), 0)
     gated = pod("gated", 8, version=53)
-    gated.spec.scheduling_gates = [Gate("held")]
+    gated.spec.scheduling_gates = [SchedulingGate("held")]
     setup.world.state.apply_pod(gated, 0)
     setup.use(0)
     # Whatever kube-scheduler asks in the first second counts more.
@@ -276,7 +276,7 @@ async def test_a_pod_that_nobody_knows_is_forgotten(setup: Setup) -> None:
 async def test_a_pod_that_is_being_bound_is_left_alone(setup: Setup) -> None:
     setup.ask()
     setup.use(8)
-    setup.world.state.take("uid-p", "n", None, 0)
+    setup.world.state.assume("uid-p", "n", None, 0)
     assert await setup.look() == []
 
 

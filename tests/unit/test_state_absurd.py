@@ -5,15 +5,15 @@ import json
 import pytest
 
 from allocator.names import NODE_CARDS, POD_ASSIGNED
-from scheduler_plugin.cache.charges import Rules
-from scheduler_plugin.cache.nodes import Exclusion
+from scheduler_plugin.cache.charges import ChargeRules
+from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from tests.cluster_builders import node, pod, uuid
 
 NAMES = [f"n{i}" for i in range(6)]
 
 
-def full_cluster(rules: Rules | None = None) -> ClusterState:
+def full_cluster(rules: ChargeRules | None = None) -> ClusterState:
     """Nodes of one card, each filled by a pod that its words do not show."""
     state = ClusterState(rules=rules)
     state.replace_nodes([node(name, (8,)) for name in NAMES], "1", 0)
@@ -77,19 +77,19 @@ def test_a_number_in_the_inventory_that_does_not_fit_excludes_the_node(key):
     assert free(state) == dict.fromkeys(NAMES, 0)
 
 
-class _Failing(Rules):
+class _Failing(ChargeRules):
     """Rules with a fault that one node brings out."""
 
-    def assumed(self, book, claims):
-        if book.name == "n2":
+    def sum_by_card(self, record, charges):
+        if record.name == "n2":
             raise OverflowError("too large")
-        return super().assumed(book, claims)
+        return super().sum_by_card(record, charges)
 
 
 def test_a_fault_about_one_node_puts_only_that_node_out_of_use():
     state = ClusterState(rules=_Failing())
     told = []
-    state.broken.connect(lambda name, error: told.append((name, repr(error))))
+    state.node_failed.connect(lambda name, error: told.append((name, repr(error))))
     state.replace_nodes([node(name, (8,)) for name in NAMES], "1", 0)
     pods = [
         pod(f"p-{name}", 8, node=name, annotations={POD_ASSIGNED: json.dumps({"main": [[uuid(name, 0), 8]]})})
@@ -105,7 +105,7 @@ def test_a_fault_about_one_node_puts_only_that_node_out_of_use():
 def test_a_row_that_is_half_written_is_not_used(mocker):
     state = full_cluster()
     told = mocker.Mock()
-    state.broken.connect(told)
+    state.node_failed.connect(told)
     mocker.patch.object(state.nodes, "_set_inventory", side_effect=[OverflowError("too large"), None])
     state.apply_node(node("n0", (8,), holds=("p-n0",), version=30, models=("other",)), 2)
     assert not state.nodes.usable[state.nodes.rows["n0"]]

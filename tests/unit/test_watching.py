@@ -9,7 +9,7 @@ import pytest
 
 from kubeapi.errors import Unreachable
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watching import MIN_STALE_S, Watcher
+from scheduler_plugin.cache.watcher import MIN_STALE_S, Watcher
 
 
 class QuietApi:
@@ -148,7 +148,7 @@ async def test_after_each_list_somebody_is_called_once_the_reflector_is_done_wit
         if len(done) == 4:
             enough.set()
 
-    watcher.after_each_list(act)
+    watcher.call_after_each_list(act)
     filled = asyncio.Event()
     watcher.filled.connect(filled.set)
     task = asyncio.create_task(watcher.run())

@@ -263,7 +263,7 @@ def test_pending_counts_over_all_nodes():
 
 def test_waiting_replaces_what_was_counted():
     arrays = view({"a": (100, 10, [4], 0, 0, [4]), "b": (10, 10, [4], 0, 0, [0])})
-    arrays.set_capacity(arrays.add("no-cards"), 50, 10)
+    arrays.set_capacity(arrays.add_node("no-cards"), 50, 10)
     policy = WeightedBalance()
     policy.pending("gone", arrays, ask(0, 0, (5, 1)), np.array([arrays.rows["a"]]))
     elsewhere = ask(0, 0, (2, 1))

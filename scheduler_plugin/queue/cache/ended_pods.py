@@ -34,7 +34,7 @@ class EndedPods:
         self._forget_old(now)
         found: dict[str, dict[int, int]] = {}
         for pod, _ in self._ended.values():
-            record = self._state.books.get(pod.node)
+            record = self._state.node_records.get(pod.node)
             for card, units in ({} if record is None else self._charged(record, pod)).items():
                 on_node = found.setdefault(pod.node, {})
                 on_node[card] = on_node.get(card, 0) + units
@@ -42,10 +42,12 @@ class EndedPods:
 
     def _charged(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
         """Find what a pod still counts for; empty where that is nothing, or its cards are not known."""
-        if self._state.rules.holds(record, pod.uid):
+        if self._state.rules.is_confirmed(record, pod.uid):
             return published_pod_units(record, pod)
         tombstone = record.tombstones.get(pod.uid)
-        charged = None if tombstone is None else self._state.rules.assigned_cards(record, tombstone.claim)
+        charged = (
+            None if tombstone is None else self._state.rules.charge_assigned_cards(record, tombstone.charge)
+        )
         return charged or {}
 
     def _forget_old(self, now: float) -> None:

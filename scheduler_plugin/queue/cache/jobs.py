@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import msgspec
 
 from allocator.names import POD_DATA, POD_JOB
-from scheduler_plugin.cache.objects import Struct
+from scheduler_plugin.cache.objects import KubeStruct
 
 
-class JobMetadata(Struct):
+class JobMetadata(KubeStruct):
     """`metadata` of a Job."""
 
     name: str = ""
@@ -17,40 +17,40 @@ class JobMetadata(Struct):
     resource_version: str = ""
 
 
-class TemplateMetadata(Struct):
+class TemplateMetadata(KubeStruct):
     """`spec.template.metadata` of a Job."""
 
     annotations: dict[str, str] | None = None
 
 
-class Template(Struct):
+class Template(KubeStruct):
     """`spec.template` of a Job."""
 
     metadata: TemplateMetadata = msgspec.field(default_factory=TemplateMetadata)
 
 
-class JobSpec(Struct):
+class JobSpec(KubeStruct):
     """`spec` of a Job."""
 
     completions: int | None = None
     template: Template = msgspec.field(default_factory=Template)
 
 
-class JobCondition(Struct):
+class JobCondition(KubeStruct):
     """One of `status.conditions` of a Job."""
 
     type: str = ""
     status: str = ""
 
 
-class JobStatus(Struct):
+class JobStatus(KubeStruct):
     """`status` of a Job."""
 
     succeeded: int = 0
     conditions: list[JobCondition] | None = None
 
 
-class QueueJob(Struct):
+class QueueJob(KubeStruct):
     """A Job of the API group `batch`."""
 
     metadata: JobMetadata = msgspec.field(default_factory=JobMetadata)

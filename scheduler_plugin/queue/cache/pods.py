@@ -22,13 +22,13 @@ from kubeapi.metadata import parse_time
 from kubeapi.selectors import NodeRules, NodeTerm, Taint, Toleration
 from scheduler_plugin.cache.objects import (
     Affinity,
+    KubeStruct,
     NodeLite,
     PodLite,
     PodMetadata,
     PodSpec,
     PodStatus,
-    Preferred,
-    Struct,
+    PreferredTerms,
 )
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
@@ -42,7 +42,7 @@ _SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 _FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
 
 
-class Owner(Struct):
+class Owner(KubeStruct):
     """One of `metadata.ownerReferences`."""
 
     api_version: str = ""
@@ -59,13 +59,13 @@ class QueueMetadata(PodMetadata):
     owner_references: list[Owner] | None = None
 
 
-class RequiredNodes(Struct):
+class RequiredNodes(KubeStruct):
     """The required half of a node affinity."""
 
     node_selector_terms: tuple[NodeTerm, ...] = ()
 
 
-class NodeAffinity(Preferred):
+class NodeAffinity(PreferredTerms):
     """`spec.affinity.nodeAffinity`."""
 
     required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
@@ -85,7 +85,7 @@ class QueueSpec(PodSpec):
     tolerations: tuple[Toleration, ...] | None = None
 
 
-class Condition(Struct):
+class Condition(KubeStruct):
     """One of `status.conditions`."""
 
     type: str = ""
@@ -109,7 +109,7 @@ class QueuePod(PodLite):
     status: QueueStatus = msgspec.field(default_factory=QueueStatus)
 
 
-class NodeSpec(Struct):
+class NodeSpec(KubeStruct):
     """`spec` of a node."""
 
     taints: tuple[Taint, ...] | None = None
@@ -123,7 +123,7 @@ class QueueNode(NodeLite):
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
 
 
-class NamespaceLite(Struct):
+class NamespaceLite(KubeStruct):
     """A namespace."""
 
     metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)

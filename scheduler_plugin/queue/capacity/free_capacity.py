@@ -11,10 +11,10 @@ from allocator.cards import Card
 from allocator.place import Placement, place
 from kubeapi.selectors import NodeRules, Taint
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, LongArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
-from scheduler_plugin.cache.hosts import has_host, with_host
+from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.host_resources import fits_host, mask_host_fits
+from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.sums import sum_left
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
@@ -99,9 +99,9 @@ class _Sums:
             self._made = np.full(nodes.row_count, -1, dtype=np.int64)
             self._left = {each: np.zeros(nodes.row_count, dtype=np.int64) for each in (False, True)}
         for row in rows[self._made[rows] != nodes.version[rows]].tolist():
-            record = self._state.books[nodes.names[row]]
+            record = self._state.node_records[nodes.names[row]]
             for each, left in self._left.items():
-                found = sum_left(record, percent=each)
+                found = compute_sum_left(record, percent=each)
                 left[row] = UNKNOWN if found is None else found
             self._made[row] = nodes.version[row]
         return self._left[percent][rows]
@@ -136,8 +136,8 @@ class Room:
         self._sums = _Sums(state)
         self.kept = KeptRooms()
         self.capacity = Capacity(self)
-        state.count_resources(policies.other_resources)
-        policies.resources_changed.connect(state.count_resources)
+        state.set_other_resources(policies.other_resources)
+        policies.resources_changed.connect(state.set_other_resources)
 
     @property
     def resources(self) -> Resources:
@@ -302,7 +302,7 @@ class Room:
                 container: tuple((uuids[card], units) for card, units in shares)
                 for container, shares in placement.containers
             }
-        self.state.take(uid, nodes.names[row], assigned, now)
+        self.state.assume(uid, nodes.names[row], assigned, now)
         return True
 
     def _placed(self, uid: str, wants: Wants, row: int) -> Placement | None:
@@ -336,7 +336,7 @@ class Room:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
         if not others.pods:
             return True
-        if not has_host(self.state.nodes, others.host.plus(wants.host), row):
+        if not fits_host(self.state.nodes, others.host.add(wants.host), row):
             return False
         left = self._without(row, others.cards)
         return self.sound(wants, lambda: place(left, query.request, query.ask.card_policy), None) is not None
@@ -345,7 +345,7 @@ class Room:
         """The cards of a node, some of them counted as full."""
         return [
             replace(card, used_units=card.size_units) if card.index in cards else card
-            for card in cards_of(self.state.nodes, row)
+            for card in build_cards(self.state.nodes, row)
         ]
 
     # Masks.
@@ -365,7 +365,7 @@ class Room:
             mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
             self._masks[wants] = mask
         mask.query = query
-        rows = nodes.changed_since(mask.changes) if mask.changes else None
+        rows = nodes.list_changed_rows(mask.changes) if mask.changes else None
         if rows is None:
             rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
@@ -403,7 +403,7 @@ class Room:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
-        fits &= with_host(nodes, wants.host, rows)
+        fits &= mask_host_fits(nodes, wants.host, rows)
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:

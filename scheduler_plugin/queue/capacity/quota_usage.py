@@ -88,7 +88,7 @@ class Amounts:
         """Units that a released pod counts for; None while its cards are not known."""
         if record.node:
             return self.on_node(wants, record.node, record.allocated or record.assigned)
-        take = self._state.taken(record.uid)
+        take = self._state.get_assumed(record.uid)
         if take is None:
             return None if wants.percent else wants.units
         return self.on_node(wants, take.node, take.assigned)

@@ -5,8 +5,8 @@ from functools import cached_property
 
 from allocator.request import PodRequest
 from kubeapi.selectors import NodeRules
-from scheduler_plugin.cache.hosts import Host
-from scheduler_plugin.cache.pods import Amounts
+from scheduler_plugin.cache.host_resources import HostRequest
+from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import StateError
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 
@@ -27,12 +27,12 @@ class Wants:
     cpu_milli: int = 0
     memory_bytes: int = 0
     rules: NodeRules = field(default_factory=NodeRules)
-    others: Amounts = ()
+    others: ResourceAmounts = ()
 
     @cached_property
-    def host(self) -> Host:
+    def host(self) -> HostRequest:
         """What it needs beside cards."""
-        return Host(self.cpu_milli, self.memory_bytes, self.others)
+        return HostRequest(self.cpu_milli, self.memory_bytes, self.others)
 
     @cached_property
     def units(self) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
-from scheduler_plugin.cache.hosts import NO_HOST, Host, has_host, with_host
+from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host, mask_host_fits
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import NOTHING, Kept, OnNode
@@ -29,7 +29,7 @@ class _Load:
 
     units: list[int]
     others: OnNode
-    host: Host = NO_HOST
+    host: HostRequest = NO_HOST_REQUEST
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Clearing:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._room.state.nodes
         wanted = nodes.usable & self._room.allowed_rows(wants)
-        wanted &= with_host(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
+        wanted &= mask_host_fits(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
         if wants.percent:
             wanted &= nodes.percent
         if among is not None:
@@ -175,8 +175,8 @@ class Clearing:
             among: Cards that come into question; None: all.
         """
         nodes, load = self._room.state.nodes, self._load(row)
-        host = load.host.plus(load.others.host).plus(wants.host)
-        if not has_host(nodes, host, row, emptied=True):
+        host = load.host.add(load.others.host).add(wants.host)
+        if not fits_host(nodes, host, row, emptied=True):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
@@ -208,7 +208,7 @@ class Clearing:
     def _put(self, wants: Wants, spot: _Spot) -> Kept:
         """Let a pod go there, beside those of its task that are there already."""
         load = self._load(spot.row)
-        load.host = load.host.plus(wants.host)
+        load.host = load.host.add(wants.host)
         for card, units in spot.units.items():
             load.units[card] += units
         nodes = self._room.state.nodes

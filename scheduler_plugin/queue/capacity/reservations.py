@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from scheduler_plugin.cache.cards import current_positions
-from scheduler_plugin.cache.hosts import NO_HOST, Host
+from scheduler_plugin.cache.cards import find_current_positions
+from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Kept:
     task: str
     node: str
     cards: tuple[int, ...]
-    host: Host = NO_HOST
+    host: HostRequest = NO_HOST_REQUEST
     uuids: tuple[str, ...] = ()
 
     def positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Kept:
         Args:
             uuids: The node's cards by position now; empty where it publishes none.
         """
-        return tuple(current_positions(self.cards, self.uuids, uuids).values())
+        return tuple(find_current_positions(self.cards, self.uuids, uuids).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OnNode:
     """
 
     cards: frozenset[int] = frozenset()
-    host: Host = NO_HOST
+    host: HostRequest = NO_HOST_REQUEST
     pods: int = 0
 
 
@@ -115,7 +115,7 @@ class KeptRooms:
             return NOTHING
         return OnNode(
             frozenset(card for kept in others for card in kept.positions(uuids)),
-            reduce(Host.plus, (kept.host for kept in others)),
+            reduce(HostRequest.add, (kept.host for kept in others)),
             len(others),
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scheduler_plugin.cache.arrays import LongArray
-from scheduler_plugin.cache.hosts import host_columns
+from scheduler_plugin.cache.host_resources import list_host_resources
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.scheduling.fit_counts import most_pods
 
@@ -64,7 +64,7 @@ class Capacity:
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
             most = most_pods(nodes, room.query(wants), stale, emptied=True)
-            for needed, capacity, _ in host_columns(nodes, wants.host):
+            for needed, capacity, _ in list_host_resources(nodes, wants.host):
                 if needed:
                     most = np.minimum(most, capacity[stale] // needed)
             known.pods[stale] = np.where(room.allowed_rows(wants)[stale], most, 0)

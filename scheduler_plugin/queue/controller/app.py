@@ -13,7 +13,7 @@ from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from kubeapi.posting import make_post_client
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
@@ -66,7 +66,7 @@ async def run(
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         watcher.filled.connect(settle)
-        watcher.after_each_list(release)
+        watcher.call_after_each_list(release)
         QueueFeed(queue, watcher, clock)
         elector = elector_of(settings, client)
         label = leader_label_of(settings, client, elector)

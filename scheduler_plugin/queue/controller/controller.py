@@ -280,7 +280,7 @@ class Controller:
 
 def planned(queue: Queue, uid: str) -> list[str]:
     """UUIDs of the cards that are taken for a released pod, in order."""
-    take = queue.state.taken(uid)
+    take = queue.state.get_assumed(uid)
     shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
     return sorted({uuid for uuid, _ in shares})
 

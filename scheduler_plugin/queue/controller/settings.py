@@ -9,7 +9,7 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from kubeapi.addresses import HttpAddress, address_faults
-from scheduler_plugin.cache.watching import MIN_STALE_S
+from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
 from scheduler_plugin.options import election_faults, process_faults
 from scheduler_plugin.scheduling.cluster_policies import Policies

@@ -6,7 +6,7 @@ from typing import Any
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
 from scheduler_plugin.queue.cache.pods import NamespaceLite, node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -25,9 +25,9 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
-        watcher.node_sink.took.connect(self._node)
+        watcher.node_sink.applied.connect(self._node)
         watcher.node_sink.replaced.connect(self._nodes)
-        watcher.pod_sink.took.connect(self._pod)
+        watcher.pod_sink.applied.connect(self._pod)
         watcher.pod_sink.replaced.connect(self._pods)
 
     def _node(self, kind: Kind, node: Any) -> None:

@@ -244,9 +244,9 @@ class Admission:
         return near
 
     def _undo(self, uid: str, now: float) -> None:
-        take = self.room.state.taken(uid)
+        take = self.room.state.get_assumed(uid)
         if take is not None:
-            self.room.state.roll_back(take, now)
+            self.room.state.forget(take, now)
         self.slots.leave(uid)
 
     def _borrowed(self, tenant: str) -> int:

@@ -132,7 +132,7 @@ class BorrowedPods:
 
     def _may_go(self, entry: Entry) -> bool:
         """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
-        bound = entry.wants is not None and entry.phase is Phase.BOUND and not entry.record.mirrored
+        bound = entry.wants is not None and entry.phase is Phase.BOUND and not entry.record.is_mirror
         return bound and not entry.ticket.ending and not self._protected.pauses(entry.uid)
 
     def _is_late(self, going: Going, uid: str, now: float) -> bool:

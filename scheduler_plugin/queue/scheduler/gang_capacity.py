@@ -13,7 +13,7 @@ import numpy as np
 from allocator.cards import Card
 from allocator.place import place
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.cache.hosts import NO_HOST, Host, has_host
+from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host
 from scheduler_plugin.preemption.node_victims import Room as NodeRoom
 from scheduler_plugin.preemption.node_victims import room_on
 from scheduler_plugin.queue.cache.queued_pods import Entry
@@ -238,10 +238,12 @@ class GangRoom:
             return None
         left = (view.pods[uid] for uid in uids if uid in view.pods)
         freed = reduce(
-            Host.plus, (Host(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left), NO_HOST
+            HostRequest.add,
+            (HostRequest(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left),
+            NO_HOST_REQUEST,
         )
-        needs = reduce(Host.plus, (wants.host for _, wants in pods), self._kept(node).host)
-        return self._put(self._left(node, view, uids), pods) if has_host(nodes, needs, row, freed) else None
+        needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._kept(node).host)
+        return self._put(self._left(node, view, uids), pods) if fits_host(nodes, needs, row, freed) else None
 
     def _view(self, node: str, wants: Wants) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from scheduler_plugin.cache.charges import Rules, Take
+from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
@@ -43,10 +43,10 @@ FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
 
 
-class QueueRules(Rules):
+class QueueRules(ChargeRules):
     """The accounting of a process that releases pods and leaves it to others to bind them."""
 
-    def binding_is_stale(self, take: Take, pod: PodRecord) -> bool:  # noqa: ARG002
+    def is_binding_stale(self, take: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
         """What was released keeps its room whatever changes about the pod; the queue itself ends that."""
         return False
 
@@ -232,7 +232,7 @@ class Queue:
         Pods that were released and have no room get theirs first: those released before this process began,
         and those whose room others have taken. Then come the rests of gangs that were released in part.
         """
-        self.state.expire(now)
+        self.state.expire_tombstones(now)
         for uid in self.refusals.due(now):
             self._enter(self.entries[uid])
         for entry in self.alike.due(now):
@@ -346,8 +346,8 @@ class Queue:
 
         Its quota stays its own until it is requeued: kube-scheduler may bind it at any time.
         """
-        if (take := self.state.taken(entry.uid)) is not None:
-            self.state.roll_back(take, now)
+        if (take := self.state.get_assumed(entry.uid)) is not None:
+            self.state.forget(take, now)
         self.slots.leave(entry.uid)
         entry.given_back = True
 
@@ -375,9 +375,9 @@ class Queue:
     def _displace(self, node: str) -> None:
         """Let released pods whose cards on a node are full now find other ones."""
         for uid in displaced_on(self.state, node):
-            take = self.state.taken(uid)
+            take = self.state.get_assumed(uid)
             if take is not None:
-                self.state.roll_back(take, 0.0)
+                self.state.forget(take, 0.0)
                 self.slots.leave(uid)
                 self.unplaced.add(uid)
 

@@ -91,7 +91,7 @@ class Reclaimer:
         """
         if self._queue.config.reclaim != "evict":
             return []
-        self._queue.state.expire(now)
+        self._queue.state.expire_tombstones(now)
         self._borrowed.update(now)
         self._settle(now)
         found: list[Reclaim] = []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from allocator.place import choose_each
 from allocator.policy import node_policy_chooses
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
 from scheduler_plugin.scheduling.policies.fragmentation_placing import RESOLUTION, Placing
 from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, States
@@ -84,7 +84,7 @@ class Scores:
         allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
         for at, row in enumerate(rows.tolist()):
             order = self._states.order(row)
-            chosen = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            chosen = choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector)
             for mask, positions in zip(allowed, chosen or (), strict=False):
                 mask[at, [order.index(card) for card in positions]] = True
         return self._scored(self._states.of_row[rows], ask, allowed)[0]
@@ -92,7 +92,7 @@ class Scores:
     def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
         if node_by_node(ask):
-            taken = choose_each(cards_of(view, row), ask.demands, ask.card_policy, ask.selector)
+            taken = choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector)
             return None if taken is None else tuple(taken)
         order = self._states.order(row)
         if _one_card(ask) and not by_uuid(ask):

@@ -16,8 +16,8 @@ from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
 from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
-from scheduler_plugin.cache.hosts import Host
-from scheduler_plugin.cache.pods import Amounts
+from scheduler_plugin.cache.host_resources import HostRequest
+from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Ask:
     card_policy: str = DEFAULT_CARD_POLICY
     selector: Selector = ANY_CARD
     pod: str = ""
-    other_resources: Amounts = ()
+    other_resources: ResourceAmounts = ()
 
     @property
-    def host(self) -> Host:
+    def host(self) -> HostRequest:
         """What it asks for beside cards."""
-        return Host(self.cpu_milli, self.memory_bytes, self.other_resources)
+        return HostRequest(self.cpu_milli, self.memory_bytes, self.other_resources)
 
     @property
     def gpu_units(self) -> int:

@@ -12,7 +12,7 @@ from gpupack.rebalance.advise import advise_start
 from gpupack.rebalance.planning import SearchLimits
 from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.selectors import UNSCHEDULABLE
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, Reason
 from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, event_text
 
@@ -47,7 +47,7 @@ def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mappin
     can_have = bool(nodes.usable[row]) and (not request.percent or bool(nodes.percent[row]))
     error, _ = places.bound(name, node)
     answers = {
-        "truth": can_have and truth.fits(cards_of(nodes, row), request),
+        "truth": can_have and truth.fits(build_cards(nodes, row), request),
         "bind": not error,
         "filter": reasons.get(node) == "",
     }
@@ -68,10 +68,12 @@ def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -
     row = nodes.rows[node]
     if not can_have:
         return FilterReason.NO_PLUGIN
-    cards = [card for card in cards_of(nodes, row) if card.size_units]
+    cards = [card for card in build_cards(nodes, row) if card.size_units]
     most = max(demand.cards for demand in request.demands)
     if sum(map(request.selector.admits, cards)) < most and not request.selector.admits_all:
-        everywhere = [card for at in nodes.rows.values() for card in cards_of(nodes, at) if card.size_units]
+        everywhere = [
+            card for at in nodes.rows.values() for card in build_cards(nodes, at) if card.size_units
+        ]
         somewhere = any(map(request.selector.admits, everywhere))
         return FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
     return FilterReason.NOT_FREE if truth.fits(_emptied(places, node), request) else FilterReason.TOO_SMALL
@@ -84,7 +86,7 @@ def _emptied(places: Places, node: str) -> list[Card]:
     evictable = nodes.evictable[row].tolist()
     return [
         replace(card, used_units=card.size_units - evictable[at])
-        for at, card in enumerate(cards_of(nodes, row))
+        for at, card in enumerate(build_cards(nodes, row))
     ]
 
 
@@ -223,7 +225,7 @@ def check_queue(scene: Scene, places: Places, name: str, passes: set[str]) -> No
 def check_preempt(places: Places, name: str, passes: set[str]) -> None:
     """Whom preemption names, and that the pod fits once they have gone."""
     for node in set(places.usable) - passes:
-        uids = sorted(places.extender.state.books[node].pods)
+        uids = sorted(places.extender.state.node_records[node].pods)
         named = places.preempted(name, node, uids)
         agree(
             f"whether evicting pods of {node} helps {name}",

@@ -86,12 +86,12 @@ def check_cards(scene: Scene, places: Places, pod: dict[str, Any]) -> None:
 def _charged(places: Places, uid: str, node: str) -> Units | None:
     """What the extender counts of a pod that the words of its node do not have yet; None: on any card."""
     state = places.extender.state
-    book = state.books[node]
+    book = state.node_records[node]
     found = None
     if node in places.usable:
-        for claim in state.rules.claims(book):
+        for claim in state.rules.list_charges(book):
             if claim.uid == uid:
-                found = state.rules.assigned_cards(book, claim)
+                found = state.rules.charge_assigned_cards(book, claim)
     return None if found is None else {(node, at): units for at, units in found.items() if book.sizes[at]}
 
 
@@ -114,10 +114,10 @@ def check_under_way(scene: Scene, places: Places) -> None:
     for node in places.usable:
         taken = [0] * len(places.top[node].cards)
         if scene.under_way is not None and scene.under_way[1] == node:
-            take = scene.scheduler.taken(f"uid-{scene.under_way[0]}")
+            take = scene.scheduler.get_assumed(f"uid-{scene.under_way[0]}")
             assert take is not None
-            for claim in scene.scheduler.rules.taken(scene.scheduler.books[node]):
-                units = scene.scheduler.rules.assigned_cards(scene.scheduler.books[node], claim)
+            for claim in scene.scheduler.rules.charges_of_assumed(scene.scheduler.node_records[node]):
+                units = scene.scheduler.rules.charge_assigned_cards(scene.scheduler.node_records[node], claim)
                 assert units is not None
                 for at, number in units.items():
                     taken[at] += number

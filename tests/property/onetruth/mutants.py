@@ -7,7 +7,7 @@ from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
 from gpupack.whatif import kube_checks, node_results
 from kubeapi import selectors
-from scheduler_plugin.cache import charges, published, sums
+from scheduler_plugin.cache import charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
 from scheduler_plugin.scheduling import filtering
 from tests.property.undercount.mutant import Mutant
@@ -47,13 +47,13 @@ MUTANTS = tuple(
         (
             "a pod that was just bound counts in filter",
             charges,
-            "if pod.charged is not None and (not self.holds(book, uid)):",
+            "if pod.charged is not None and (not self.is_confirmed(record, uid)):",
             "if False:",
         ),
         (
             "a pod that was just bound counts in top",
             pod_cards,
-            "assumed = _RULES.assumed(node, _RULES.claims(node))",
+            "assumed = _RULES.sum_by_card(node, _RULES.list_charges(node))",
             "assumed = [0] * len(cards)",
         ),
         (
@@ -76,14 +76,14 @@ MUTANTS = tuple(
         ),
         (
             "a cordon of cards counts before the words say so",
-            published,
+            published_nodes,
             "if not record.healthy or record.uuid in cordoned",
             "if not record.healthy",
         ),
         (
             "of a full card all that pods have counts",
-            published,
-            "used[card] = max(used[card], min(units_held, _MOST_HELD))",
+            published_nodes,
+            "used[card] = max(used[card], min(units_held, _MAX_ACCOUNTED))",
             "pass",
         ),
         (
@@ -94,7 +94,7 @@ MUTANTS = tuple(
         ),
         (
             "pods on unhealthy cards count in a node's sum",
-            sums,
+            kubelet_sums,
             "return offered - sum(",
             "return offered - 0 * sum(",
         ),

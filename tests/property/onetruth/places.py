@@ -66,13 +66,13 @@ class Places:
         state = ClusterState()
         state.replace_nodes([msgspec.convert(each, NodeLite) for each in nodes], "", 0.0)
         state.replace_pods([msgspec.convert(each, PodLite) for each in pods], "", 0.0)
-        state.expire(LATER_S)
+        state.expire_tombstones(LATER_S)
         return Extender(state, Policies(), 0)
 
     @cached_property
     def watched(self) -> Extender:
         """An extender that has seen all that happened, after the tombstones of what is gone have ended."""
-        self.scene.scheduler.expire(LATER_S)
+        self.scene.scheduler.expire_tombstones(LATER_S)
         return Extender(self.scene.scheduler, Policies(), 0)
 
     @cached_property
@@ -88,7 +88,7 @@ class Places:
         state.replace_nodes([msgspec.convert(each, QueueNode) for each in nodes], "", 0.0)
         lites = [msgspec.convert(each, QueuePod) for each in pods]
         state.replace_pods(lites, "", 0.0)
-        state.expire(LATER_S)
+        state.expire_tombstones(LATER_S)
         queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, Policies())
         for each in nodes:
             queue.set_node(each["metadata"]["name"], node_facts(msgspec.convert(each, QueueNode)))
@@ -233,7 +233,7 @@ class Places:
             return str(error), {}
         assert found.take is not None
         charged = state.nodes.assumed[state.nodes.rows[node]] - before
-        state.roll_back(found.take, LATER_S)
+        state.forget(found.take, LATER_S)
         return "", {(node, at): units for at, units in enumerate(charged.tolist()) if units}
 
     def with_cards(self, name: str, node: str) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class Places:
         state = self.extender.state
         found = Committer(state, self.extender.policies).begin("default", name, f"uid-{name}", node, LATER_S)
         assert found.take is not None
-        state.roll_back(found.take, LATER_S)
+        state.forget(found.take, LATER_S)
         pod = copy.deepcopy(released(self.scene.pods[name]))
         pod["spec"]["nodeName"] = node
         pod["metadata"]["annotations"][POD_ASSIGNED] = found.assigned

@@ -10,7 +10,7 @@ import msgspec
 
 from kubeapi.errors import Invalid, NotFound, Unreachable
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.cache.queued_pods import Entry
 from scheduler_plugin.queue.config.queues import QueueConfig

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
-from scheduler_plugin.cache.cards import cards_of
+from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
@@ -150,7 +150,7 @@ class QueuedSimulation(Simulation):
             return
         pod = self.random.choice(ready)
         known = self.extender.state.pods.get(pod.uid)
-        if known is None or (known.gated and not known.requeued):
+        if known is None or (known.is_gated and not known.is_requeued):
             return
         if self.extender.schedule(pod):
             self._say(f"commit {pod.name} {pod.uid} to {self.extender.bindings[-1].commitment.node}")
@@ -243,7 +243,7 @@ class QueuedSimulation(Simulation):
                 pass
             for pod in self._unbound():
                 known = self.extender.state.pods.get(pod.uid)
-                if known is not None and not known.gated:
+                if known is not None and not known.is_gated:
                     self.extender.schedule(pod)
             self.settle_bindings()
             writes = any(each.writes for each in self.replicas)
@@ -321,7 +321,8 @@ class QueuedSimulation(Simulation):
     def _has_room(self, pod: GatedPod) -> bool:
         nodes = self.extender.state.nodes
         return any(
-            place(cards_of(nodes, row), pod.request, "least-used") is not None for row in nodes.rows.values()
+            place(build_cards(nodes, row), pod.request, "least-used") is not None
+            for row in nodes.rows.values()
         )
 
     def serve_all(self) -> None:

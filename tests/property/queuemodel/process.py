@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watching import Watcher
+from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller.controller import Controller

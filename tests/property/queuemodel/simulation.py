@@ -152,7 +152,9 @@ class Simulation:
             "kept": queue.room.kept.tasks,
             "quota kept": dict(queue.tenants.kept),
             "unplaced": sorted(queue.unplaced),
-            "takes": [name for name, book in queue.state.books.items() if book.takes or book.tombstones],
+            "takes": [
+                name for name, book in queue.state.node_records.items() if book.assumed or book.tombstones
+            ],
             "waiting": [tenant.name for tenant in queue.tenants if len(tenant.waiting)],
             "told": sorted(getattr(self.process.controller, "_told", ())),
         }

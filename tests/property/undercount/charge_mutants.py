@@ -1,7 +1,7 @@
 """Rules of what is charged and when a charge ends, taken out one at a time."""
 
 from allocator.ledger import accounts, charges, ledger, pods, release
-from scheduler_plugin.cache import published
+from scheduler_plugin.cache import published_nodes
 
 from .histories import (
     about_to_start,
@@ -169,8 +169,8 @@ CHARGE_MUTANTS = (
         plain,
         3016,
         also=(
-            published,
-            "out = _out_of_service(inventory, annotations.get(NODE_CORDON))",
+            published_nodes,
+            "out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))",
             "out = frozenset()",
         ),
     ),

@@ -189,7 +189,7 @@ class ModelExtender:
 
     def _roll_back(self, commitment: Commitment) -> None:
         if commitment.take is not None:
-            self.state.roll_back(commitment.take, self.now)
+            self.state.forget(commitment.take, self.now)
 
     def settle_due(self) -> None:
         """No Binding outlives the fence."""

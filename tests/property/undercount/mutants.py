@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         "extender: a bound pod counts until its node holds it",
         charges,
-        "pod.charged is not None and (not self.holds(book, uid)):",
+        "pod.charged is not None and (not self.is_confirmed(record, uid)):",
         "False:",
         plain,
         1001,
@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "extender: a commitment counts before it is seen bound",
         charges,
-        "if take.pod.charged is not None and",
+        "if assumed.pod.charged is not None and",
         "if False and",
         mixed,
         1000,
@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "extender: a pod that vanished unheld leaves a tombstone",
         charges,
-        "return not self.holds(book, uid) and book.seen < version",
+        "return not self.is_confirmed(record, uid) and record.seen_version < version",
         "return False",
         busy,
         3004,
@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "extender: a tombstone stays until the node has seen the end",
         charges,
-        "return book.seen >= tombstone.version or",
+        "return record.seen_version >= tombstone.version or",
         "return True or",
         busy,
         3004,
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "extender: only the node's own holds confirm",
         charges,
-        "return uid in book.holds",
+        "return uid in record.holds",
         "return True",
         plain,
         1001,

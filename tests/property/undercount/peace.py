@@ -77,7 +77,7 @@ class Peace(Invariant):
                 pass
         self._pass(31.0)
         self.extender.settle_due()
-        self.extender.state.expire(self.now)
+        self.extender.state.expire_tombstones(self.now)
         self.compare()
         for node in self.nodes:
             node.clouded = self._unknowable(node)

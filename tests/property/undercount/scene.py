@@ -77,9 +77,9 @@ class Scene:
         self.extender.never_heard_of.clear()
         for node in self.nodes:
             node.daemon.now = node.kubelet.now = self.now
-            book = self.extender.state.books.get(node.name)
-            for uid, tombstone in book.tombstones.items() if book is not None else ():
-                if tombstone.until <= self.now and book.seen < tombstone.version:
+            record = self.extender.state.node_records.get(node.name)
+            for uid, tombstone in record.tombstones.items() if record is not None else ():
+                if tombstone.until_s <= self.now and record.seen_version < tombstone.version:
                     # A node that could not write for so long: the extender gives up the pod's place.
                     node.clouded = True
                     node.kubelet.late.add(uid)

@@ -284,7 +284,7 @@ class Trouble(Peace):
             pass
         waiting = self._unpicky()
         row = self.extender.state.nodes.rows.get(node.name)
-        if not waiting or row is None or self.extender.state.books[node.name].takes:
+        if not waiting or row is None or self.extender.state.node_records[node.name].assumed:
             return
         pod = self.random.choice(waiting)
         sizes = [card.size_units for card in node.daemon.cards]
@@ -345,10 +345,10 @@ class Trouble(Peace):
         """Nobody can know of a card that fell sick after a pod was bound there, or just before."""
         for node in self.nodes:
             self._finish_races(node)
-            book = self.extender.state.books.get(node.name)
+            record = self.extender.state.node_records.get(node.name)
             if node.sick_until is None:
                 continue
-            if book is not None and book.version >= node.sick_until:
+            if record is not None and record.version >= node.sick_until:
                 node.sick_until = None
                 continue
             node.excused |= {pod.uid for pod in self.world.pods.values() if pod.node == node.name} | {

@@ -1,4 +1,4 @@
-"""Feeds nodes and pods from the API server into the state."""
+"""The watches that bring nodes and pods from the API server into the cache."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,37 +21,37 @@ MIN_STALE_S: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
-class _Sink(Generic[T]):
-    """What both sinks do with versions.
+class _CacheSink(Generic[T]):
+    """The part of both sinks that handles resourceVersions.
 
     Attributes:
-        listed: Says that the state has a complete list, and whether that list showed that another history
+        listed: Signals that the state has a complete list, and whether that list showed that another history
             than the one known counts.
-        changed: Says that anything was brought.
-        replaced: Says what a complete list has, once the state has it.
-        took: Says what one change was, once the state has it.
+        changed: Signals every list and every change.
+        replaced: Signals the objects of a complete list, once the state has them.
+        applied: Signals one change, once the state has it.
     """
 
     def __init__(self, state: ClusterState, clock: Callable[[], float]) -> None:
         self.listed: Signal[[bool]] = Signal()
         self.changed: Signal[[]] = Signal()
         self.replaced: Signal[[Sequence[T]]] = Signal()
-        self.took: Signal[[Kind, T]] = Signal()
+        self.applied: Signal[[Kind, T]] = Signal()
         self._state = state
         self._clock = clock
         self._seen = ""
-        self._doubted = False
+        self._distrusts_next_list = False
 
-    def doubt(self) -> None:
-        """The next list is of another history: a list of the other kind says so."""
-        self._doubted = True
+    def distrust_next_list(self) -> None:
+        """Treat the next list as of another history, because a list of the other kind showed that."""
+        self._distrusts_next_list = True
 
     def replace(self, items: Sequence[T], resource_version: str) -> None:
         """Take a complete list."""
-        told, self._doubted = self._doubted, False
+        told, self._distrusts_next_list = self._distrusts_next_list, False
         restored = told or went_back(self._seen, resource_version)
         self._seen = resource_version
-        contradicted = self._replace(items, resource_version, restored)
+        contradicted = self._apply_list(items, resource_version, restored)
         self.replaced(items)
         self.listed(contradicted and not told)
         self.changed()
@@ -59,49 +59,49 @@ class _Sink(Generic[T]):
     def event(self, kind: Kind, item: T, resource_version: str) -> None:
         """Take one change."""
         self._seen = resource_version
-        self._take(kind, item, resource_version)
-        self.took(kind, item)
+        self._apply_change(kind, item, resource_version)
+        self.applied(kind, item)
         self.changed()
 
     def bookmark(self, resource_version: str) -> None:
-        """Nothing changed up to this version."""
+        """Record that nothing changed up to this version."""
         self._seen = resource_version
 
     def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do; the cache's age tells."""
+        """Do nothing; `Watcher.age_s` shows it."""
 
-    def _replace(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
+    def _apply_list(self, items: Sequence[T], resource_version: str, restored: bool) -> bool:
         raise NotImplementedError
 
-    def _take(self, kind: Kind, item: T, resource_version: str) -> None:
+    def _apply_change(self, kind: Kind, item: T, resource_version: str) -> None:
         raise NotImplementedError
 
 
-class NodeSink(_Sink[NodeLite]):
-    """Writes what the node reflector brings into the state.
+class NodeSink(_CacheSink[NodeLite]):
+    """NodeSink applies what the node reflector brings to the state.
 
     Args:
         state: The cluster.
         clock: Monotonic seconds.
     """
 
-    def _replace(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
+    def _apply_list(self, items: Sequence[NodeLite], resource_version: str, restored: bool) -> bool:
         return self._state.replace_nodes(items, resource_version, self._clock(), restored=restored)
 
-    def _take(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
+    def _apply_change(self, kind: Kind, item: NodeLite, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_node(item.metadata.name, resource_version, self._clock())
         else:
             self._state.apply_node(item, self._clock())
 
 
-class PodSink(_Sink[PodLite]):
-    """Writes what the pod reflector brings into the state; arguments as for NodeSink."""
+class PodSink(_CacheSink[PodLite]):
+    """PodSink applies what the pod reflector brings to the state; arguments are those of NodeSink."""
 
-    def _replace(self, items: Sequence[PodLite], resource_version: str, restored: bool) -> bool:
+    def _apply_list(self, items: Sequence[PodLite], resource_version: str, restored: bool) -> bool:
         return self._state.replace_pods(items, resource_version, self._clock(), restored=restored)
 
-    def _take(self, kind: Kind, item: PodLite, resource_version: str) -> None:
+    def _apply_change(self, kind: Kind, item: PodLite, resource_version: str) -> None:
         if kind == "DELETED":
             self._state.delete_pod(item, resource_version, self._clock())
         else:
@@ -109,7 +109,7 @@ class PodSink(_Sink[PodLite]):
 
 
 class Watcher:
-    """Keeps a state up to date with the API server.
+    """Watcher keeps a state up to date with the API server.
 
     Args:
         client: The API server.
@@ -117,16 +117,16 @@ class Watcher:
         clock: Monotonic seconds.
         stale_s: Age of the view from which it is not to be trusted. On a quiet cluster a view gets as old as
             a watch lasts, so watches last two thirds of it at most.
-        node: What to read of a node; more than `NodeLite` for who listens to `node_sink`.
-        pod: What to read of a pod, likewise.
+        node: The class to read nodes as; a subclass of `NodeLite` for those who listen to `node_sink`.
+        pod: The class to read pods as, for those who listen to `pod_sink`.
 
     Attributes:
-        node_sink: Takes nodes.
-        pod_sink: Takes pods.
-        changed: Says that anything was brought.
-        filled: Says, once, that both lists have been read.
-        restored: Says that a list is of another history than what was known: etcd was restored from an older
-            state. The list of the other kind is on its way then.
+        node_sink: The sink of nodes.
+        pod_sink: The sink of pods.
+        changed: Signals every list and every change.
+        filled: Signals, once, that both lists have been read.
+        restored: Signals that a list is of another history than what was known: etcd was restored from an
+            older state. The list of the other kind is on its way then.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class Watcher:
         self._clock = clock
         self._stale_s = stale_s
         self._lists = {"nodes": False, "pods": False}
-        self._pods_anew, self._nodes_anew = asyncio.Event(), asyncio.Event()
-        state.broken.connect(_broken)
+        self._pods_listed, self._nodes_listed = asyncio.Event(), asyncio.Event()
+        state.node_failed.connect(_log_node_failure)
         self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
         self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
         self.pods = Reflector(client, "/api/v1/pods", pod, self.pod_sink, clock=clock, watch_s=watch_s)
-        self.node_sink.listed.connect(self._nodes_listed)
-        self.pod_sink.listed.connect(self._pods_were_listed)
+        self.node_sink.listed.connect(self._record_node_list)
+        self.pod_sink.listed.connect(self._record_pod_list)
         for sink in (self.node_sink, self.pod_sink):
             sink.changed.connect(self.changed)
 
@@ -162,13 +162,13 @@ class Watcher:
         A pod that was deleted before this list of pods, and that nobody here knew, counts by the words of its
         node alone: they must not be older than the list.
         """
-        for reflector, listed in ((self.pods, self._pods_anew), (self.nodes, self._nodes_anew)):
+        for reflector, listed in ((self.pods, self._pods_listed), (self.nodes, self._nodes_listed)):
             listed.clear()
             reflector.relist()
             await listed.wait()
 
-    def after_each_list(self, act: Callable[[], None]) -> None:
-        """Call `act` after each complete list, once what the list itself took is free."""
+    def call_after_each_list(self, act: Callable[[], None]) -> None:
+        """Call `act` after each complete list, once the memory of the list itself is free."""
 
         def soon(_restored: bool) -> None:
             # The reflector still has the list in its hands.
@@ -177,34 +177,34 @@ class Watcher:
         for sink in (self.node_sink, self.pod_sink):
             sink.listed.connect(soon)
 
-    def _nodes_listed(self, restored: bool) -> None:
-        self._nodes_anew.set()
-        self._listed("nodes")
+    def _record_node_list(self, restored: bool) -> None:
+        self._nodes_listed.set()
+        self._record_list("nodes")
         if restored:
-            self._begin_anew(self.pod_sink, self.pods)
+            self._relist_other_kind(self.pod_sink, self.pods)
 
-    def _pods_were_listed(self, restored: bool) -> None:
-        self._pods_anew.set()
-        self._listed("pods")
+    def _record_pod_list(self, restored: bool) -> None:
+        self._pods_listed.set()
+        self._record_list("pods")
         if restored:
-            self._begin_anew(self.node_sink, self.nodes)
+            self._relist_other_kind(self.node_sink, self.nodes)
 
-    def _listed(self, what: str) -> None:
+    def _record_list(self, what: str) -> None:
         if not self.synced:
             self._lists[what] = True
             if self.synced:
                 self.filled()
 
-    def _begin_anew(self, other: _Sink[Any], reflector: Reflector[Any]) -> None:
-        """Distrust what is known of the other kind too: its reflector may not have noticed."""
+    def _relist_other_kind(self, other: _CacheSink[Any], reflector: Reflector[Any]) -> None:
+        """List the other kind anew too, because its reflector may not have noticed the restore."""
         log.warning("etcd was restored from an older state, reading everything again")
-        other.doubt()
+        other.distrust_next_list()
         reflector.relist()
         self.restored()
 
     @property
     def synced(self) -> bool:
-        """Both lists have been read once."""
+        """True once both lists have been read."""
         return all(self._lists.values())
 
     @property
@@ -215,12 +215,12 @@ class Watcher:
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Objects that could not be read in lists, since the start, by resource: they do not count."""
+        """Number of objects in lists that could not be read, since the start, by resource."""
         return {"nodes": self.nodes.skipped, "pods": self.pods.skipped}
 
     @property
     def stale(self) -> str:
-        """Why the view cannot be trusted, in words that do not change; empty when it can."""
+        """The reason why the view cannot be trusted, in words that do not change; empty when it can."""
         if not self.synced:
             return "the gpupack scheduler has not read nodes and pods yet"
         if self.age_s > self._stale_s:
@@ -234,5 +234,5 @@ class Watcher:
             group.create_task(self.pods.run())
 
 
-def _broken(name: str, error: Exception) -> None:
+def _log_node_failure(name: str, error: Exception) -> None:
     log.error("node out of use: what is known of it cannot be computed with", node=name, exc_info=error)

@@ -7,32 +7,32 @@ from typing import Final
 import msgspec
 
 from kubeapi.selectors import LabelSelector
-from scheduler_plugin.cache.objects import Metadata, Struct
+from scheduler_plugin.cache.objects import KubeStruct, Metadata
 from scheduler_plugin.cache.pods import PodRecord
 
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 
 
-class BudgetSpec(Struct):
+class BudgetSpec(KubeStruct):
     """`spec` of a PodDisruptionBudget."""
 
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(Struct):
+class BudgetStatus(KubeStruct):
     """`status` of a PodDisruptionBudget.
 
     Attributes:
-        disruptions_allowed: Pods that may be evicted now.
-        disrupted_pods: By name, when each pod was evicted whose end the controller has not seen yet.
+        disruptions_allowed: Number of pods that may be evicted now.
+        disrupted_pods: Times of evictions whose end the controller has not seen yet, by pod name.
     """
 
     disruptions_allowed: int = 0
     disrupted_pods: dict[str, str] | None = None
 
 
-class BudgetLite(Struct):
-    """A PodDisruptionBudget."""
+class DisruptionBudget(KubeStruct):
+    """DisruptionBudget is a PodDisruptionBudget, as the API server sends it."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
@@ -40,12 +40,12 @@ class BudgetLite(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What is left of a budget.
+class EvictionAllowance:
+    """EvictionAllowance is what a PodDisruptionBudget still allows.
 
     Attributes:
-        namespace: Of the PodDisruptionBudget and of the pods that it counts.
-        name: Of the PodDisruptionBudget.
+        namespace: Namespace of the PodDisruptionBudget and of the pods that it counts.
+        name: Name of the PodDisruptionBudget.
         allowed: Pods that may be evicted now.
         disrupted: Names of pods that were evicted a moment ago; they are counted already.
     """
@@ -56,41 +56,41 @@ class Budget:
     disrupted: frozenset[str] = frozenset()
 
 
-class Budgets:
+class DisruptionBudgets:
     """All PodDisruptionBudgets, kept up to date as the sink of a reflector.
 
     Attributes:
-        synced: They have been listed once; before that nothing is known of them.
+        synced: True once they have been listed; before that nothing is known of them.
     """
 
     def __init__(self) -> None:
         self.synced = False
-        self._known: dict[str, dict[str, BudgetLite]] = {}
+        self._budgets: dict[str, dict[str, DisruptionBudget]] = {}
 
-    def covering(self, pod: PodRecord) -> list[Budget]:
-        """The budgets that count a pod; the API server evicts no pod that more than one counts."""
+    def list_covering(self, pod: PodRecord) -> list[EvictionAllowance]:
+        """List the budgets that count a pod; the API server evicts no pod that more than one counts."""
         return [
-            Budget(
+            EvictionAllowance(
                 pod.namespace,
                 name,
                 max(0, budget.status.disruptions_allowed),
                 frozenset(budget.status.disrupted_pods or ()),
             )
-            for name, budget in self._known.get(pod.namespace, {}).items()
+            for name, budget in self._budgets.get(pod.namespace, {}).items()
             if budget.spec.selector is not None and budget.spec.selector.matches(pod.labels)
         ]
 
-    def replace(self, items: Sequence[BudgetLite], _resource_version: str) -> None:
+    def replace(self, items: Sequence[DisruptionBudget], _resource_version: str) -> None:
         """Take a complete list."""
-        self._known = {}
+        self._budgets = {}
         for item in items:
             self._put(item)
         self.synced = True
 
-    def event(self, kind: str, item: BudgetLite, _resource_version: str) -> None:
+    def event(self, kind: str, item: DisruptionBudget, _resource_version: str) -> None:
         """Take one change."""
         if kind == "DELETED":
-            self._known.get(item.metadata.namespace, {}).pop(item.metadata.name, None)
+            self._budgets.get(item.metadata.namespace, {}).pop(item.metadata.name, None)
         else:
             self._put(item)
 
@@ -98,17 +98,17 @@ class Budgets:
         """Nothing changed."""
 
     def disconnected(self, error: Exception) -> None:
-        """Nothing to do: what an old view allows, the API server still refuses."""
+        """Do nothing: the API server checks each eviction itself."""
 
-    def _put(self, item: BudgetLite) -> None:
-        self._known.setdefault(item.metadata.namespace, {})[item.metadata.name] = item
+    def _put(self, item: DisruptionBudget) -> None:
+        self._budgets.setdefault(item.metadata.namespace, {})[item.metadata.name] = item
 
 
-def within(budgets: Budgets, victims: Iterable[PodRecord]) -> bool:
-    """Tell whether evicting these pods keeps every budget."""
+def keeps_budgets(budgets: DisruptionBudgets, victims: Iterable[PodRecord]) -> bool:
+    """Return True if evicting these pods keeps every budget."""
     taken: dict[tuple[str, str], int] = {}
     for victim in victims:
-        covering = budgets.covering(victim)
+        covering = budgets.list_covering(victim)
         if len(covering) > 1:
             return False
         for budget in covering:
@@ -119,16 +119,16 @@ def within(budgets: Budgets, victims: Iterable[PodRecord]) -> bool:
     return True
 
 
-def violating(budgets: Budgets, pods: Iterable[PodRecord]) -> frozenset[str]:
-    """Find the pods whose end would violate a budget, as kube-scheduler counts them.
+def find_violations(budgets: DisruptionBudgets, pods: Iterable[PodRecord]) -> frozenset[str]:
+    """Find the pods whose end would violate a budget, as kube-scheduler counts violations.
 
-    The count differs from `within`: kube-scheduler deletes its victims and does not ask the eviction API.
+    The count differs from `keeps_budgets`: kube-scheduler deletes its victims, without the eviction API.
     A pod that several budgets count violates none of them while each allows it. An empty selector counts
     all pods of its namespace, as for the API server; kube-scheduler takes it for one that counts none.
 
     Args:
-        budgets: All of them.
-        pods: In this order they use up what the budgets allow.
+        budgets: All budgets.
+        pods: Pods in the order in which they use up what the budgets allow.
 
     Returns:
         UIDs.
@@ -136,7 +136,7 @@ def violating(budgets: Budgets, pods: Iterable[PodRecord]) -> frozenset[str]:
     taken: dict[tuple[str, str], int] = {}
     found: set[str] = set()
     for pod in pods:
-        for budget in budgets.covering(pod):
+        for budget in budgets.list_covering(pod):
             if pod.name in budget.disrupted:
                 continue
             key = (budget.namespace, budget.name)

@@ -1,4 +1,4 @@
-"""Node rows as numpy arrays: what filter, policies and commit read."""
+"""The nodes as numpy arrays, one row a node, for filter, policies and commit."""
 
 import json
 from bisect import bisect_left
@@ -15,14 +15,14 @@ from scheduler_plugin.errors import StateError
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import BoolArray, IntArray, LongArray, RowArray
 
-MOST_UNITS: Final = 1 << 17
+MAX_UNITS: Final = 1 << 17
 """Units of a card: the kubelet takes a list of 4 MiB, and one of so many device IDs is longer."""
 
-RECENT: Final = 256
+MAX_RECENT_CHANGES: Final = 256
 """Changes of rows that are remembered one by one."""
 
-_MOST: Final = 1 << 60
-"""Of a node's sums, so that adding to them stays within int64."""
+_MAX_SUM: Final = 1 << 60
+"""The largest sum of a node, so that adding to it stays within int64."""
 
 _RANK_GAP: Final = 1 << 32
 _ROW_ARRAYS: Final = (
@@ -44,7 +44,7 @@ _CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable
 
 
 class Exclusion(IntEnum):
-    """Why no card of a node can be used, whatever the pod asks for."""
+    """Exclusion is the reason why no card of a node can be used, whatever the pod asks for."""
 
     NONE = 0
     VACANT = 1
@@ -112,10 +112,10 @@ class NodeArrays:
         self.numa: IntArray = np.full((rows, cards), -1, dtype=np.int32)
         self.free_order: IntArray = np.zeros((cards, rows), dtype=np.int32)
         self.changes = 0
-        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._recent_rows: deque[int] = deque(maxlen=MAX_RECENT_CHANGES)
         self._model_ids: dict[str, int] = {}
-        self._vacant = list(range(rows - 1, -1, -1))
-        self._sorted: list[str] = []
+        self._vacant_rows = list(range(rows - 1, -1, -1))
+        self._sorted_names: list[str] = []
 
     def copy(self) -> "NodeArrays":
         """Copy everything, to see what would be; the versions go on from those of the original."""
@@ -132,31 +132,31 @@ class NodeArrays:
     @property
     def sorted_names(self) -> Sequence[str]:
         """Names of the rows in use, in order."""
-        return self._sorted
+        return self._sorted_names
 
-    def add(self, name: str) -> int:
-        """Give a node a row, without words so far.
+    def add_node(self, name: str) -> int:
+        """Add a row for a node, without words so far.
 
         Raises:
             StateError: the node has a row, or the name is empty.
         """
         if not name or name in self.rows:
             raise StateError(f"node {name!r} added; allowed: a name that has no row yet")
-        if not self._vacant:
-            self._grow_rows()
-        row = self._vacant.pop()
+        if not self._vacant_rows:
+            self._add_rows()
+        row = self._vacant_rows.pop()
         self.epoch += 1
         self.rows[name] = row
         self.names[row] = name
         self.quoted[row] = json.dumps(name).encode()
-        self._rank(name, row)
+        self._set_name_rank(name, row)
         # All else is as a vacant row has it.
         self.exclusion[row] = Exclusion.NO_WORDS
         self._count_change(row)
         return row
 
-    def remove(self, name: str) -> None:
-        """Take a node's row back.
+    def remove_node(self, name: str) -> None:
+        """Remove a node's row.
 
         Raises:
             StateError: there is no such node.
@@ -165,16 +165,16 @@ class NodeArrays:
         if row is None:
             raise StateError(f"node {name!r} removed: it has no row")
         self.epoch += 1
-        del self._sorted[bisect_left(self._sorted, name)]
-        self.exclude(row, Exclusion.VACANT)
+        del self._sorted_names[bisect_left(self._sorted_names, name)]
+        self.exclude_row(row, Exclusion.VACANT)
         self.set_capacity(row, 0, 0)
         self.set_requested(row, 0, 0)
-        self.set_others(row, [0] * len(self.other_resources), [0] * len(self.other_resources))
+        self.set_other_amounts(row, [0] * len(self.other_resources), [0] * len(self.other_resources))
         self.names[row] = ""
         self.quoted[row] = b""
-        self._vacant.append(row)
+        self._vacant_rows.append(row)
 
-    def exclude(self, row: int, reason: Exclusion) -> None:
+    def exclude_row(self, row: int, reason: Exclusion) -> None:
         """Empty a row's cards and say why."""
         self.exclusion[row] = reason
         self.usable[row] = self.percent[row] = False
@@ -183,7 +183,7 @@ class NodeArrays:
             array[row] = 0
         self._set_inventory(row, (), (), ())
         self.links[row] = ()
-        self._refresh(row)
+        self._update_derived(row)
 
     def set_cards(
         self,
@@ -212,9 +212,9 @@ class NodeArrays:
             percent: Shares of the cards can be had.
         """
         count = len(sizes)
-        self._fit_cards(count)
+        self._widen_cards(count)
         open_sizes = sizes if evictable is None else evictable
-        before = self._published(row)
+        before = self._snapshot_published(row)
         self.exclusion[row] = Exclusion.NONE
         self.usable[row] = True
         self.percent[row] = percent
@@ -229,19 +229,19 @@ class NodeArrays:
         self.assumed[row, count:] = 0
         self._set_inventory(row, tuple(uuids), models, numa)
         self.links[row] = tuple(links)
-        if before != self._published(row):
-            self._refresh(row)
+        if before != self._snapshot_published(row):
+            self._update_derived(row)
 
     def set_assumed(self, row: int, units: Sequence[int]) -> None:
         """Set the units that bound pods will take and the words do not show, by card."""
         count = int(self.cards[row])
         if self.assumed[row, :count].tolist() != list(units):
             self.assumed[row, :count] = units
-            self._refresh(row)
+            self._update_derived(row)
 
     @contextmanager
-    def charged(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
-        """Count more units as assumed for a while; before and after are other versions of the rows.
+    def with_charges(self, charges: Mapping[int, Mapping[int, int]]) -> Iterator[None]:
+        """Charge more units while the context is open; the versions of the rows grow before and after.
 
         Args:
             charges: Units by card position, by row; positions that the row does not have are left out.
@@ -251,64 +251,64 @@ class NodeArrays:
             for card, units in units_of.items():
                 if card < self.cards[row]:
                     self.assumed[row, card] += units
-            self._refresh(row)
+            self._update_derived(row)
         try:
             yield
         finally:
             for row, assumed in before.items():
                 self.assumed[row] = assumed
-                self._refresh(row)
+                self._update_derived(row)
 
     def set_capacity(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what pods may request of a node in all; more than `_MOST` counts as that."""
-        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        """Set what pods may request of a node in all; more than `_MAX_SUM` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MAX_SUM), min(memory_bytes, _MAX_SUM)
         if self.cpu_capacity[row] != cpu_milli or self.memory_capacity[row] != memory_bytes:
             self.cpu_capacity[row] = cpu_milli
             self.memory_capacity[row] = memory_bytes
             self._count_change(row)
 
     def set_requested(self, row: int, cpu_milli: int, memory_bytes: int) -> None:
-        """Set what the pods of a node request; more than `_MOST` counts as that."""
-        cpu_milli, memory_bytes = min(cpu_milli, _MOST), min(memory_bytes, _MOST)
+        """Set what the pods of a node request; more than `_MAX_SUM` counts as that."""
+        cpu_milli, memory_bytes = min(cpu_milli, _MAX_SUM), min(memory_bytes, _MAX_SUM)
         if self.cpu_used[row] != cpu_milli or self.memory_used[row] != memory_bytes:
             self.cpu_used[row] = cpu_milli
             self.memory_used[row] = memory_bytes
             self._count_change(row)
 
-    def count_resources(self, names: Sequence[str]) -> None:
-        """Have arrays for these further resources and no others; nodes have nothing of them so far."""
+    def set_other_resources(self, names: Sequence[str]) -> None:
+        """Keep arrays for these further resources and no others; nodes have nothing of them so far."""
         self.other_resources = list(names)
         self.other_capacity = np.zeros((len(names), self.row_count), dtype=np.int64)
         self.other_used = np.zeros((len(names), self.row_count), dtype=np.int64)
         for row in self.rows.values():
             self._count_change(row)
 
-    def set_others(self, row: int, capacity: Sequence[int], used: Sequence[int]) -> None:
+    def set_other_amounts(self, row: int, capacity: Sequence[int], used: Sequence[int]) -> None:
         """Set how much a node has of each further resource, and how much of it its pods request."""
-        capacity, used = [min(each, _MOST) for each in capacity], [min(each, _MOST) for each in used]
+        capacity, used = [min(each, _MAX_SUM) for each in capacity], [min(each, _MAX_SUM) for each in used]
         if self.other_capacity[:, row].tolist() != capacity or self.other_used[:, row].tolist() != used:
             self.other_capacity[:, row] = capacity
             self.other_used[:, row] = used
             self._count_change(row)
 
-    def changed_since(self, changes: int) -> "RowArray | None":
+    def list_changed_rows(self, changes: int) -> "RowArray | None":
         """List the rows that have changed since there were so many changes, each once.
 
         Returns:
             None where that is longer ago than is remembered: then versions tell.
         """
         missed = self.changes - changes
-        if missed > len(self._recent):
+        if missed > len(self._recent_rows):
             return None
-        return np.array(sorted({self._recent[-at] for at in range(1, missed + 1)}), dtype=np.intp)
+        return np.array(sorted({self._recent_rows[-at] for at in range(1, missed + 1)}), dtype=np.intp)
 
     def _count_change(self, row: int) -> None:
         self.version[row] += 1
         self.changes += 1
-        self._recent.append(row)
+        self._recent_rows.append(row)
 
-    def _published(self, row: int) -> tuple[object, ...]:
-        """What `set_cards` sets, to compare before and after."""
+    def _snapshot_published(self, row: int) -> tuple[object, ...]:
+        """Copy what `set_cards` sets, to compare before and after."""
         arrays = (self.size, self.used, self.evictable, self.numa)
         return (
             int(self.exclusion[row]),
@@ -322,7 +322,7 @@ class NodeArrays:
     def _set_inventory(
         self, row: int, uuids: tuple[str, ...], models: Sequence[str], numa: Sequence[int]
     ) -> None:
-        ids = [self._model_id(model) for model in models]
+        ids = [self._get_model_id(model) for model in models]
         ids += [-1] * (self.model.shape[1] - len(ids))
         if self.uuids[row] != uuids or self.model[row].tolist() != ids:
             self.uuids[row] = uuids
@@ -331,14 +331,14 @@ class NodeArrays:
         self.numa[row, : len(numa)] = numa
         self.numa[row, len(numa) :] = -1
 
-    def _model_id(self, model: str) -> int:
+    def _get_model_id(self, model: str) -> int:
         known = self._model_ids.get(model)
         if known is None:
             known = self._model_ids[model] = len(self.model_names)
             self.model_names.append(model)
         return known
 
-    def _refresh(self, row: int) -> None:
+    def _update_derived(self, row: int) -> None:
         """Recompute what follows from size, used and assumed, and count the change."""
         # A handful of numbers: arithmetic on arrays would take longer to begin than to do.
         sizes = self.size[row].tolist()
@@ -352,22 +352,22 @@ class NodeArrays:
         self.gpu_used[row] = sum(occupied)
         self._count_change(row)
 
-    def _rank(self, name: str, row: int) -> None:
+    def _set_name_rank(self, name: str, row: int) -> None:
         """Put a name between its neighbours; ranks keep gaps, so that others seldom move."""
-        at = bisect_left(self._sorted, name)
-        self._sorted.insert(at, name)
-        below = int(self.name_rank[self.rows[self._sorted[at - 1]]]) if at else 0
-        if at + 1 == len(self._sorted):
+        at = bisect_left(self._sorted_names, name)
+        self._sorted_names.insert(at, name)
+        below = int(self.name_rank[self.rows[self._sorted_names[at - 1]]]) if at else 0
+        if at + 1 == len(self._sorted_names):
             self.name_rank[row] = below + _RANK_GAP
             return
-        above = int(self.name_rank[self.rows[self._sorted[at + 1]]])
+        above = int(self.name_rank[self.rows[self._sorted_names[at + 1]]])
         if above - below > 1:
             self.name_rank[row] = (below + above) // 2
             return
-        rows = [self.rows[each] for each in self._sorted]
+        rows = [self.rows[each] for each in self._sorted_names]
         self.name_rank[rows] = np.arange(1, len(rows) + 1, dtype=np.int64) * _RANK_GAP
 
-    def _grow_rows(self) -> None:
+    def _add_rows(self) -> None:
         """Double the rows."""
         old = self.row_count
         self.names += [""] * old
@@ -387,9 +387,9 @@ class NodeArrays:
         order = np.zeros((self.free_order.shape[0], old * 2), dtype=np.int32)
         order[:, :old] = self.free_order
         self.free_order = order
-        self._vacant.extend(range(old * 2 - 1, old - 1, -1))
+        self._vacant_rows.extend(range(old * 2 - 1, old - 1, -1))
 
-    def _fit_cards(self, count: int) -> None:
+    def _widen_cards(self, count: int) -> None:
         """Widen the arrays for a node with `count` cards."""
         width = self.size.shape[1]
         if count <= width:

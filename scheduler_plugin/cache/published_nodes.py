@@ -1,4 +1,4 @@
-"""What a node publishes of its cards, read whole or refused with a reason.
+"""The words, inventory and accounted pods of a node, read whole or refused with a reason.
 
 Words stay on the Node when their daemon ends, and a quiet daemon writes nothing for days, so their age says
 nothing. What tells is written by the kubelet: the resource's own allocatable is 0 as soon as it has lost the
@@ -19,33 +19,33 @@ from allocator.packing import NodeWords, read_node
 from allocator.podcards import ByPosition
 from allocator.quantity import parse_integer
 from allocator.records import CardRecord, Holds, load_cards, load_cordon, load_holds, read_links
-from scheduler_plugin.cache.nodes import MOST_UNITS, Exclusion
+from scheduler_plugin.cache.node_arrays import MAX_UNITS, Exclusion
 from scheduler_plugin.cache.objects import NodeLite
 
-_MOST_HELD: Final = 8 * MOST_UNITS
+_MAX_ACCOUNTED: Final = 8 * MAX_UNITS
 """Units of pods on one card that are counted at most: anybody may have written `holds`."""
 
 _NO_HOLDS: Final = Holds(-1, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A node's words, inventory and holds.
+class PublishedNode:
+    """PublishedNode is a node's words, inventory and accounted pods.
 
     Attributes:
-        exclusion: Why they cannot be used, NONE when they can; everything else is empty then.
-        revision: Of the words.
-        holds: What the words contain.
+        exclusion: NONE, or the reason why nothing can be used; everything else is empty then.
+        revision: Revision of the words.
+        holds: The pods that the words contain.
         sizes: Units by card.
         used: Units by card; the size where the card is unhealthy or cordoned. More than the size where pods
             have more, as on a card that became smaller: words stop at the size, `holds` do not.
-        evictable: The size where it is neither, else 0.
-        uuids: By card; empty where the node publishes no inventory, as are the next three.
-        indexes: By card, the driver's, as people know the cards.
-        models: By card.
-        numa: By card, -1 where not known.
-        links: By card, NVLinks to each card; empty where there are none.
-        percent: Shares of its cards can be had: the kubelet does not say that it has none to give.
+        evictable: Units by card that pods can have at all; 0 where the card is unhealthy or cordoned.
+        uuids: UUIDs by card; empty where the node publishes no inventory, as are the next three.
+        indexes: The driver's indexes by card, as people know the cards.
+        models: Models by card.
+        numa: NUMA nodes by card, -1 where not known.
+        links: NVLinks of each card to each; empty where there are none.
+        percent: False if the kubelet says that it has no percent to give.
     """
 
     exclusion: Exclusion = Exclusion.NONE
@@ -62,31 +62,31 @@ class Published:
     percent: bool = True
 
 
-def read_published(node: NodeLite, unit_mib: int) -> Published:
+def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
     """Read a node.
 
     Args:
-        node: The node.
+        node: Name of the node.
         unit_mib: MiB a unit; words of another unit are of no use.
     """
     annotations = node.metadata.annotations or {}
     try:
         words = read_node(node.status.allocatable or {})
         if words is None:
-            return Published(Exclusion.NO_WORDS)
+            return PublishedNode(Exclusion.NO_WORDS)
         if words.layout.unit_mib != unit_mib:
-            return Published(Exclusion.OTHER_UNIT)
+            return PublishedNode(Exclusion.OTHER_UNIT)
         holds = load_holds(annotations[NODE_HOLDS]) if NODE_HOLDS in annotations else _NO_HOLDS
-        inventory = _inventory(annotations, words)
+        inventory = _read_inventory(annotations, words)
     except PackingError:
-        return Published(Exclusion.CORRUPT)
-    if max(words.sizes, default=0) > MOST_UNITS:
-        return Published(Exclusion.CORRUPT)
-    out = _out_of_service(inventory, annotations.get(NODE_CORDON))
-    if len(out) < len(words.sizes) and _has_none(node, resource_name(unit_mib)):
-        return Published(Exclusion.NO_PLUGIN)
-    cards = list(enumerate(zip(words.sizes, _beyond_words(words, holds), strict=True)))
-    return Published(
+        return PublishedNode(Exclusion.CORRUPT)
+    if max(words.sizes, default=0) > MAX_UNITS:
+        return PublishedNode(Exclusion.CORRUPT)
+    out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))
+    if len(out) < len(words.sizes) and _offers_none(node, resource_name(unit_mib)):
+        return PublishedNode(Exclusion.NO_PLUGIN)
+    cards = list(enumerate(zip(words.sizes, _count_overuse(words, holds), strict=True)))
+    return PublishedNode(
         revision=words.revision,
         holds=holds,
         sizes=words.sizes,
@@ -96,13 +96,13 @@ def read_published(node: NodeLite, unit_mib: int) -> Published:
         indexes=tuple(record.index for record in inventory),
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
-        links=_links(inventory),
-        percent=not _has_none(node, PERCENT_RESOURCE),
+        links=_read_links(inventory),
+        percent=not _offers_none(node, PERCENT_RESOURCE),
     )
 
 
-def _beyond_words(words: NodeWords, holds: Holds) -> Sequence[int]:
-    """Count units by card: as the words say, but of a full card all that pods have there.
+def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:
+    """Count used units by card: those of the words, and on a full card all units of its pods.
 
     The end of one of those pods frees nothing until the others have no more than the card's size.
     """
@@ -115,24 +115,24 @@ def _beyond_words(words: NodeWords, holds: Holds) -> Sequence[int]:
         for card in full.intersection(units):
             held[card] += units[card]
     for card, units_held in held.items():
-        used[card] = max(used[card], min(units_held, _MOST_HELD))
+        used[card] = max(used[card], min(units_held, _MAX_ACCOUNTED))
     return used
 
 
-def held_units(holds: Holds) -> dict[str, ByPosition | None]:
-    """Find what the words hold of each pod, by UID; None where the node does not say how much."""
+def read_accounted_units(holds: Holds) -> dict[str, ByPosition | None]:
+    """Read the units of each accounted pod, by UID; None where the node does not say how much."""
     units = holds.units
-    return {uid: _shared(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
+    return {uid: _share_units(tuple(units[uid].items())) if uid in units else None for uid in holds.uids}
 
 
 @lru_cache(maxsize=1024)
-def _shared(units: tuple[tuple[int, int], ...]) -> ByPosition:
-    """Write units once for all pods that have the same: there are tens of thousands of those."""
+def _share_units(units: tuple[tuple[int, int], ...]) -> ByPosition:
+    """Return one mapping for all pods that have the same units: there are tens of thousands."""
     return MappingProxyType(dict(units))
 
 
-def _has_none(node: NodeLite, resource: str) -> bool:
-    """Tell whether the kubelet says that it has nothing of a resource to give."""
+def _offers_none(node: NodeLite, resource: str) -> bool:
+    """Return True if the kubelet says that it has nothing of a resource to give."""
     allocatable = (node.status.allocatable or {}).get(resource)
     try:
         return allocatable is not None and parse_integer(allocatable) <= 0
@@ -140,7 +140,7 @@ def _has_none(node: NodeLite, resource: str) -> bool:
         return False
 
 
-def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
+def _read_inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[CardRecord]:
     """Read the inventory, empty where the node has none.
 
     Raises:
@@ -155,15 +155,15 @@ def _inventory(annotations: Mapping[str, str], words: NodeWords) -> Sequence[Car
     return inventory
 
 
-def _links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
+def _read_links(inventory: Sequence[CardRecord]) -> tuple[tuple[int, ...], ...]:
     """Read the links between cards; empty where no card has any."""
     if not any(record.links for record in inventory):
         return ()
     return tuple(read_links(record.links, len(inventory)) for record in inventory)
 
 
-def _out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
-    """Positions of cards that are unhealthy or cordoned; a cordon that cannot be read is left to the node."""
+def _find_out_of_service(inventory: Sequence[CardRecord], cordon: str | None) -> frozenset[int]:
+    """Find the positions of unhealthy or cordoned cards; ignore a cordon that cannot be read."""
     cordoned: frozenset[str] = frozenset()
     if cordon:
         try:

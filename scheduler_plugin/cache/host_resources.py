@@ -1,4 +1,4 @@
-"""What pods request of a node beside cards: cpu, memory, and further resources that somebody counts. Pure."""
+"""Requests of pods beside cards: cpu, memory, and further resources that a node policy counts. Pure."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -6,47 +6,47 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
-from scheduler_plugin.cache.pods import Amounts
+from scheduler_plugin.cache.pods import ResourceAmounts
 
 
-class Host(NamedTuple):
-    """What pods request of a node beside cards.
+class HostRequest(NamedTuple):
+    """HostRequest is what pods request of a node beside cards.
 
     Attributes:
         cpu_milli: Thousandths of a core.
         memory_bytes: Bytes of host memory.
-        others: Of further resources; those that no node policy names are nobody's business.
+        others: Amounts of further resources; those that no node policy names are not checked.
     """
 
     cpu_milli: int = 0
     memory_bytes: int = 0
-    others: Amounts = ()
+    others: ResourceAmounts = ()
 
-    def plus(self, other: "Host") -> "Host":
-        """Add what somebody else requests."""
+    def add(self, other: "HostRequest") -> "HostRequest":
+        """Return the sum of two requests."""
         others = self.others or other.others
         if self.others and other.others:
             sums = dict(self.others)
             for name, amount in other.others:
                 sums[name] = sums.get(name, 0) + amount
             others = tuple(sorted(sums.items()))
-        return Host(self.cpu_milli + other.cpu_milli, self.memory_bytes + other.memory_bytes, others)
+        return HostRequest(self.cpu_milli + other.cpu_milli, self.memory_bytes + other.memory_bytes, others)
 
 
-NO_HOST: Final = Host()
+NO_HOST_REQUEST: Final = HostRequest()
 
 
-def host_columns(
-    nodes: ClusterView, needs: Host, freed: Host = NO_HOST
+def list_host_resources(
+    nodes: ClusterView, needs: HostRequest, freed: HostRequest = NO_HOST_REQUEST
 ) -> Iterator[tuple[int, LongArray, LongArray]]:
-    """List what is needed of each resource beside what others free, and capacity and use of all nodes.
+    """List the needed amount of each resource, with capacity and use of all nodes.
 
     Further resources that no node policy names are left out: the arrays do not have them.
 
     Args:
         nodes: The arrays.
         needs: How much is needed.
-        freed: What pods that go leave behind.
+        freed: Request of the pods that go.
 
     Yields:
         The amount, capacity int64[R], use int64[R].
@@ -60,8 +60,10 @@ def host_columns(
             yield amount - gone.get(name, 0), nodes.other_capacity[at], nodes.other_used[at]
 
 
-def with_host(nodes: ClusterView, needs: Host, rows: RowArray, *, emptied: bool = False) -> BoolArray:
-    """Tell which rows have that left beside cards: bool[m].
+def mask_host_fits(
+    nodes: ClusterView, needs: HostRequest, rows: RowArray, *, emptied: bool = False
+) -> BoolArray:
+    """Return bool[m]: True for the rows with enough cpu, memory and further resources left.
 
     Args:
         nodes: The arrays.
@@ -70,24 +72,29 @@ def with_host(nodes: ClusterView, needs: Host, rows: RowArray, *, emptied: bool 
         emptied: As if no pod were there.
     """
     result: BoolArray = np.ones(len(rows), dtype=np.bool_)
-    for needed, capacity, used in host_columns(nodes, needs):
+    for needed, capacity, used in list_host_resources(nodes, needs):
         result &= (0 if emptied else used[rows]) + needed <= capacity[rows]
     return result
 
 
-def has_host(
-    nodes: ClusterView, needs: Host, row: int, freed: Host = NO_HOST, *, emptied: bool = False
+def fits_host(
+    nodes: ClusterView,
+    needs: HostRequest,
+    row: int,
+    freed: HostRequest = NO_HOST_REQUEST,
+    *,
+    emptied: bool = False,
 ) -> bool:
-    """Tell whether one row has that left beside cards.
+    """Return True if one row has enough cpu, memory and further resources left.
 
     Args:
         nodes: The arrays.
         needs: How much is needed.
-        row: Of the node.
-        freed: What pods that go leave behind.
+        row: Row of the node.
+        freed: Request of the pods that go.
         emptied: As if no pod were there.
     """
     return all(
         (0 if emptied else int(used[row])) + needed <= capacity[row]
-        for needed, capacity, used in host_columns(nodes, needs, freed)
+        for needed, capacity, used in list_host_resources(nodes, needs, freed)
     )
