@@ -8,6 +8,7 @@ import importlib
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,25 +141,28 @@ class Cloud:
                 "spec": {"providerID": f"gpupack://{name}", "taints": taints},
             },
         )
-        amounts = {"cpu": str(group.cpu), "memory": "256Gi", "pods": "110"}
-        self._status(name, amounts)
+        write_status(self.api, name, {"cpu": str(group.cpu), "memory": "256Gi", "pods": "110"})
 
     def _publish(self, group: Group, name: str) -> None:
-        """Do what the node daemon and the kubelet do once the daemon has come up."""
-        made: Any = node_object(
-            name, group.sizes, cpu=str(group.cpu), memory="256Gi", allocatable_units=sum(group.sizes)
-        )
-        made["metadata"]["annotations"]["gpupack.io/holds"] = '{"seen": "0", "uids": [], "units": []}'
-        self.api.merge(f"{NODES}/{name}", {"metadata": {"annotations": made["metadata"]["annotations"]}})
-        self._status(name, made["status"]["allocatable"])
+        publish_cards(self.api, name, group.sizes, group.cpu)
         self.api.merge(f"{NODES}/{name}", {"spec": {"taints": None}})
 
-    def _status(self, name: str, amounts: dict[str, str]) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "x"}
-        ready |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
-        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
-        self.api.merge(f"{NODES}/{name}/status", {"status": status})
+
+def publish_cards(api: Api, name: str, sizes: tuple[int, ...], cpu: int) -> None:
+    """Do what the node daemon and the kubelet do once the daemon has come up."""
+    made: Any = node_object(name, sizes, cpu=str(cpu), memory="256Gi", allocatable_units=sum(sizes))
+    made["metadata"]["annotations"]["gpupack.io/holds"] = '{"seen": "0", "uids": [], "units": []}'
+    api.merge(f"{NODES}/{name}", {"metadata": {"annotations": made["metadata"]["annotations"]}})
+    write_status(api, name, made["status"]["allocatable"])
+
+
+def write_status(api: Api, name: str, amounts: Mapping[str, str | None]) -> None:
+    """Write what a kubelet that is Ready writes."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "x"}
+    ready |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
+    status = {"capacity": dict(amounts), "allocatable": dict(amounts), "conditions": [ready]}
+    api.merge(f"{NODES}/{name}/status", {"status": status})
 
 
 def _generated(folder: Path) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ A build takes minutes: `build` makes everything before the first test, so that n
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -38,6 +39,8 @@ BUILD_TIMEOUT_S = 3600
 AUTOSCALER_SOURCES = "https://github.com/kubernetes/autoscaler"
 AUTOSCALER_COMMIT = "a16f0ae8b5578f09604371c75e0cad29ed794e59"
 """Of the branch cluster-autoscaler-release-1.37."""
+KARPENTER_MODULE = "sigs.k8s.io/karpenter@v1.13.0"
+"""With its kwok provider; later versions ask for a later patch of Go."""
 
 
 def obstacle() -> str | None:
@@ -69,6 +72,8 @@ def build() -> None:
     promql()
     if os.environ.get("GPUPACK_AUTOSCALER") == "1":
         _build_autoscaler()
+    if os.environ.get("GPUPACK_KARPENTER") == "1":
+        _build_karpenter()
 
 
 def programs() -> Path:
@@ -176,6 +181,35 @@ def _build_autoscaler() -> None:
         _go("build", *flags, "-o", str(unfinished / "cluster-autoscaler"), ".", cwd=main)
         shutil.copy(main / "cloudprovider/externalgrpc/protos/externalgrpc.proto", unfinished)
         unfinished.rename(folder)
+
+
+def karpenter() -> Path | None:
+    """The folder with Karpenter, its kwok provider within, and its CRDs; None where it is not built.
+
+    It takes minutes, so it is built on request alone: `make test-cluster KARPENTER=1`.
+    """
+    folder = _karpenter_folder()
+    return folder if (folder / "karpenter").exists() else None
+
+
+def _karpenter_folder() -> Path:
+    named = os.environ.get("GPUPACK_KARPENTER_BIN")
+    return Path(named) if named else _cache() / KARPENTER_MODULE.rpartition("/")[2].replace("@", "-")
+
+
+def _build_karpenter() -> None:
+    folder = _karpenter_folder()
+    if (folder / "karpenter").exists():
+        return
+    unfinished = folder.with_suffix(".part")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    downloaded = json.loads(_go("mod", "download", "-json", KARPENTER_MODULE, cwd=unfinished))
+    sources = Path(downloaded["Dir"])
+    flags = ["-trimpath", "-ldflags", "-s -w"]
+    _go("build", *flags, "-o", str(unfinished / "karpenter"), "./kwok", cwd=sources)
+    for crd in [*sources.glob("pkg/apis/crds/*.yaml"), *sources.glob("kwok/apis/crds/*.yaml")]:
+        (unfinished / crd.name).write_bytes(crd.read_bytes())
+    unfinished.rename(folder)
 
 
 def _run(*command: str) -> None:

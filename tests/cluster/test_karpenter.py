@@ -1,0 +1,214 @@
+"""The real Karpenter with its kwok provider, kube-scheduler, extender and `gpupack autoscale`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from allocator.names import NODE_HOST, PLACEHOLDER_LABEL
+from gpupack.autoscale.describing import given_shape, write_shapes
+from gpupack.autoscale.guarding import DO_NOT_DISRUPT
+from tests.cluster.harness import Cluster, binaries, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.autoscaler import TYPE
+from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import Autoscale
+from tests.cluster.harness.karpenter import (
+    NODE_CLAIMS,
+    NODE_CLASSES,
+    NODE_OVERLAYS,
+    NODE_POOLS,
+    Karpenter,
+    MachineType,
+    install,
+    make_pool,
+)
+from tests.cluster.harness.polling import holds_for
+
+
+def shape_of(machine: MachineType) -> Any:
+    return given_shape(
+        name=machine.name,
+        cards=[
+            f"{machine.sizes.count(size)}x{size * 1024}:NVIDIA A100" for size in dict.fromkeys(machine.sizes)
+        ],
+        cpu=str(machine.cpu),
+        memory="256Gi",
+        labels={TYPE: machine.name},
+        taints=(),
+        unit_mib=1024,
+    )
+
+
+class World:
+    """Everything together, on an empty cluster; what Karpenter knows of cards is what we print for it."""
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, types: Sequence[MachineType], *, tainted: bool
+    ) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+        *ports, port = free_ports(3)
+        config, logs = cluster.control.admin_config, folder
+        self.karpenter = Karpenter(cluster.api, config, types, logs, ports)
+        make_pool(self.api, types, tainted=tainted)
+        shapes = [shape_of(each) for each in types]
+        for overlay in yaml.safe_load_all(write_shapes(shapes, 1024, "karpenter")):
+            self.api.post(NODE_OVERLAYS, overlay)
+        file = folder / "shapes.yaml"
+        file.write_text(write_shapes(shapes, 1024, "file"))
+        arguments = ("--autoscaler", "karpenter", "--grace-s", "5", "--namespace", "default")
+        self.ours = Autoscale(config, logs, port, *arguments, "--shapes", str(file))
+
+    def stop(self) -> None:
+        self.ours.kill()
+        for pod in self.api.get(PODS)["items"]:
+            self.cluster.delete(pod["metadata"]["name"], wait=False)
+        self.karpenter.stop()
+        for path in (NODE_OVERLAYS, NODE_POOLS, NODE_CLAIMS, NODE_CLASSES, NODES):
+            for found in self.api.get(path)["items"]:
+                name = found["metadata"]["name"]
+                self.api.merge(f"{path}/{name}", {"metadata": {"finalizers": None}})
+                if not found["metadata"].get("deletionTimestamp"):
+                    self.api.delete(f"{path}/{name}")
+        until(lambda: not self.api.get(NODES)["items"], "no node left", 30)
+
+    def create(self, name: str, gib: int, *, on: str = "", **annotations: str) -> None:
+        where = {"nodeSelector": {TYPE: on}} if on else {}
+        self.api.post(PODS, w.pod(name, w.container(gib=gib), annotations=annotations, **where))
+
+    def set_budget(self, nodes: str) -> None:
+        """Let Karpenter give back so many nodes at one time."""
+        budget = {"spec": {"disruption": {"budgets": [{"nodes": nodes}]}}}
+        self.api.merge(f"{NODE_POOLS}/gpu", budget)
+
+    def node_of(self, name: str) -> str:
+        return str(self.api.get(f"{PODS}/{name}")["spec"].get("nodeName", ""))
+
+    def wait_bound(self, *names: str, timeout_s: float = 150) -> None:
+        until(lambda: all(self.node_of(name) for name in names), f"{names} bound", timeout_s)
+
+    def placeholders(self) -> list[Any]:
+        found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]
+        return found
+
+    def outcome(self, name: str) -> str:
+        pods = json.loads(self.ours.http("/status"))["pods"]
+        return next((str(pod["outcome"]) for pod in pods if pod["name"] == name), "")
+
+    def settled(self, number: int) -> None:
+        """So many nodes were ever made, and no placeholder stays."""
+        until(lambda: not self.placeholders(), "no placeholder left", 60)
+        holds_for(lambda: len(self.karpenter.born) == number and not self.placeholders(), "quiet", 15)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    if binaries.karpenter() is None:
+        pytest.skip("Karpenter is not built: make test-cluster KARPENTER=1 builds it")
+
+
+def start(cluster: Cluster) -> None:
+    cluster.control.start_without_controllers()
+    cluster.extender.start(ready=False)
+    cluster.control.start_scheduler()
+    cluster.extender.wait_ready()
+    install(cluster.api)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: Any) -> Cluster:
+    made: Cluster = make_cluster(w.cards(8192), with_node=False, start=start)
+    return made
+
+
+@pytest.fixture
+def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
+    worlds: list[World] = []
+
+    def make(*types: MachineType, tainted: bool = True) -> World:
+        worlds.append(World(cluster, tmp_path, types or [MachineType("two")], tainted=tainted))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.stop()
+
+
+def test_from_none_and_then_from_fragments_each_time_one_node(make_world: Any) -> None:
+    """The overlay says what the type has; then two cards have 20 GiB free each, and a pod of 40 waits."""
+    world = make_world()
+    world.karpenter.words = 15.0
+    world.karpenter.start()
+    for name in ("a", "b"):
+        world.create(name, 60)
+    world.wait_bound("a", "b")
+    world.settled(1)
+    world.create("waits", 40)
+    world.cluster.wait_event("waits", "Pod should schedule on", 60)
+    holds_for(lambda: len(world.karpenter.born) == 1, "Karpenter is blind", 15)
+    world.ours.start()
+    world.wait_bound("waits")
+    assert world.node_of("waits") not in {world.node_of("a"), ""}
+    world.settled(2)
+
+
+def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes(make_world: Any) -> None:
+    world = make_world()
+    names = [f"p{number}" for number in range(10)]
+    for name in names:
+        world.create(name, 50)
+    world.ours.start()
+    world.karpenter.start()
+    world.wait_bound(*names)
+    world.settled(5)
+
+
+def test_a_node_that_looks_free_is_excluded_by_a_label_of_ours(make_world: Any) -> None:
+    """Four cards with 20 free each have as much by their sum as the smaller type has in all."""
+    world = make_world(MachineType("four", (80,) * 4, price=9.0), MachineType("small", (40, 40)))
+    world.karpenter.start()
+    for name in "abcd":
+        world.create(name, 60, on="four")
+    world.wait_bound(*"abcd")
+    world.create("waits", 35)
+    world.ours.start()
+    world.wait_bound("waits")
+    full, node = (world.api.get(f"{NODES}/{world.node_of(name)}") for name in ("a", "waits"))
+    assert full["metadata"]["labels"][NODE_HOST] == full["metadata"]["name"]
+    assert node["metadata"]["labels"][TYPE] == "small"
+    world.settled(2)
+
+
+def test_a_node_whose_pods_fit_on_no_other_card_is_not_disrupted(make_world: Any) -> None:
+    """By their sums two nodes have 98 free each, on cards of which each has 49."""
+    world = make_world(MachineType("two"), MachineType("second"), MachineType("third"))
+    world.set_budget("0")
+    world.karpenter.start()
+    for name in ("a", "b"):
+        world.create(name, 60, on="two")
+    world.wait_bound("a", "b")
+    for name in ("second", "third"):
+        world.create(f"on-{name}", 62, on=name, **{"gpupack.io/cards": "2"})
+    world.wait_bound("on-second", "on-third")
+    for name in ("a", "b"):
+        world.cluster.delete(name)
+    for name in ("a", "b"):
+        world.create(name, 60)
+    world.wait_bound("a", "b")
+    full = world.node_of("a")
+    assert world.node_of("b") == full
+    world.ours.start()
+
+    def is_kept() -> bool:
+        annotations = world.api.get(f"{NODES}/{full}")["metadata"].get("annotations", {})
+        return annotations.get(DO_NOT_DISRUPT) == "true"
+
+    until(is_kept, "the node kept", 60)
+    world.set_budget("100%")
+    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 40)
+    assert full in {node["metadata"]["name"] for node in world.karpenter.nodes()}
