@@ -6,6 +6,7 @@ from allocator.errors import QuantityError
 
 DOMAIN = "gpupack.io"
 SCHEDULER_NAME = "gpupack-scheduler"
+BATCH_SCHEDULER = "gpupack-batch"
 
 # What containers ask for. The admission policies take any resource under GPU_PREFIX for a wish for a card.
 GPU_PREFIX = f"{DOMAIN}/gpu-"

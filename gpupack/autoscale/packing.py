@@ -10,10 +10,10 @@ from allocator.place import place
 from allocator.quantity import parse_bytes
 from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod
-from gpupack.whatif.affinity import read_anti_affinity
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
+from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 
 CARD_POLICY: Final = "most-used"
 """Packs tightest; kube-scheduler may need a further node where another policy spreads pods."""

@@ -28,8 +28,8 @@ from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.host_objects import NodeSpec
 from scheduler_plugin.cache.pods import sum_host_requests
-from scheduler_plugin.queue.cache.pods import NodeSpec
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"

@@ -6,10 +6,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from allocator.request import PodRequest
-from gpupack.whatif.affinity import read_affinity, read_anti_affinity
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.objects import KubePod, is_placeholder
+from scheduler_plugin.cache.pod_affinity import read_affinity, read_anti_affinity
 from scheduler_plugin.cache.pods import PodRecord
 
 

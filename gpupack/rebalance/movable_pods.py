@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpupack.whatif.affinity import read_affinity
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.objects import KubePod, OwnerReference
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
+from scheduler_plugin.cache.pod_affinity import read_affinity
 from scheduler_plugin.cache.pods import PodRecord
 
 CRITICAL: Final = 2_000_000_000

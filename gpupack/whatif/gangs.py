@@ -11,7 +11,6 @@ from allocator.names import PERCENT_RESOURCE, POD_GANG
 from allocator.place import place
 from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
-from gpupack.whatif.affinity import read_anti_affinity
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import count_fit_by_node
 from gpupack.whatif.kube_checks import HostRequirements
@@ -19,6 +18,7 @@ from gpupack.whatif.objects import KubePod
 from kubeapi.podstate import is_terminal
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
+from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes

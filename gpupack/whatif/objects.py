@@ -11,10 +11,10 @@ from allocator.errors import shown
 from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget
+from scheduler_plugin.cache.host_objects import NodeAffinity
 from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.pods import (
-    NodeAffinity,
     QueueMetadata,
     QueueNode,
     QueuePod,

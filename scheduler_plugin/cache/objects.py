@@ -83,7 +83,7 @@ class Affinity(KubeStruct):
 
     node_affinity: PreferredTerms | None = None
     pod_affinity: PodAffinity | None = None
-    pod_anti_affinity: PreferredTerms | None = None
+    pod_anti_affinity: PodAffinity | None = None
 
 
 class SpreadConstraint(KubeStruct):

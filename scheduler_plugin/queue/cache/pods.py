@@ -19,16 +19,14 @@ from allocator.names import (
     QUEUE_NAME,
 )
 from kubeapi.metadata import parse_time
-from kubeapi.selectors import NodeRules, NodeTerm, Taint, Toleration
+from kubeapi.selectors import NodeRules, NodeTerm
+from scheduler_plugin.cache.host_objects import NodeSpec, RulesSpec, read_node_rules
 from scheduler_plugin.cache.objects import (
-    Affinity,
     KubeStruct,
     NodeLite,
     PodLite,
     PodMetadata,
-    PodSpec,
     PodStatus,
-    PreferredTerms,
 )
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
@@ -59,30 +57,8 @@ class QueueMetadata(PodMetadata):
     owner_references: list[Owner] | None = None
 
 
-class RequiredNodes(KubeStruct):
-    """The required half of a node affinity."""
-
-    node_selector_terms: tuple[NodeTerm, ...] = ()
-
-
-class NodeAffinity(PreferredTerms):
-    """`spec.affinity.nodeAffinity`."""
-
-    required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
-
-
-class QueueAffinity(Affinity):
-    """`spec.affinity`, with the required node affinity."""
-
-    node_affinity: NodeAffinity | None = None
-
-
-class QueueSpec(PodSpec):
+class QueueSpec(RulesSpec):
     """`spec` with what the queue needs."""
-
-    node_selector: dict[str, str] | None = None
-    affinity: QueueAffinity | None = None
-    tolerations: tuple[Toleration, ...] | None = None
 
 
 class Condition(KubeStruct):
@@ -107,13 +83,6 @@ class QueuePod(PodLite):
     metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
     spec: QueueSpec = msgspec.field(default_factory=QueueSpec)
     status: QueueStatus = msgspec.field(default_factory=QueueStatus)
-
-
-class NodeSpec(KubeStruct):
-    """`spec` of a node."""
-
-    taints: tuple[Taint, ...] | None = None
-    unschedulable: bool = False
 
 
 class QueueNode(NodeLite):
@@ -238,14 +207,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
 
 def node_rules(pod: QueuePod) -> NodeRules:
     """Read which nodes a pod may run on."""
-    spec = pod.spec
-    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-    return NodeRules(
-        selector=tuple(sorted((spec.node_selector or {}).items())),
-        terms=required.node_selector_terms if required is not None else None,
-        tolerations=tuple(sorted(set(spec.tolerations or ()), key=_toleration_key)),
-    )
+    return read_node_rules(pod.spec)
 
 
 def node_facts(node: QueueNode) -> NodeFacts:
@@ -314,7 +276,3 @@ def _unschedulable(condition: Condition) -> str:
     if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
         return ""
     return f"{condition.last_transition_time} {condition.message}"
-
-
-def _toleration_key(toleration: Toleration) -> tuple[str, str, str, str]:
-    return (toleration.key, toleration.operator, toleration.value, toleration.effect)

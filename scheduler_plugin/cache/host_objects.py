@@ -1,0 +1,122 @@
+"""Nodes and pods with what kube-scheduler looks at besides amounts: labels, taints, affinity, conditions."""
+
+import msgspec
+
+from kubeapi.selectors import NodeRules, NodeTerm, Taint, Toleration
+from scheduler_plugin.cache.objects import (
+    Affinity,
+    KubeStruct,
+    NodeLite,
+    NodeStatus,
+    PodLite,
+    PodMetadata,
+    PodSpec,
+    PodStatus,
+    PreferredTerms,
+    ResourceList,
+    Resources,
+)
+
+
+class RequiredNodes(KubeStruct):
+    """The required half of a node affinity."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
+class NodeAffinity(PreferredTerms):
+    """`spec.affinity.nodeAffinity`."""
+
+    required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
+
+
+class RulesAffinity(Affinity):
+    """`spec.affinity`, with the required node affinity."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class RulesSpec(PodSpec):
+    """`spec` of a pod, with the nodes that it may run on."""
+
+    node_selector: dict[str, str] | None = None
+    affinity: RulesAffinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+
+
+class NodeSpec(KubeStruct):
+    """`spec` of a node."""
+
+    taints: tuple[Taint, ...] | None = None
+    unschedulable: bool = False
+
+
+class HostPodSpec(RulesSpec):
+    """`spec` of a pod, with its scheduler."""
+
+    scheduler_name: str = ""
+
+
+class ContainerStatus(KubeStruct):
+    """Status of a container: what a container has while it is being resized."""
+
+    name: str = ""
+    allocated_resources: Resources | None = None
+    resources: ResourceList | None = None
+
+
+class HostCondition(KubeStruct):
+    """A condition of a node or a pod."""
+
+    type: str = ""
+    status: str = ""
+
+
+class HostPodStatus(PodStatus):
+    """`status` of a pod."""
+
+    conditions: tuple[HostCondition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class HostPod(PodLite):
+    """A pod."""
+
+    spec: HostPodSpec = msgspec.field(default_factory=HostPodSpec)
+    status: HostPodStatus = msgspec.field(default_factory=HostPodStatus)
+
+
+class HostNodeStatus(NodeStatus):
+    """`status` of a node."""
+
+    conditions: tuple[HostCondition, ...] | None = None
+
+
+class HostNode(NodeLite):
+    """A node."""
+
+    metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: HostNodeStatus = msgspec.field(default_factory=HostNodeStatus)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the condition Ready is True, or the node has none."""
+        found = [each.status for each in self.status.conditions or () if each.type == "Ready"]
+        return not found or found[0] == "True"
+
+
+def read_node_rules(spec: RulesSpec) -> NodeRules:
+    """Read which nodes a pod may run on."""
+    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return NodeRules(
+        selector=tuple(sorted((spec.node_selector or {}).items())),
+        terms=required.node_selector_terms if required is not None else None,
+        tolerations=tuple(sorted(set(spec.tolerations or ()), key=_toleration_key)),
+    )
+
+
+def _toleration_key(toleration: Toleration) -> tuple[str, str, str, str]:
+    return (toleration.key, toleration.operator, toleration.value, toleration.effect)

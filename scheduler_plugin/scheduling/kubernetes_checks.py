@@ -1,0 +1,407 @@
+"""What a scheduler owes a node before it binds a pod there, by the rules of kube-scheduler. Pure.
+
+The node is ready and schedulable, and its taints are tolerated. Node selector and required node affinity
+select it. Every resource is left: allocatable, less all pods that have not ended, less what is being bound,
+less nominated pods of the same priority or a larger one. No pod's required anti-affinity keeps the pod away.
+No pod of larger priority that kube-scheduler has not tried yet would take the room.
+
+What this does not know (volumes, claims, spread, ports) a pod must not have, see `batch_eligibility`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from allocator.errors import QuantityError
+from allocator.names import BATCH_SCHEDULER
+from allocator.quantity import parse_bytes, parse_milli
+from kubeapi.podstate import is_terminal
+from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
+from scheduler_plugin.cache.host_objects import ContainerStatus, HostNode, HostPod, read_node_rules
+from scheduler_plugin.cache.kubelet_sums import compute_sum_left
+from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList
+from scheduler_plugin.cache.pod_affinity import AffinityTerm, read_anti_affinity
+from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_request
+from scheduler_plugin.cache.state import ClusterState
+
+UNTRIED_S: Final = 60.0
+"""A pod that kube-scheduler has not tried for so long keeps no room: its scheduler may not run."""
+
+MOST_UNTRIED: Final = 64
+"""Waiting pods of larger priority that are looked at for one node."""
+
+_milli = lru_cache(maxsize=1024)(parse_milli)
+_bytes = lru_cache(maxsize=1024)(parse_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node's own words."""
+
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    unschedulable: bool
+    ready: bool
+    pods: int
+
+
+@dataclass(slots=True)
+class _Pod:
+    """What is known of a pod besides its `PodRecord`.
+
+    Attributes:
+        node: Where it is bound, empty before.
+        nominated: The node that is being kept for it, while it has none.
+        rules: Nodes that it may run on.
+        labels: Its labels.
+        namespace: Its namespace.
+        shuns: Terms of its required anti-affinity.
+        resized: What it holds beyond its spec while it is being resized, by resource.
+        untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
+            wait, or was tried.
+        lite: The pod, for terms of others.
+    """
+
+    node: str
+    nominated: str
+    rules: NodeRules
+    labels: Mapping[str, str]
+    namespace: str
+    shuns: Sequence[AffinityTerm]
+    resized: Mapping[str, int]
+    untried_since: float | None
+    lite: PodLite
+
+
+@dataclass(slots=True)
+class _OnNode:
+    """Pods that count on one node."""
+
+    uids: set[str] = field(default_factory=set)
+    nominated: set[str] = field(default_factory=set)
+
+
+class KubernetesChecks:
+    """Answers whether kube-scheduler's filters would let a pod run on a node now.
+
+    Args:
+        state: The cluster; it has every node and pod before this does.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._nodes: dict[str, _Node] = {}
+        self._pods: dict[str, _Pod] = {}
+        self._on: dict[str, _OnNode] = {}
+        self._shunning: set[str] = set()
+        self._untried: set[str] = set()
+
+    # What comes in.
+
+    def apply_node(self, node: HostNode) -> None:
+        """Take a node's newest version."""
+        allocatable = node.status.allocatable or {}
+        self._nodes[node.metadata.name] = _Node(
+            labels=node.metadata.labels or {},
+            taints=node.spec.taints or (),
+            unschedulable=node.spec.unschedulable,
+            ready=node.is_ready,
+            pods=_read(_bytes, allocatable.get("pods", 0)),
+        )
+
+    def delete_node(self, name: str) -> None:
+        """Forget a node."""
+        self._nodes.pop(name, None)
+
+    def apply_pod(self, pod: HostPod, now: float) -> None:
+        """Take a pod's newest version.
+
+        Args:
+            pod: The pod.
+            now: Seconds.
+        """
+        uid = pod.metadata.uid
+        before = self._pods.get(uid)
+        self.delete_pod(uid)
+        if is_terminal(pod.status.phase):
+            return
+        untried = _waits_untried(pod)
+        since = before.untried_since if before is not None else None
+        known = self._pods[uid] = _Pod(
+            node=pod.spec.node_name,
+            nominated="" if pod.spec.node_name else pod.status.nominated_node_name,
+            rules=read_node_rules(pod.spec),
+            labels=pod.metadata.labels or {},
+            namespace=pod.metadata.namespace,
+            shuns=read_anti_affinity(pod),
+            resized=find_resized(pod, self._state.resource) if pod.spec.node_name else {},
+            untried_since=(now if since is None else since) if untried else None,
+            lite=pod,
+        )
+        if known.node:
+            self._on.setdefault(known.node, _OnNode()).uids.add(uid)
+        elif known.nominated:
+            self._on.setdefault(known.nominated, _OnNode()).nominated.add(uid)
+        if known.shuns:
+            self._shunning.add(uid)
+        if untried:
+            self._untried.add(uid)
+
+    def delete_pod(self, uid: str) -> None:
+        """Forget a pod."""
+        known = self._pods.pop(uid, None)
+        if known is None:
+            return
+        self._shunning.discard(uid)
+        self._untried.discard(uid)
+        at = known.node or known.nominated
+        on = self._on.get(at)
+        if on is not None:
+            on.uids.discard(uid)
+            on.nominated.discard(uid)
+            if not (on.uids or on.nominated):
+                del self._on[at]
+
+    def replace(self, nodes: Sequence[HostNode] | None, pods: Sequence[HostPod] | None, now: float) -> None:
+        """Take complete lists; None: of that kind nothing is new.
+
+        Args:
+            nodes: All nodes.
+            pods: All pods.
+            now: Seconds.
+        """
+        if nodes is not None:
+            self._nodes.clear()
+            for node in nodes:
+                self.apply_node(node)
+        if pods is not None:
+            listed = {pod.metadata.uid for pod in pods}
+            for uid in [uid for uid in self._pods if uid not in listed]:
+                self.delete_pod(uid)
+            for pod in pods:
+                self.apply_pod(pod, now)
+
+    # What is asked.
+
+    def find_rejection(self, uid: str, name: str, now: float, *, margin: float = 0.0) -> str:
+        """Say why a pod must not be bound to a node.
+
+        Args:
+            uid: Of the pod.
+            name: Of the node.
+            now: Seconds.
+            margin: Part of the node's cpu and memory that must stay free beside the pod, 0 to 1.
+
+        Returns:
+            A reason that does not change with numbers; empty where kube-scheduler's filters allow it.
+        """
+        node, pod, record = self._nodes.get(name), self._pods.get(uid), self._state.pods.get(uid)
+        if pod is None or record is None:
+            return "the pod is not in the scheduler's cache yet"
+        if node is None or name not in self._state.nodes.rows:
+            return "the node is gone"
+        return (
+            self._find_lasting_rejection(pod, name, node)
+            or self._find_short_resource(record, uid, name, node, margin)
+            or self._find_shunned(pod, uid, record.priority, node)
+            or self._find_preceding(record, uid, name, node, now)
+        )
+
+    def _find_lasting_rejection(self, pod: _Pod, name: str, node: _Node) -> str:
+        """What the node's own words say."""
+        if not node.ready:
+            return "the node is not ready"
+        if not pod.rules.selects_node(name, node.labels):
+            return "node selector or node affinity does not select the node"
+        for taint in list_repelling_taints(node.taints, unschedulable=node.unschedulable):
+            if not any(each.tolerates(taint) for each in pod.rules.tolerations):
+                return "the node is cordoned" if taint == UNSCHEDULABLE else f"taint {taint.key}"
+        return ""
+
+    def _find_short_resource(self, record: PodRecord, uid: str, name: str, node: _Node, margin: float) -> str:
+        """Name a resource that the node has not left; only what a pod requests is asked."""
+        on_node, row = self._state.node_records[name], self._state.nodes.rows[name]
+        beside = [self._state.pods[each] for each in self._nominated_before(record, uid, name)]
+        assumed = [
+            other.pod for each, other in on_node.assumed.items() if each != uid and each not in on_node.pods
+        ]
+        on = self._on.get(name)
+        bound = len(on.uids) if on is not None else 0
+        if bound + len(assumed) + len(beside) + 1 > node.pods:
+            return "too many pods"
+        resized: dict[str, int] = {}
+        for each in on.uids if on is not None else ():
+            for resource, amount in self._pods[each].resized.items():
+                resized[resource] = resized.get(resource, 0) + amount
+        nodes = self._state.nodes
+        others = dict(record.other_resources)
+        counted = [
+            ("cpu", record.cpu_milli, int(nodes.cpu_capacity[row]), on_node.cpu_milli),
+            ("memory", record.memory_bytes, int(nodes.memory_capacity[row]), on_node.memory_bytes),
+        ]
+        if others:
+            allocatable = dict(on_node.allocatable)
+            counted += [
+                (each, amount, _read(_bytes, allocatable.get(each, 0)), on_node.other_resources.get(each, 0))
+                for each, amount in others.items()
+            ]
+        for resource, wanted, capacity, used in counted:
+            if wanted <= 0:
+                continue
+            beyond = sum(_requested(pod, resource) for pod in (*assumed, *beside)) + resized.get(resource, 0)
+            kept = int(capacity * margin) if resource in {"cpu", "memory"} else 0
+            if wanted + kept > capacity - used - beyond:
+                return f"insufficient {resource}"
+        return self._find_short_sum(record, name, beside)
+
+    def _find_short_sum(self, record: PodRecord, name: str, beside: Sequence[PodRecord]) -> str:
+        """kube-scheduler's count of the node's GPU memory, which knows no cards."""
+        request = record.charged
+        if request is None:
+            return ""
+        left = compute_sum_left(self._state.node_records[name], percent=request.percent)
+        if left is None:
+            return "the node offers no GPU memory"
+        for pod in beside:
+            if pod.charged is not None and pod.charged.percent == request.percent:
+                left -= pod.charged.effective_units
+        return "insufficient GPU memory" if request.effective_units > left else ""
+
+    def _nominated_before(self, record: PodRecord, uid: str, name: str) -> Iterator[str]:
+        """Pods for which room of the node is being kept: nominated, of the same priority or a larger one."""
+        on = self._on.get(name)
+        for each in on.nominated if on is not None else ():
+            other = self._state.pods.get(each)
+            if each != uid and other is not None and other.priority >= record.priority:
+                yield each
+
+    def _find_shunned(self, pod: _Pod, uid: str, priority: int, node: _Node) -> str:
+        """Whether some pod's required anti-affinity keeps this one away."""
+        for each in self._shunning:
+            other = self._pods[each]
+            at = self._place(each, other, priority)
+            if each == uid or not at:
+                continue
+            labels = self._nodes[at].labels if at in self._nodes else {}
+            for term in other.shuns:
+                value = labels.get(term.topology_key)
+                same = value is not None and node.labels.get(term.topology_key) == value
+                if same and _may_match(term, other, pod):
+                    return "anti-affinity of another pod"
+        return ""
+
+    def _place(self, uid: str, pod: _Pod, priority: int) -> str:
+        """The node on which a pod counts, empty for none."""
+        bound_to = self._state.get_assumed(uid)
+        if pod.node or bound_to is not None:
+            return pod.node or (bound_to.node if bound_to is not None else "")
+        record = self._state.pods.get(uid)
+        return pod.nominated if record is not None and record.priority >= priority else ""
+
+    def _find_preceding(self, record: PodRecord, uid: str, name: str, node: _Node, now: float) -> str:
+        """Whether a pod of larger priority, which kube-scheduler has not tried yet, would fit here."""
+        looked = 0
+        for each in self._untried:
+            pod, other = self._pods[each], self._state.pods.get(each)
+            since = pod.untried_since
+            if each == uid or other is None or since is None or other.priority <= record.priority:
+                continue
+            if now - since >= UNTRIED_S or self._state.get_assumed(each) is not None:
+                continue
+            looked += 1
+            if looked > MOST_UNTRIED:
+                return "a pod of larger priority waits for the node"
+            if (
+                not self._find_lasting_rejection(pod, name, node)
+                and not self._find_short_resource(other, each, name, node, 0.0)
+                and self._has_cards(other, name)
+            ):
+                return "a pod of larger priority waits for the node"
+        return ""
+
+    def _has_cards(self, record: PodRecord, name: str) -> bool:
+        """Whether the cards of a node could take what a pod asks for, each demand by itself."""
+        if record.charged is None:
+            return True
+        nodes = self._state.nodes
+        row = nodes.rows[name]
+        cards = list(zip(nodes.size[row].tolist(), nodes.free[row].tolist(), strict=True))
+        return bool(nodes.usable[row]) and all(
+            sum(size > 0 and free >= demand.units_on(size) for size, free in cards) >= demand.cards
+            for demand in record.charged.demands
+        )
+
+
+def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
+    """Find what a pod holds beyond its spec while it is being resized, by resource.
+
+    Kubernetes counts for each container the largest of what is wanted, what the kubelet has allocated, and
+    what the container has.
+
+    Args:
+        pod: A bound pod.
+        resource: Our resource.
+    """
+    statuses = {
+        each.name: each
+        for each in (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ()))
+        if each.allocated_resources or each.resources is not None
+    }
+    if not statuses:
+        return {}
+    held = HostPod(metadata=pod.metadata)
+    held.spec.overhead, held.spec.resources = pod.spec.overhead, pod.spec.resources
+    held.spec.containers = [_held(each, statuses.get(each.name)) for each in pod.spec.containers or ()]
+    held.spec.init_containers = [
+        _held(each, statuses.get(each.name)) for each in pod.spec.init_containers or ()
+    ]
+    now, wanted = parse_pod_request(held, resource), parse_pod_request(pod, resource)
+    found = {"cpu": now.cpu_milli - wanted.cpu_milli, "memory": now.memory_bytes - wanted.memory_bytes}
+    return {name: amount for name, amount in found.items() if amount > 0}
+
+
+def _held(container: ContainerLite, status: ContainerStatus | None) -> ContainerLite:
+    """Write a container with the largest of what its spec and its status say, of cpu and memory."""
+    if status is None:
+        return container
+    requests = dict((container.resources.requests if container.resources else None) or {})
+    actual = (status.resources.requests if status.resources else None) or {}
+    for amounts in (status.allocated_resources or {}, actual):
+        for name in ("cpu", "memory"):
+            if name in amounts:
+                parse = _milli if name == "cpu" else _bytes
+                if _read(parse, amounts[name]) > _read(parse, requests.get(name, 0)):
+                    requests[name] = amounts[name]
+    limits = container.resources.limits if container.resources else None
+    return ContainerLite(container.name, container.restart_policy, ResourceList(limits, requests))
+
+
+def _waits_untried(pod: HostPod) -> bool:
+    """Tell whether a pod waits for another scheduler than ours, which has not said anything of it yet."""
+    if pod.spec.node_name or pod.spec.scheduling_gates or is_requeued(pod):
+        return False
+    if pod.spec.scheduler_name == BATCH_SCHEDULER or pod.metadata.deletion_timestamp is not None:
+        return False
+    return not any(each.type == "PodScheduled" for each in pod.status.conditions or ())
+
+
+def _may_match(term: AffinityTerm, owner: _Pod, pod: _Pod) -> bool:
+    """Tell whether a term may mean a pod; where labels of namespaces would tell, it does."""
+    if term.is_readable:
+        return term.matches(owner.lite, pod.lite)
+    return term.label_selector is not None and term.label_selector.matches(pod.labels)
+
+
+def _requested(pod: PodRecord, resource: str) -> int:
+    if resource == "cpu":
+        return pod.cpu_milli
+    return pod.memory_bytes if resource == "memory" else dict(pod.other_resources).get(resource, 0)
+
+
+def _read(parse: Callable[[str | int], int], value: str | int) -> int:
+    """Read an amount; what cannot be read counts as none."""
+    try:
+        return int(parse(value))
+    except QuantityError:
+        return 0

@@ -1,0 +1,297 @@
+"""Each rule of kube-scheduler that batch mode checks itself: one pod, one node, and what keeps them apart."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from allocator.names import BATCH_SCHEDULER
+from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.kubernetes_checks import UNTRIED_S, KubernetesChecks
+from tests.cluster_builders import container, node_object, pod_object
+
+READY = [{"type": "Ready", "status": "True"}]
+TRIED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+
+
+class World:
+    """One node `n` of 4 cores, 8 GiB and 10 pods, and the pod `p` of 1 core and 1 GiB that is to be bound."""
+
+    def __init__(self, **pod: Any) -> None:
+        self.state = ClusterState()
+        self.checks = KubernetesChecks(self.state)
+        self.version = 1
+        self.node()
+        self.pod("p", **pod)
+
+    def node(
+        self,
+        name: str = "n",
+        *,
+        labels: Mapping[str, str] | None = None,
+        spec: Mapping[str, Any] | None = None,
+        conditions: list[dict[str, str]] | None = None,
+        resources: Mapping[str, str] | None = None,
+        units: int = 64,
+    ) -> None:
+        self.version += 1
+        raw: dict[str, Any] = node_object(
+            name,
+            version=self.version,
+            cpu="4",
+            memory="8Gi",
+            allocatable_units=units,
+            resources={"pods": "10", **(resources or {})},
+        )
+        raw["metadata"]["labels"] = {"kubernetes.io/hostname": name, **(labels or {})}
+        raw["spec"] = dict(spec or {})
+        raw["status"]["conditions"] = READY if conditions is None else conditions
+        found = msgspec.convert(raw, HostNode)
+        self.state.apply_node(found, 0)
+        self.checks.apply_node(found)
+
+    def pod(self, name: str, units: int = 1, *, scheduler: str = BATCH_SCHEDULER, **more: Any) -> None:
+        self.version += 1
+        raw: dict[str, Any] = pod_object(name, units, version=self.version, **more)
+        raw["spec"].setdefault("schedulerName", scheduler)
+        found = msgspec.json.decode(msgspec.json.encode(raw), type=HostPod)
+        self.state.apply_pod(found, 0)
+        self.checks.apply_pod(found, 0)
+
+    def rejection(self, node: str = "n", now: float = 0, margin: float = 0.0) -> str:
+        return self.checks.find_rejection("uid-p", node, now, margin=margin)
+
+
+def test_an_empty_node_is_allowed_and_unknown_ones_are_not() -> None:
+    world = World()
+    assert world.rejection() == ""
+    assert world.rejection("m") == "the node is gone"
+    assert world.checks.find_rejection("uid-q", "n", 0) == "the pod is not in the scheduler's cache yet"
+
+
+@pytest.mark.parametrize(("status", "why"), [("True", ""), ("False", "the node is not ready")])
+def test_a_node_that_is_not_ready_is_refused(status: str, why: str) -> None:
+    world = World()
+    world.node(conditions=[{"type": "Ready", "status": status}])
+    assert world.rejection() == why
+
+
+def test_a_cordoned_node_is_refused_unless_that_is_tolerated() -> None:
+    world = World()
+    world.node(spec={"unschedulable": True})
+    assert world.rejection() == "the node is cordoned"
+    world.pod("p", spec={"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]})
+    assert world.rejection() == ""
+
+
+@pytest.mark.parametrize(
+    ("effect", "why"),
+    [("NoSchedule", "taint team"), ("NoExecute", "taint team"), ("PreferNoSchedule", "")],
+)
+def test_a_taint_is_refused_by_its_effect_and_unless_tolerated(effect: str, why: str) -> None:
+    world = World()
+    world.node(spec={"taints": [{"key": "team", "value": "a", "effect": effect}]})
+    assert world.rejection() == why
+    world.pod("p", spec={"tolerations": [{"key": "team", "value": "b", "effect": effect}]})
+    assert world.rejection() == why
+    world.pod("p", spec={"tolerations": [{"key": "team", "value": "a"}]})
+    assert world.rejection() == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({"nodeSelector": {"zone": "a"}}, True),
+        ({"nodeSelector": {"zone": "b"}}, False),
+        ({"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["b"]}]}, True),
+        ({"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]}, False),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, True),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m"]}]}, False),
+        ({}, False),
+    ],
+)
+def test_selector_and_required_affinity_select_the_node(spec: dict[str, Any], allowed: bool) -> None:
+    if "nodeSelector" not in spec:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [spec]}}
+        spec = {"affinity": {"nodeAffinity": required}}
+    world = World(spec=spec)
+    world.node(labels={"zone": "a"})
+    assert (world.rejection() == "") is allowed
+
+
+@pytest.mark.parametrize(
+    ("amounts", "why"),
+    [
+        ({"cpu": "3"}, ""),
+        ({"cpu": "3001m"}, "insufficient cpu"),
+        ({"memory": "7Gi"}, ""),
+        ({"memory": "7169Mi"}, "insufficient memory"),
+    ],
+)
+def test_cpu_and_memory_of_bound_pods_count_terminating_ones_too(amounts: dict[str, str], why: str) -> None:
+    world = World()
+    world.pod("bound", node="n", deleted="2026-01-01T00:00:00Z", **{"cpu": "0", "memory": "0"} | amounts)
+    assert world.rejection() == why
+    world.pod("bound", node="n", phase="Succeeded", **{"cpu": "0", "memory": "0"} | amounts)
+    assert world.rejection() == ""
+
+
+@pytest.mark.parametrize("resource", ["ephemeral-storage", "hugepages-2Mi", "example.com/fpga"])
+def test_every_other_resource_counts(resource: str) -> None:
+    wish = [container(units=1, resources={resource: "2"})]
+    world = World(containers=wish)
+    assert world.rejection() == f"insufficient {resource}"
+    world.node(resources={resource: "3"})
+    assert world.rejection() == ""
+    world.pod("bound", node="n", containers=wish)
+    assert world.rejection() == f"insufficient {resource}"
+
+
+def test_the_number_of_pods_counts() -> None:
+    world = World()
+    world.node(resources={"pods": "1"})
+    assert world.rejection() == ""
+    world.pod("bound", 0, node="n", cpu="0", memory="0")
+    assert world.rejection() == "too many pods"
+    world.checks.delete_pod("uid-bound")
+    assert world.rejection() == ""
+
+
+def test_the_sum_of_gpu_memory_counts_as_kube_scheduler_has_it() -> None:
+    world = World(units=8)
+    world.node(units=8)
+    assert world.rejection() == ""
+    world.pod("bound", 1, node="n", cpu="0", memory="0")
+    assert world.rejection() == "insufficient GPU memory"
+
+
+def test_what_is_being_bound_counts() -> None:
+    world = World(cpu="2")
+    world.pod("other", 1, cpu="3")
+    assert world.rejection() == ""
+    world.state.assume("uid-other", "n", None, 0)
+    assert world.rejection() == "insufficient cpu"
+
+
+@pytest.mark.parametrize(("priority", "why"), [(-1, ""), (0, "insufficient cpu"), (1, "insufficient cpu")])
+def test_nominated_pods_of_the_same_priority_or_a_larger_one_count(priority: int, why: str) -> None:
+    world = World(cpu="2")
+    world.pod(
+        "other",
+        1,
+        cpu="3",
+        scheduler="default-scheduler",
+        spec={"priority": priority},
+        status={"nominatedNodeName": "n", "conditions": TRIED},
+    )
+    assert world.rejection() == why
+    assert world.rejection("n", UNTRIED_S) == why
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"overhead": {"cpu": "1"}}, "insufficient cpu"),
+        ({"overhead": {"cpu": "500m"}}, ""),
+        ({"initContainers": [container("side", 0, cpu="1", restartPolicy="Always")]}, "insufficient cpu"),
+        ({"initContainers": [container("init", 0, cpu="3500m")]}, ""),
+        ({"initContainers": [container("init", 0, cpu="3501m")]}, "insufficient cpu"),
+        ({"resources": {"requests": {"cpu": "3501m"}}}, "insufficient cpu"),
+    ],
+)
+def test_requests_count_by_the_rules_of_kubernetes(spec: dict[str, Any], why: str) -> None:
+    """Sidecars, init containers, overhead and resources of the pod as a whole."""
+    world = World(cpu="3", spec=spec)
+    world.pod("bound", 1, node="n", cpu="500m")
+    assert world.rejection() == why
+
+
+@pytest.mark.parametrize(
+    "held", [{"allocatedResources": {"cpu": "3500m"}}, {"resources": {"requests": {"cpu": "3500m"}}}]
+)
+def test_a_pod_that_is_being_resized_counts_with_the_largest(held: dict[str, Any]) -> None:
+    world = World()
+    world.pod("bound", 1, node="n", cpu="1")
+    assert world.rejection() == ""
+    world.pod("bound", 1, node="n", cpu="1", status={"containerStatuses": [{"name": "main", **held}]})
+    assert world.rejection() == "insufficient cpu"
+
+
+def _shunning(**more: Any) -> dict[str, Any]:
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "x"}}, **more}
+    return {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "why"),
+    [
+        (_shunning(), {"app": "x"}, "anti-affinity of another pod"),
+        (_shunning(), {"app": "y"}, ""),
+        (_shunning(topologyKey="kubernetes.io/hostname"), {"app": "x"}, ""),
+        (_shunning(namespaces=["elsewhere"]), {"app": "x"}, ""),
+        (
+            _shunning(namespaceSelector={"matchLabels": {"a": "b"}}),
+            {"app": "x"},
+            "anti-affinity of another pod",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["bound", "taken", "nominated"])
+def test_others_required_anti_affinity_is_obeyed(
+    spec: dict[str, Any], labels: dict[str, str], why: str, where: str
+) -> None:
+    """The other pod is on another node of the zone: bound, being bound, or nominated."""
+    world = World(labels=labels)
+    world.node(labels={"zone": "a"})
+    world.node("m", labels={"zone": "a"})
+    world.pod(
+        "other",
+        1,
+        node="m" if where == "bound" else "",
+        spec=spec,
+        status={"nominatedNodeName": "m"} if where == "nominated" else {},
+    )
+    if where == "taken":
+        world.state.assume("uid-other", "m", None, 0)
+    assert world.rejection() == why
+
+
+@pytest.mark.parametrize(
+    ("units", "more", "why"),
+    [
+        (1, {"spec": {"priority": 1}}, "a pod of larger priority waits for the node"),
+        (1, {"spec": {"priority": 0}}, ""),
+        (17, {"spec": {"priority": 1}}, ""),
+        (1, {"spec": {"priority": 1}, "cpu": "5"}, ""),
+        (1, {"spec": {"priority": 1, "schedulingGates": [{"name": "g"}]}}, ""),
+        (1, {"spec": {"priority": 1, "nodeSelector": {"a": "b"}}}, ""),
+        (1, {"spec": {"priority": 1}, "status": {"conditions": TRIED}}, ""),
+        (1, {"spec": {"priority": 1}, "scheduler": BATCH_SCHEDULER}, ""),
+    ],
+)
+def test_no_pod_of_larger_priority_waits_for_the_room(units: int, more: dict[str, Any], why: str) -> None:
+    """One that kube-scheduler has tried, and one that would not fit there, holds up nobody."""
+    world = World()
+    world.pod("other", units, **{"scheduler": "default-scheduler"} | more)
+    assert world.rejection() == why
+    assert world.rejection(now=UNTRIED_S) == ""
+
+
+def test_headroom_is_kept_of_cpu_and_memory() -> None:
+    world = World(cpu="2")
+    assert world.rejection(margin=0.5) == ""
+    assert world.rejection(margin=0.51) == "insufficient cpu"
+
+
+def test_a_complete_list_replaces_what_was_known() -> None:
+    world = World()
+    world.pod("bound", 1, node="n", cpu="4")
+    assert world.rejection() == "insufficient cpu"
+    kept = msgspec.convert(pod_object("p", 1, version=9), HostPod)
+    world.state.replace_pods([kept], "20", 0)
+    world.checks.replace(None, [kept], 0)
+    assert world.rejection() == ""
+    world.checks.replace([], None, 0)
+    assert world.rejection() == "the node is gone"
