@@ -1,6 +1,7 @@
 """docs/: every page is linked from the index, every link works, the reference says what the code does."""
 
 import ast
+import doctest
 import os
 import re
 import shutil
@@ -86,6 +87,17 @@ def test_the_example_of_the_simulator_runs_as_it_is_written(tmp_path: Path) -> N
     assert len(re.findall("^least-requested  ", done.stdout, re.MULTILINE)) == script.count(
         "gpupack simulate"
     )
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if ">>> " in page.read_text(encoding="utf-8")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_examples_of_python_print_what_the_page_shows(page: Path) -> None:
+    result = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
