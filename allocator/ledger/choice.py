@@ -133,13 +133,11 @@ class AllocationRequest:
         fits = len(cards) == demand.cards and accounts.count_ids(self.must_include).keys() <= {*cards}
         if fits and all(room[uuid] >= self._need(account, alone, uuid) for uuid in cards):
             return tuple(text for uuid in cards for text in self._on(uuid)[:each])
-        where = "no card" if demand.cards == 1 else f"not {demand.cards} cards"
+        asked = f"{each} {'percent' if self.percent else 'units'} free"
+        lack = "no card has" if demand.cards == 1 else f"fewer than {demand.cards} cards have"
         if cards:
-            where = f"not {shown(list(cards))}"
-        asked = f"{each} percent of it free" if self.percent else f"{each} free units"
-        raise LedgerError(
-            f"{where} has {asked}, by card they have {shown([max(0, n) for n in room.values()])}"
-        )
+            lack = f"cards {shown(list(cards))} do not have"
+        raise LedgerError(f"{lack} {asked}; free units by card: {shown([max(0, n) for n in room.values()])}")
 
     def _need(self, account: PodAccount | None, alone: Demand, uuid: str) -> int:
         """Units that a container adds on a card to what its pod has there; see `NodeAccounts.of_pod`."""

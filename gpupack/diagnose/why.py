@@ -214,7 +214,8 @@ class _PodExplainer:
 
     def _explain_gates(self, gates: Sequence[str], found: NodeResults, together: str) -> str:
         """Say what a pod waits for that kube-scheduler has not begun with."""
-        text = f"waits for the scheduling gate {' and '.join(gates)}: kube-scheduler has not begun with it"
+        held = f"is held by scheduling gate {' and '.join(gates)}"
+        text = f"{held}: kube-scheduler does not try it until that is gone"
         if gates == [POD_REQUEUED]:
             text = "waits in its queue again: kube-scheduler found no node for it when it was released"
         said = self._find_queue_entry(gates)

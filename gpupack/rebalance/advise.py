@@ -253,7 +253,7 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
     text = (
         f"{meta.namespace}/{meta.name} ({memory(movable.total_units, cluster.unit_mib)}) "
         f"from {_seat(source)} to {_seat(goes)}: "
-        f"it ends, and {movable.owner.kind} {movable.owner.name} starts it again{priority}{since}"
+        f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )
     units = sum(destination.placement.charge.values())
     return Move(meta.namespace, meta.name, units, source, goes, text)

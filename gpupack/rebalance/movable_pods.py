@@ -107,7 +107,7 @@ class MovablePods:
         """What would not start again, or not elsewhere."""
         owner, units = _controller(pod), self._held.get_units(record)
         if record.is_mirror or owner is None:
-            return "no controller starts it again"
+            return "no controller replaces it"
         if owner.kind in _STAYS:
             return f"it belongs to a {owner.kind}, which wants it there"
         if record.request is None:

@@ -82,7 +82,7 @@ def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
         cluster.create(w.pod(f"p{number}", w.container(gib=5)))
     for number in range(2):
         cluster.wait_running(f"p{number}")
-    refused_elsewhere(cluster, 6, f"no card has 6 free units, by card they have [3, 3]; {NOT_OURS}")
+    refused_elsewhere(cluster, 6, f"no card has 6 units free; free units by card: [3, 3]; {NOT_OURS}")
 
 
 def refused_elsewhere(cluster: Cluster, gib: int, sentence: str) -> None:
@@ -113,7 +113,7 @@ def test_who_takes_exactly_what_is_left_has_it_and_not_what_a_share_took(cluster
     cluster.create(w.pod("half", w.container(limits={PERCENT: 50})))
     cluster.wait_running("half")
     free = [4 if card.uuid == left else 0 for card in wait_agree(cluster).cards]
-    refused_elsewhere(cluster, 8, f"no card has 8 free units, by card they have {free}; {NOT_OURS}")
+    refused_elsewhere(cluster, 8, f"no card has 8 units free; free units by card: {free}; {NOT_OURS}")
     assert grants(cluster, "half") == {left: 4}
 
 

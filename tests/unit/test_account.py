@@ -71,7 +71,7 @@ async def test_several_cards_are_waited_for_when_no_card_has_room():
 
 async def test_no_room_is_refused_with_the_reason_after_the_wait():
     node = Node(8, 8, view_wait_s=0.0, room_wait_s=0.0)
-    with pytest.raises(AllocationRefusedError, match="12 free units") as caught:
+    with pytest.raises(AllocationRefusedError, match="12 units free") as caught:
         await node.preferred(12)
     assert caught.value.kind == "no-room"
     assert str(caught.value).endswith(NOT_OURS)
@@ -79,7 +79,7 @@ async def test_no_room_is_refused_with_the_reason_after_the_wait():
 
 @pytest.mark.parametrize(
     ("assigned", "where", "end"),
-    [(("c0",), "not ['c0']", TAKEN), ((), "no card", NOT_OURS)],
+    [(("c0",), "cards ['c0'] do not have", TAKEN), ((), "no card has", NOT_OURS)],
     ids=["its card was taken", "not bound by us"],
 )
 async def test_a_known_pod_without_room_is_refused_with_the_cause_and_the_way_out(assigned, where, end):
@@ -87,7 +87,7 @@ async def test_a_known_pod_without_room_is_refused_with_the_cause_and_the_way_ou
     node.bind(pod("a", 5, *assigned))
     with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(5, node.ids[:4])
-    assert str(caught.value) == f"{where} has 5 free units, by card they have [4]; {end}"
+    assert str(caught.value) == f"{where} 5 units free; free units by card: [4]; {end}"
 
 
 @pytest.mark.parametrize(("withheld", "why"), [({}, "the card is unhealthy"), ({"c0": "no MPS"}, "no MPS")])
@@ -101,7 +101,8 @@ async def test_a_pod_whose_card_fell_sick_since_it_was_bound_is_refused_with_tha
     with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(5, node.ids[8:])
     assert str(caught.value) == (
-        f"not ['c0'] has 5 free units, by card they have [0, 7]; card c0 cannot be had: {why}; {AGAIN}"
+        "cards ['c0'] do not have 5 units free; free units by card: [0, 7]; "
+        f"card c0 cannot be had: {why}; {AGAIN}"
     )
 
 
@@ -122,7 +123,7 @@ async def test_what_containers_of_a_deleted_pod_still_run_with_is_refused_with_t
     node.bind(pod("a", 6, "c0"))
     with pytest.raises(AllocationRefusedError) as caught:
         await node.preferred(6)
-    assert str(caught.value) == f"not ['c0'] has 6 free units, by card they have [2]; {CROWDED}"
+    assert str(caught.value) == f"cards ['c0'] do not have 6 units free; free units by card: [2]; {CROWDED}"
 
 
 def unassigned(**more) -> Node:
@@ -159,7 +160,7 @@ async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list()
     assert (asking.done(), node.lists) == (False, 1)
     node.list_pods(pod("a", 3, "c0"), pod("x", 6, "c0"))
     with pytest.raises(
-        AllocationRefusedError, match=r"not \['c0'\] has 3 free units, by card they have \[2, 8\]"
+        AllocationRefusedError, match=r"cards \['c0'\] do not have 3 units free; free units by card: \[2, 8\]"
     ):
         await asking
 

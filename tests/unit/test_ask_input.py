@@ -248,7 +248,7 @@ def test_what_may_not_move_and_why():
     assert not advise_start(world.cluster, FitQuestion(16), 2).moves
     advice = advise_empty(world.cluster, "n/0")
     assert not advice.moves
-    assert advice.notes == ("default/alone stays: no controller starts it again",)
+    assert advice.notes == ("default/alone stays: no controller replaces it",)
 
 
 def test_a_cluster_that_is_kept_current_forgets_a_pod_as_the_extender_does():

@@ -81,10 +81,10 @@ def near(pod):
     ("change", "why_not"),
     [
         (owner("DaemonSet"), "it belongs to a DaemonSet"),
-        (lambda pod: pod["metadata"].pop("ownerReferences"), "no controller starts it again"),
+        (lambda pod: pod["metadata"].pop("ownerReferences"), "no controller replaces it"),
         (annotate("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"), "safe-to-evict: false"),
         (annotate("karpenter.sh/do-not-disrupt", "true"), "do-not-disrupt: true"),
-        (annotate("kubernetes.io/config.mirror", "x"), "no controller starts it again"),
+        (annotate("kubernetes.io/config.mirror", "x"), "no controller replaces it"),
         (lambda pod: pod["metadata"].update(deletionTimestamp="2026-11-01T00:00:00Z"), "being deleted"),
         (lambda pod: pod["spec"].update(priority=2_000_000_000), "its priority is 2000000000"),
         (

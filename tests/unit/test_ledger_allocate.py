@@ -127,8 +127,10 @@ def test_ids_of_which_there_are_none_are_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        pytest.param(["c0::1", "c1::1"], "by card they have", id="two cards"),
-        pytest.param(["c2::1"], r"c2.* has 1 free units, by card they have \[0, 0, 0\]", id="unhealthy"),
+        pytest.param(["c0::1", "c1::1"], "free units by card", id="two cards"),
+        pytest.param(
+            ["c2::1"], r"c2.* do not have 1 units free; free units by card: \[0, 0, 0\]", id="unhealthy"
+        ),
     ],
 )
 def test_ids_that_do_not_belong_together_are_refused(given, message):
@@ -163,7 +165,9 @@ def test_what_is_charged_is_refused_except_to_the_pod_that_has_it():
     world.run(pod("a", 6, "c0"))
     world.lose_book()
     world.bind(pod("b", 6, "c0"))
-    with pytest.raises(LedgerError, match=r"not \['c0'\] has 6 free units, by card they have \[2\]"):
+    with pytest.raises(
+        LedgerError, match=r"cards \['c0'\] do not have 6 units free; free units by card: \[2\]"
+    ):
         world.allocate(ids("c0", *range(6)), "b")
     world.allocate(ids("c0", *range(2, 8)), "a")
     assert world.promised == [6]

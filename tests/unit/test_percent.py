@@ -188,7 +188,7 @@ def test_init_and_main_have_one_share():
 def test_no_more_is_given_out_of_a_card_than_it_has(before, wanted):
     world = World(8, 8)
     world.give("a", "main", before)
-    with pytest.raises(LedgerError, match=r"not \['c0'\] has .* free"):
+    with pytest.raises(LedgerError, match=r"cards \['c0'\] do not have .* free"):
         world.allocate(wanted)
     world.allocate(frozenset(text.replace("c0", "c1") for text in wanted))
 
@@ -208,7 +208,7 @@ def test_units_that_percent_have_taken_are_not_offered():
 
 
 def test_a_share_of_less_than_a_unit_is_not_given_out():
-    with pytest.raises(LedgerError, match=r"not \['c0'\] has 12 percent of it free"):
+    with pytest.raises(LedgerError, match=r"cards \['c0'\] do not have 12 percent free"):
         World(8).allocate(percents("c0", 0, 12))
 
 
@@ -224,7 +224,7 @@ def test_a_share_needs_as_many_ids_as_it_has_percent_whatever_they_are_worth():
     offered = percents("c0", 0, 49) | percents("c1", 0, 50)
     assert frozenset(world.ledger.read_request(offered, (), 50).choose_ids()) == percents("c1", 0, 50)
     small = World(2).ledger
-    with pytest.raises(LedgerError, match=r"no card has 50 percent of it free, by card they have \[0\]"):
+    with pytest.raises(LedgerError, match=r"no card has 50 percent free; free units by card: \[0\]"):
         small.read_request(percents("c0", 0, 49), (), 50).choose_ids()
 
 
@@ -232,7 +232,7 @@ def test_what_the_kubelet_has_for_another_container_of_the_pod_counts():
     world = World(10)
     world.bind("p", PodRequest(tuple(ContainerRequest(name, 60, "main") for name in "ab"), percent=True))
     world.give("p", "a", percents("c0", 0, 60))
-    with pytest.raises(LedgerError, match=r"no card has 60 percent of it free, by card they have \[4\]"):
+    with pytest.raises(LedgerError, match=r"no card has 60 percent free; free units by card: \[4\]"):
         world.ask(60)
 
 
@@ -242,9 +242,9 @@ def test_what_one_resource_has_taken_is_not_offered_by_the_other():
     assert world.card(3, percent=False) == "c1"
     world.give("b", "main", units("c1", 7))
     assert world.card(2, percent=False) == "c0"
-    with pytest.raises(LedgerError, match="no card has 3 free units"):
+    with pytest.raises(LedgerError, match="no card has 3 units free"):
         world.ask(3, percent=False)
-    with pytest.raises(LedgerError, match="no card has 38 percent of it free"):
+    with pytest.raises(LedgerError, match="no card has 38 percent free"):
         world.ask(38)
     assert world.card(25) == "c0"
 
@@ -256,7 +256,7 @@ def test_what_a_restarted_kubelet_has_forgotten_it_may_ask_for_again():
     given = world.ask(100)
     world.ledger.allocate(given, 0.0, listed)
     assert world.ledger.used() == (8,)
-    with pytest.raises(LedgerError, match=r"has 100 percent of it free, by card they have \[0\]"):
+    with pytest.raises(LedgerError, match=r"has 100 percent free; free units by card: \[0\]"):
         world.ask(100)
     world.ledger.apply_kubelet_restart()
     assert len(world.ask(100)) == 100

@@ -78,7 +78,10 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     ask(world, "a0", 50)
     assert world.released() == []
     (why,) = status.waiting(world.queue, 0)
-    assert (why.reason, why.message) == ("Quota", "it needs 40 units; queue a uses 0 of its 16")
+    assert (why.reason, why.message) == (
+        "Quota",
+        "it needs 40 units; queue a uses 0 units of its quota of 16",
+    )
 
 
 @pytest.mark.parametrize(("percent", "fits"), [(50, 2), (34, 3), (25, 4), (51, 1), (100, 1)])

@@ -32,9 +32,23 @@ def answer() -> bytes:
     return msgspec.json.encode(body)
 
 
+def test_a_queue_that_borrows_is_told_by_how_much() -> None:
+    world = QueueWorld(
+        "queues: [{name: a, nominalQuota: 8, cohort: x}, {name: b, nominalQuota: 8, cohort: x}]"
+    )
+    world.node("n1", (16, 16))
+    world.pod("one", 12, queue="a")
+    world.decide()
+    world.pod("two", 8, queue="a")
+    world.decide()
+    (why,) = status.waiting(world.queue, world.now)
+    text = "it needs 8 units; queue a uses 12 units, 4 more than its quota of 8, and its cohort has 4 more"
+    assert (why.reason, why.message) == ("Quota", text)
+
+
 def test_the_tables() -> None:
     text = render(read(answer()), pods=True)
-    quota = "it needs 8 units; queue b uses 0 of its 8, and its cohort has 4 more"
+    quota = "it needs 8 units; queue b uses 0 units of its quota of 8, and its cohort has 4 more"
     assert text.splitlines() == [
         "QUEUE  COHORT  WEIGHT  NOMINAL  USED  BORROWED  LENT  RUNNING  WAITING  OLDEST  STOP",
         "a      x       1       8        12    4         0     1        0        -       None",

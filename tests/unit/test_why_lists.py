@@ -65,7 +65,9 @@ def test_the_queue_says_why_where_it_holds_a_pod() -> None:
     gated, free = pods_of(Pod("gated", 4), Pod("free", 20))
     gated["spec"]["schedulingGates"] = [{"name": "gpupack.io/queue"}]
     said = [
-        QueueWhy("default", name, "research", 3, "Quota", "queue research uses 40 of its 40", 60.0)
+        QueueWhy(
+            "default", name, "research", 3, "Quota", "queue research uses 40 units of its quota of 40", 60.0
+        )
         for name in ("gated", "free")
     ]
     waiting = list_waiting(cluster_of(gated, free), NOW, queued=said)
@@ -73,10 +75,10 @@ def test_the_queue_says_why_where_it_holds_a_pod() -> None:
         ("pending", "TooSmall"),
         ("gated", "Quota"),
     ]
-    assert waiting.pods[1].text == "queue research uses 40 of its 40"
+    assert waiting.pods[1].text == "queue research uses 40 units of its quota of 40"
     unasked = list_waiting(cluster_of(gated, free), NOW).pods[1]
     assert unasked.reason == "Gated"
-    assert unasked.text.startswith("waits for the scheduling gate gpupack.io/queue")
+    assert unasked.text.startswith("is held by scheduling gate gpupack.io/queue")
 
 
 def pod(owner: tuple[str, str] | None = None, **labels: str) -> KubePod:

@@ -293,7 +293,7 @@ def told(release: Release, member: Member) -> str:
     if release.relaxed:
         parts.append("its data is elsewhere")
     if release.lender:
-        parts.append(f"queue {release.lender} had nothing for this room and lends its turn")
+        parts.append(f"it was the turn of queue {release.lender}, which has no pod that fits here")
     if release.borrowed:
         parts.append(f"{release.borrowed} units are borrowed")
     return "; ".join(parts)
