@@ -362,9 +362,12 @@ def _seats(queue: Queue, fits: BoolArray) -> str:
 def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
     account = cohort.accounts[tenant.name]
     nominal = account.quota.nominal
-    beyond = account.used - nominal
-    uses = f"{account.used} units, {beyond} more than" if beyond > 0 else f"{account.used} units of"
-    text = f"it needs {needs} units; queue {tenant.name} uses {uses} its quota of {nominal}"
+    text = f"it needs {needs} units; queue {tenant.name} uses {account.used} units"
+    if nominal is not None:
+        beyond = account.used - nominal
+        text += (
+            f", {beyond} more than its quota of {nominal}" if beyond > 0 else f" of its quota of {nominal}"
+        )
     if tenant.form is not None and tenant.form.cohort:
         text += f", and its cohort has {max(0, cohort.free(tenant.name))} more"
     limit = account.quota.borrowing_limit
