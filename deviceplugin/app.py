@@ -19,6 +19,7 @@ from deviceplugin.allocation.objects import NodeObject, PodObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
+from deviceplugin.card_source import make_source
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
 from deviceplugin.dra.serving import ClaimServing, check_no_claims
@@ -26,10 +27,7 @@ from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
-from deviceplugin.gpus.simulated.profile import load_profile
-from deviceplugin.gpus.simulated.profile_file import ProfileFile
-from deviceplugin.gpus.simulated.source import SimulatedGpus
-from deviceplugin.host.cgroups import PodCgroups, ProcessOwners, find_pod_parents, in_host_pid_namespace
+from deviceplugin.host.cgroups import PodCgroups, ProcessOwners
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.http import HttpServer
 from deviceplugin.kubelet.checkpoint import CheckpointReader
@@ -70,28 +68,6 @@ TURN_S: Final = 0.25
 """How often a daemon that waits for another one of the same kubelet looks whether that has ended."""
 
 
-def gpu_source(settings: Settings) -> GpuSource:
-    """Make the source of cards that the settings name.
-
-    Raises:
-        ProfileError: the profile cannot be used.
-    """
-    if settings.gpus == "simulated":
-        profile = load_profile(settings.profile or "")
-        watched = ProfileFile(settings.profile or "", profile.vendor)
-        return SimulatedGpus(profile, settings.ignored_xids, watched.changed)
-    # Only nodes with real cards pay for the driver's library.
-    from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
-
-    root = settings.cgroup_root
-    return NvmlGpus(
-        settings.ignored_xids,
-        cgroup_root=root,
-        probe_parent=lambda: next(find_pod_parents(root), root),
-        sees_processes=in_host_pid_namespace(),
-    )
-
-
 class Daemon:
     """One node's daemon; `run` is its whole life.
 
@@ -122,7 +98,7 @@ class Daemon:
         detach_after_s: float = DETACH_AFTER_S,
     ) -> None:
         self._settings = settings
-        self._source = source or gpu_source(settings)
+        self._source = source or make_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
         self._patience = patience or ShutdownTimeouts()

@@ -7,59 +7,36 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
-
-from deviceplugin.app import gpu_source
+from deviceplugin.card_source import make_source, make_source_options
 from deviceplugin.dra.serving import find_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
 from deviceplugin.enforcement.limit_capability import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
 from deviceplugin.errors import CheckpointError, DevicePluginError, ProfileError, is_gone
+from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.gpus.api.memory_limits import LimitSupport
+from deviceplugin.gpus.api.mps import MpsControl
+from deviceplugin.gpus.api.provider import RunProgram
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.gpus.nvidia.mps.service import MpsService
-from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.host.cgroups import PodCgroups, find_pod_parents, in_host_pid_namespace
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.settings import DRA, MPS, Settings
 
-Verdict = Literal["ok", "less", "bad"]
-"""Usable; usable, and something is missing for more; the daemon cannot serve pods like this."""
-
 NUMA_MEMORY: Final = (
     "what no process uses does not count; NVreg_CoherentGPUMemoryMode=driver has the driver manage it"
 )
 TOOL_S: Final = 5.0
-HOOK: Final = "apply-cuda-memory-limits"
 INOTIFY: Final = Path("/proc/sys/fs/inotify/max_user_watches")
 LEAST_WATCHES: Final = 4096
 
 
-class CheckFinding(msgspec.Struct, frozen=True):
-    """One line of the table.
-
-    Attributes:
-        what: was looked at.
-        verdict: see `Verdict`.
-        found: on this node.
-        uses: what gpupack would do with it; or why not more, and what that takes.
-    """
-
-    what: str
-    verdict: Verdict
-    found: str
-    uses: str = ""
-
-
-def check_node(
-    settings: Settings, run: Callable[[list[str]], str | None] | None = None
-) -> list[CheckFinding]:
+def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckFinding]:
     """Look at everything.
 
     Args:
@@ -86,7 +63,7 @@ def can_serve(findings: Sequence[CheckFinding]) -> bool:
 
 def _cards(settings: Settings) -> Iterator[CheckFinding]:
     try:
-        source = gpu_source(settings)
+        source = make_source(settings)
         source.open()
     except ProfileError:
         raise
@@ -108,20 +85,18 @@ def _cards(settings: Settings) -> Iterator[CheckFinding]:
             yield CheckFinding(f"card {card.uuid}", "ok" if units else "bad", found, f"{units} units")
         for support, uuids in _supports(source, settings).items():
             yield _limits(support, uuids, settings)
-        if settings.sharing == MPS:
-            yield _mps([card.uuid for card in source.cards()], settings)
+        control = settings.provider.make_mps_control(settings.mps_root)
+        if settings.sharing == MPS and control is not None:
+            yield _mps([card.uuid for card in source.cards()], control, settings.mps_root)
     finally:
         source.close()
 
 
 def _driver(source: GpuSource, settings: Settings) -> Iterator[CheckFinding]:
-    if settings.profile is not None:
-        version = f"{load_profile(settings.profile).driver_version}, simulated"
-    else:
-        version = getattr(source, "driver_version", lambda: "of unknown version")()
+    provider = settings.provider
+    version = provider.describe_driver(source, make_source_options(settings))
     yield CheckFinding("driver", "ok", version, f"{len(source.cards())} cards")
-    calls: dict[str, bool] = getattr(source, "calls", dict)()
-    for name, there in calls.items():
+    for name, there in provider.list_calls(source).items():
         yield CheckFinding(f"call {name}", "ok" if there else "less", "there" if there else "missing")
 
 
@@ -147,13 +122,12 @@ def _limits(support: LimitSupport, uuids: list[str], settings: Settings) -> Chec
     return CheckFinding(what, "less", str(support), "accounted: counted and told, not refused")
 
 
-def _mps(uuids: Sequence[str], settings: Settings) -> CheckFinding:
-    service = MpsService(settings.mps_root)
+def _mps(uuids: Sequence[str], control: MpsControl, root: Path) -> CheckFinding:
     try:
-        answers = sum(service.read_state(uuid) is not None for uuid in uuids)
+        answers = sum(control.read_state(uuid) is not None for uuid in uuids)
     except OSError as error:
         return CheckFinding("MPS", "less", str(error), "whether it answers cannot be read")
-    found = f"answers for {answers} of {len(uuids)} cards in {settings.mps_root}"
+    found = f"answers for {answers} of {len(uuids)} cards in {root}"
     if answers < len(uuids):
         return CheckFinding(
             "MPS", "less", found, "the others are accounted: gpupack mps runs it, docs/mps.md"
@@ -171,7 +145,7 @@ def _cgroups(settings: Settings) -> Iterator[CheckFinding]:
             return
         known = root.is_dir() and any(root.iterdir())
         found = f"v1 at {root}" if known else f"nothing at {root}"
-        yield CheckFinding("cgroups", "less", found, "no limits by NVIDIA's driver, which takes cgroup v2")
+        yield CheckFinding("cgroups", "less", found, settings.provider.without_cgroup_v2)
     else:
         yield CheckFinding("cgroups", "ok", f"v2 at {root}")
         dmem = "dmem" in controllers
@@ -198,12 +172,12 @@ def _kernel(settings: Settings) -> Iterator[CheckFinding]:
     yield CheckFinding(
         "user", "ok" if root else "bad", f"uid {os.geteuid()}", "" if root else "root is needed"
     )
-    administrator = has_capability(CAP_SYS_ADMIN)
+    administrator, lacks = has_capability(CAP_SYS_ADMIN), settings.provider.without_administrator
     yield CheckFinding(
         "capability",
-        "ok" if administrator else "less",
+        "ok" if administrator or not lacks else "less",
         "CAP_SYS_ADMIN" if administrator else "no CAP_SYS_ADMIN",
-        "" if administrator else "NVIDIA's driver takes no limits, and shows no MIG instances made later",
+        "" if administrator else lacks,
     )
     host = in_host_pid_namespace()
     yield CheckFinding(
@@ -235,19 +209,8 @@ def _watches() -> CheckFinding:
     return CheckFinding(what, "ok", str(watches), "new cgroups are seen at once")
 
 
-def _toolkit(settings: Settings, run: Callable[[list[str]], str | None]) -> Iterator[CheckFinding]:
-    version = run(["nvidia-ctk", "--version"])
-    if version is None:
-        yield CheckFinding(
-            "container toolkit", "less", "no nvidia-ctk here", "in a container the host's is not seen"
-        )
-    else:
-        yield CheckFinding(
-            "container toolkit", "ok", version.splitlines()[0] if version else "of unknown version"
-        )
-        hook = run(["nvidia-cdi-hook", HOOK, "--help"]) is not None
-        uses = "limits before the first process" if hook else "limits some ms later; toolkit 1.20.1 has it"
-        yield CheckFinding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
+def _toolkit(settings: Settings, run: RunProgram) -> Iterator[CheckFinding]:
+    yield from settings.provider.check_tools(run)
     for folder in settings.cdi_dirs:
         files = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else None
         found = "none" if files is None else ", ".join(files) or "empty"

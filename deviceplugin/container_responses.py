@@ -12,8 +12,6 @@ from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.gpus.nvidia.framework_env import framework_envs
-from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.settings import DRA, MPS, Settings
 
 
@@ -29,8 +27,7 @@ class ContainerResponses:
         self._settings = settings
         self._source = source
         strategies = settings.device_list_strategy
-        # A machine may have cards beside the simulated ones: those are not to be given away.
-        devices = DEVICES if settings.gpus == "nvml" else None
+        devices = DEVICES if settings.provider.has_device_nodes else None
         self._cdi = (
             CdiNames(source.vendor, settings.cdi_dirs, devices) if needs_cdi_names(strategies) else None
         )
@@ -55,8 +52,9 @@ class ContainerResponses:
         """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
         settings = self._settings
         account.grants.append(self.describe_cards)
-        if settings.sharing == MPS:
-            service = MpsService(settings.mps_root, threads=settings.mps_threads)
+        provider = settings.provider
+        service = provider.make_mps_control(settings.mps_root, threads=settings.mps_threads)
+        if settings.sharing == MPS and service is not None:
             self._sharing = MpsClients(
                 account,
                 service,
@@ -71,7 +69,7 @@ class ContainerResponses:
             if others or supports.get_enforcement(uuid) is not Enforcement.ACCOUNTED:
                 return ContainerGrant()
             totals = {card.uuid: card.total_mib for card in self._source.cards()}
-            return ContainerGrant(framework_envs(mib[uuid], totals.get(uuid, 0)))
+            return ContainerGrant(provider.make_framework_envs(mib[uuid], totals.get(uuid, 0)))
 
         if settings.advise_frameworks:
             account.grants.append(advice)

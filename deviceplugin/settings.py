@@ -12,13 +12,15 @@ from deviceplugin.containers.cdi import FOLDERS
 from deviceplugin.containers.device_lists import DEFAULT, STRATEGIES
 from deviceplugin.enforcement.limit_capability import AUTO, MODES
 from deviceplugin.errors import SettingsError
-from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, DEFAULT_QUIET_S
+from deviceplugin.gpus.api.health import DEFAULT_QUIET_S
+from deviceplugin.gpus.api.provider import GpuProvider
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
+from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
 from deviceplugin.monitoring.overuse import DEFAULT_TOLERANCE_MIB
 from deviceplugin.publishing.node_publication import GAP_S
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 
-GPU_SOURCES: Final = ("nvml", "simulated")
 TIME_SLICING: Final = "time-slicing"
 MPS: Final = "mps"
 SHARINGS: Final = (TIME_SLICING, MPS)
@@ -88,7 +90,7 @@ class Settings(HttpAddress):
     evict_over_use_after_s: float = 0.0
     container_logs: Path = Path("/var/log/containers")
     quiet_s: float = DEFAULT_QUIET_S
-    ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS
+    ignored_xids: frozenset[int] = IGNORED_XIDS
     publish_gap_s: float = GAP_S
     log_level: str = "info"
     log_format: str = "text"
@@ -102,6 +104,11 @@ class Settings(HttpAddress):
     def kubelet_dir(self) -> Path:
         """The kubelet's folder, that of device plugins is in it."""
         return self.device_plugin_dir.parent
+
+    @property
+    def provider(self) -> GpuProvider:
+        """The source of cards that `gpus` names, and its vendor's facts."""
+        return SOURCES[self.gpus]
 
     @property
     def endpoint(self) -> str:
@@ -161,12 +168,13 @@ class Settings(HttpAddress):
 
     def _gpu_faults(self) -> list[str]:
         faults = []
-        if self.gpus not in GPU_SOURCES:
-            faults.append(f"--gpus {self.gpus!r}; allowed: {', '.join(GPU_SOURCES)}")
-        elif self.gpus == "simulated" and self.profile is None:
-            faults.append("--profile: required with --gpus simulated")
-        elif self.gpus == "nvml" and self.profile is not None:
-            faults.append(f"--profile {self.profile!r}: allowed with --gpus simulated only")
+        if self.gpus not in SOURCES:
+            faults.append(f"--gpus {self.gpus!r}; allowed: {', '.join(SOURCES)}")
+        elif self.provider.needs_profile and self.profile is None:
+            faults.append(f"--profile: required with --gpus {self.gpus}")
+        elif not self.provider.needs_profile and self.profile is not None:
+            others = " or ".join(name for name, other in SOURCES.items() if other.needs_profile)
+            faults.append(f"--profile {self.profile!r}: allowed with --gpus {others} only")
         if self.memory_limits not in MODES:
             faults.append(f"--memory-limits {self.memory_limits!r}; allowed: {', '.join(MODES)}")
         wrong = [name for name in self.device_list_strategy if name not in STRATEGIES]
@@ -193,6 +201,8 @@ class Settings(HttpAddress):
             faults.append(f"--sharing {self.sharing!r}; allowed: {', '.join(SHARINGS)}")
         elif self.sharing == MPS and not self.mps_root.is_absolute():
             faults.append(f"--mps-root {str(self.mps_root)!r}; allowed: a path from / on")
+        elif self.sharing == MPS and self.gpus in SOURCES and not self.provider.mps_program:
+            faults.append(f"--sharing mps: allowed with --gpus {' or '.join(list_names_with_mps())} only")
         if self.mps_threads and self.sharing != MPS:
             faults.append("--mps-threads: allowed with --sharing mps only")
         return faults

@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 from rich.style import Style
 
-from deviceplugin.check import CheckFinding, can_serve
+from deviceplugin.check import can_serve
+from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.proof.report import ProofReport
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
 from kubeapi.errors import make_printable

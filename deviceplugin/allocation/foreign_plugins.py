@@ -4,7 +4,7 @@ import structlog
 
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
-from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus, describe_foreign
+from deviceplugin.gpus.foreign_resources import count_foreign_gpus, describe_foreign
 from deviceplugin.node_events import NodeEvents
 
 log = structlog.get_logger(__name__)

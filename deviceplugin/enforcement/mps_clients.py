@@ -7,8 +7,8 @@ needs none. The service takes so many clients: a card that has them all counts a
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import structlog
 
@@ -16,37 +16,12 @@ from allocator.ledger.accounts import NodeAccounts
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.mps import MpsClientLimits, MpsControl
 
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 2.0
 """Seconds between two looks whether the service still answers for each card."""
-
-
-class MpsClientLimits(Protocol):
-    """What a service that answers says."""
-
-    @property
-    def clients(self) -> int:
-        """Processes that it takes at once."""
-
-    @property
-    def servers(self) -> Collection[int]:
-        """Pids of its own processes, which use a little of the card."""
-
-
-class MpsControl(Protocol):
-    """The service. Its methods take well under a millisecond."""
-
-    def read_state(self, uuid: str) -> MpsClientLimits | None:
-        """Tell whether it answers for a card; None: it does not.
-
-        Raises:
-            OSError: that cannot be found out now.
-        """
-
-    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
-        """Describe a share of a card to a container, in MiB; and what containers can have of it in all."""
 
 
 class MpsClients:

@@ -7,16 +7,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from deviceplugin.app import gpu_source
-from deviceplugin.check import CheckFinding, check_node
+from deviceplugin.card_source import make_source, make_source_options
+from deviceplugin.check import check_node
 from deviceplugin.containers.device_nodes import DEVICES
+from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
-from deviceplugin.gpus.nvidia.mps.control import PROGRAM
-from deviceplugin.gpus.nvidia.mps.service import MpsService
-from deviceplugin.gpus.simulated.profile import load_profile
-from deviceplugin.gpus.simulated.proving import SimulatedProvable
-from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import find_pod_parents
 from deviceplugin.proof.prover import CardProof, ProofOptions, Prover
 from deviceplugin.proof.scratch import ScratchCgroup, interrupt_on_signals
@@ -78,14 +74,14 @@ def prove_node(settings: Settings, version: str, *, busy: bool, instances: bool)
         GpuError: there is no card.
     """
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    source = gpu_source(settings)
+    source = make_source(settings)
     interrupted = False
     findings: list[CheckFinding] = []
     with interrupt_on_signals():
         source.open()
         try:
             cards = [_described(card) for card in source.cards()]
-            provable = _provable(source, settings)
+            provable = settings.provider.make_provable(source, make_source_options(settings))
             prover = make_prover(settings, source, provable, busy=busy, instances=instances)
             try:
                 findings += check_node(settings)
@@ -122,32 +118,26 @@ def make_prover(
     """
     root = settings.cgroup_root
     options = ProofOptions(
-        busy=busy, instances=instances, cgroup_root=root, devices=DEVICES if settings.gpus == "nvml" else None
+        busy=busy,
+        instances=instances,
+        cgroup_root=root,
+        devices=DEVICES if settings.provider.has_device_nodes else None,
     )
     parent = root
     with suppress(OSError):
         parent = next(find_pod_parents(root), root)
-    service = MpsService(settings.mps_root)
+    control, program = settings.provider.make_mps_control(settings.mps_root), settings.provider.mps_program
 
     def mps(uuid: str) -> str:
-        state = service.read_state(uuid)
+        if control is None:
+            return "these cards have none"
+        state = control.read_state(uuid)
         if state is not None:
             return f"answers, and takes {state.clients} clients"
-        where = f"at {program}" if (program := shutil.which(PROGRAM)) else "not here"
-        return f"gpupack mps does not run for it; {PROGRAM} is {where}"
+        where = f"at {path}" if (path := shutil.which(program)) else "not here"
+        return f"gpupack mps does not run for it; {program} is {where}"
 
     return Prover(source, provable, options, ScratchCgroup(parent), mps)
-
-
-def _provable(source: GpuSource, settings: Settings) -> Provable:
-    if isinstance(source, SimulatedGpus):
-        return SimulatedProvable(source, load_profile(settings.profile or "").driver_version)
-    # Only nodes with real cards pay for the driver's library.
-    from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
-    from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
-
-    assert isinstance(source, NvmlGpus)  # noqa: S101 - the only other source there is
-    return NvmlProvable(source)
 
 
 def _described(card: GpuCard) -> ProvenCard:

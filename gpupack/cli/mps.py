@@ -73,24 +73,20 @@ def mps(**options: Any) -> None:
 
 
 def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
-    """Make the source of cards, and who tells of their generation.
+    """Make the source of cards, and what tells their generation.
 
     Raises:
         DevicePluginError: there is no such source, or the profile cannot be used.
     """
     from deviceplugin.errors import SettingsError
+    from deviceplugin.gpus.api.provider import SourceOptions
+    from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
 
-    if (gpus == "simulated") != (profile is not None):
-        raise SettingsError(("--profile: required with --gpus simulated, and allowed with that only",))
-    if gpus == "simulated":
-        from deviceplugin.gpus.nvidia.mps.cards import SimulatedGenerations
-        from deviceplugin.gpus.simulated.profile import load_profile
-        from deviceplugin.gpus.simulated.source import SimulatedGpus
-
-        return SimulatedGpus(load_profile(profile or "")), SimulatedGenerations()
-    if gpus != "nvml":
-        raise SettingsError((f"--gpus {gpus!r}; allowed: nvml, simulated",))
-    from deviceplugin.gpus.nvidia.generations import NvmlGenerations
-    from deviceplugin.gpus.nvidia.source import NvmlGpus
-
-    return NvmlGpus(), NvmlGenerations()
+    names = list_names_with_mps()
+    with_profile = [name for name in names if SOURCES[name].needs_profile]
+    if (gpus in with_profile) != (profile is not None):
+        needing = " or ".join(with_profile)
+        raise SettingsError((f"--profile: required with --gpus {needing}, and allowed with that only",))
+    if gpus not in names:
+        raise SettingsError((f"--gpus {gpus!r}; allowed: {', '.join(names)}",))
+    return SOURCES[gpus].make_source(SourceOptions(profile=profile)), SOURCES[gpus].make_generations()

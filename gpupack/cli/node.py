@@ -25,7 +25,7 @@ from gpupack.terminal import wants_colour
 
 def _xids(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[int]:
     """Read a comma list of XID codes."""
-    from deviceplugin.gpus.api.health import parse_xids
+    from deviceplugin.gpus.nvidia.vendor import parse_xids
 
     try:
         return parse_xids(text)
@@ -289,7 +289,7 @@ def _prove(settings: Any, output: str, *, busy: bool, instances: bool) -> NoRetu
     from gpupack import __version__
     from gpupack.nodecheck import render_report
 
-    if settings.gpus == "nvml" and os.geteuid() != 0:
+    if settings.provider.needs_root_to_prove and os.geteuid() != 0:
         raise click.UsageError(f"--prove: allowed to root only, this is user {os.geteuid()}")
     try:
         report = prove_node(settings, __version__, busy=busy, instances=instances)

@@ -8,7 +8,7 @@ from typing import Final
 from rich.style import Style
 
 from allocator.names import MIB_PER_GIB
-from deviceplugin.gpus.api.foreign_resources import describe_foreign
+from deviceplugin.gpus.foreign_resources import describe_foreign
 from gpupack.inventory.as_json import as_json
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow

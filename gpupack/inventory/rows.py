@@ -27,7 +27,7 @@ from allocator.records import (
     load_cordon_reasons,
     load_holds,
 )
-from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus
+from deviceplugin.gpus.foreign_resources import count_foreign_gpus
 from gpupack.inventory.objects import Cluster, Node, load_nodes, no_node
 from gpupack.inventory.pod_cards import Seats, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow

@@ -96,6 +96,7 @@ class NodeWorld:
         self.kubelet: Kubelet
         self.daemon: Daemon
         self.sample_s = SAMPLE_S
+        self.changes: dict[str, Any] = {}
         self.detach_after_s = DETACH_AFTER_S
         self.stop = asyncio.Event()
         self.running: asyncio.Task[None] | None = None
@@ -118,7 +119,7 @@ class NodeWorld:
             "http": "127.0.0.1:0",
             "publish_gap_s": 0.2,
         }
-        return Settings(**{**base, **changes})
+        return Settings(**{**base, **self.changes, **changes})
 
     def spawn_daemon(self, **changes: Any) -> asyncio.Task[None]:
         """Start it without waiting for anything."""

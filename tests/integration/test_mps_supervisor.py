@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
-from deviceplugin.gpus.nvidia.mps.cards import SimulatedGenerations
 from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.service import MpsService
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, MpsSupervisor
 from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.gpus.simulated.provider import SimulatedGenerations
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff

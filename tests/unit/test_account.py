@@ -11,7 +11,7 @@ from deviceplugin.allocation.allocation_service import AGAIN, CROWDED, NOT_OURS,
 from deviceplugin.containers.cdi import CdiNames
 from deviceplugin.containers.device_lists import CDI_CRI, ENVVAR, DeviceListStrategies
 from deviceplugin.errors import AllocationRefusedError, UnitInUseError
-from deviceplugin.gpus.api.vendor import NVIDIA
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from tests.account_world import Node
 from tests.ledger_world import cards, ids, pod
 

@@ -22,7 +22,8 @@ from deviceplugin.containers.device_lists import (
     DeviceListStrategies,
 )
 from deviceplugin.containers.device_nodes import DeviceNodes
-from deviceplugin.gpus.api.vendor import NVIDIA, UNNAMED
+from deviceplugin.gpus.api.vendor import UNNAMED
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.kubelet.plugin_service import _granted

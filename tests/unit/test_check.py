@@ -13,8 +13,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deviceplugin.check import CheckFinding, can_serve, check_node
+from deviceplugin.check import can_serve, check_node
 from deviceplugin.errors import GpuError
+from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.simulated.profile import load_profile
@@ -169,7 +170,7 @@ def test_a_driver_that_does_not_start(settings: Settings, monkeypatch: pytest.Mo
     def fails(_: Settings) -> NoReturn:
         raise GpuError("NVML cannot start")
 
-    monkeypatch.setattr("deviceplugin.check.gpu_source", fails)
+    monkeypatch.setattr("deviceplugin.check.make_source", fails)
     driver = found(settings)["driver"]
     assert (driver.verdict, driver.found, driver.uses) == (
         "bad",

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from deviceplugin import container_responses
 from deviceplugin.containers.device_nodes import DeviceNodes
-from deviceplugin.gpus.api.vendor import NVIDIA
 from deviceplugin.gpus.nvidia.source import NvmlGpus
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.settings import Settings

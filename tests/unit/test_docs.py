@@ -19,7 +19,7 @@ import yaml
 
 from allocator import names
 from allocator.request import parse_pod
-from deviceplugin.gpus.api.vendor import NVIDIA
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.status import DaemonStatus
 from gpupack.cli.app import cli
 from tests.cluster.harness.manifests import build

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.gpus.api.foreign_resources import count_foreign_gpus, describe_foreign
+from deviceplugin.gpus.foreign_resources import count_foreign_gpus, describe_foreign
 
 
 @pytest.mark.parametrize(

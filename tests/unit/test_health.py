@@ -3,14 +3,12 @@
 import pytest
 
 from deviceplugin.gpus.api.health import (
-    DEFAULT_IGNORED_XIDS,
     CardHealth,
     HealthTracker,
     describe_fault,
-    parse_xids,
 )
 from deviceplugin.gpus.api.source import GpuSample, HealthEvent
-from deviceplugin.gpus.api.vendor import NVIDIA
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA, parse_xids
 from gpupack.cli.node import node
 
 XID = HealthEvent("GPU-a", healthy=False, reason="XID 79")
@@ -79,12 +77,12 @@ def test_the_latest_reason_is_shown() -> None:
 def test_xids_are_named_for_people() -> None:
     assert describe_fault(79, NVIDIA) == "XID 79: the card has fallen off the bus"
     assert describe_fault(500, NVIDIA) == "XID 500"
-    assert {13, 31, 43, 45, 68, 109} == DEFAULT_IGNORED_XIDS
+    assert {13, 31, 43, 45, 68, 109} == IGNORED_XIDS
 
 
 def test_the_command_line_ignores_the_same_xids() -> None:
     (option,) = [each for each in node.params if each.name == "ignored_xids"]
-    assert parse_xids(str(option.default)) == DEFAULT_IGNORED_XIDS
+    assert parse_xids(str(option.default)) == IGNORED_XIDS
 
 
 @pytest.mark.parametrize(

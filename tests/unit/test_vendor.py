@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.errors import ProfileError
-from deviceplugin.gpus.api.vendor import NVIDIA, UNNAMED, Vendor
+from deviceplugin.gpus.api.vendor import UNNAMED, Vendor
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.profile import parse_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 

@@ -9,26 +9,9 @@ unhealthy, and none stays so for ever.
 from dataclasses import dataclass
 
 from deviceplugin.gpus.api.source import GpuSample, HealthEvent
-from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.api.vendor import Vendor
 
 DEFAULT_QUIET_S = 60.0
-
-# XIDs that say something about the application, not about the card.
-DEFAULT_IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-
-_XID_MEANING = {
-    48: "double-bit ECC error",
-    62: "internal micro-controller halted",
-    63: "memory row remapping recorded",
-    64: "memory row remapping failed",
-    74: "NVLink error",
-    79: "the card has fallen off the bus",
-    92: "high rate of single-bit ECC errors",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    119: "GSP firmware does not answer",
-    120: "GSP firmware error",
-}
 
 _NEVER = float("-inf")
 
@@ -46,29 +29,15 @@ _HEALTHY = CardHealth(healthy=True)
 
 def describe_fault(code: int, vendor: Vendor) -> str:
     """Name a numbered error for people: `XID 79: the card has fallen off the bus`."""
-    meaning = _XID_MEANING.get(code) if vendor == NVIDIA else None
+    meaning = vendor.fault_meanings.get(code)
     name = f"{vendor.fault} {code}"
     return f"{name}: {meaning}" if meaning else name
 
 
-def fault_event(uuid: str, code: int, ignored: frozenset[int], vendor: Vendor = NVIDIA) -> HealthEvent:
+def fault_event(uuid: str, code: int, ignored: frozenset[int], vendor: Vendor) -> HealthEvent:
     """Make the news of a numbered error: the card is unhealthy, unless the code is ignored."""
     reason = describe_fault(code, vendor)
     return HealthEvent(uuid, healthy=None if code in ignored else False, reason=reason, code=code)
-
-
-def parse_xids(text: str) -> frozenset[int]:
-    """Read a comma list of XID codes; the empty text means none.
-
-    Raises:
-        ValueError: an entry is not a whole number from 1 to 999.
-    """
-    codes = set()
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        if not (entry.isascii() and entry.isdigit() and 1 <= int(entry) <= 999):  # noqa: PLR2004
-            raise ValueError(f"XID {entry[:256]!r}; allowed: whole numbers from 1 to 999, comma-separated")
-        codes.add(int(entry))
-    return frozenset(codes)
 
 
 class HealthTracker:

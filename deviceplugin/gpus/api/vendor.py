@@ -4,8 +4,8 @@ A source of cards brings its vendor along. Here, and nowhere above, stand names 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 _DOMAIN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)+")
@@ -26,6 +26,10 @@ class Vendor:
         control_nodes: Device nodes that go with every card.
         capability_pattern: Path of a capability's device node, with `{}` for its minor number; empty where
             instances of the cards have none that are known here.
+        fault_meanings: What numbered errors mean, for people.
+        foreign_resources: Regular expression of the extended resources that the vendor's own device plugin
+            offers; empty where there is none.
+        foreign_advice: How that plugin is kept off a node.
     """
 
     domain: str
@@ -35,6 +39,9 @@ class Vendor:
     node_pattern: str = ""
     control_nodes: tuple[str, ...] = ()
     capability_pattern: str = ""
+    fault_meanings: Mapping[int, str] = field(default_factory=dict, hash=False)
+    foreign_resources: str = ""
+    foreign_advice: str = ""
 
     def find_faults(self) -> tuple[str, ...]:
         """Say what is wrong with the names, one line each; empty when they can be used."""
@@ -81,16 +88,6 @@ class Vendor:
         shown = ",".join(uuids) or self.hide_all_value
         return {self.visible_devices: shown} if shown else {}
 
-
-NVIDIA: Final = Vendor(
-    "nvidia.com",
-    "NVIDIA_VISIBLE_DEVICES",
-    "XID",
-    hide_all_value="void",
-    node_pattern="/dev/nvidia{}",
-    control_nodes=("/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
-    capability_pattern="/dev/nvidia-caps/nvidia-cap{}",
-)
 
 UNNAMED: Final = Vendor("gpu.invalid", "GPU_VISIBLE_DEVICES", "fault")
 """Where it does not matter whose the cards are."""

@@ -20,17 +20,18 @@ from deviceplugin.gpus.api.card_listing import (
     merge_cards,
     physical_uuid,
 )
-from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuSample, HealthEvent, sysfs_bus_id
-from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia import nvml_calls as calls
 from deviceplugin.gpus.nvidia.events import NvmlEvents
 from deviceplugin.gpus.nvidia.links import read_links
 from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
 from deviceplugin.gpus.nvidia.nvml_calls import MigDevice
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -133,7 +134,7 @@ class NvmlGpus:
 
     def __init__(
         self,
-        ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
+        ignored_xids: frozenset[int] = IGNORED_XIDS,
         pci_devices: Path = Path("/sys/bus/pci/devices"),
         numa_nodes: Path = Path("/sys/devices/system/node"),
         cgroup_root: Path = Path("/sys/fs/cgroup"),
@@ -523,7 +524,7 @@ class NvmlGpus:
         instance = getattr(event, "gpuInstanceId", _NO_INSTANCE)
         narrowed = [device for device in concerned if device.gpu_instance in (None, instance)]
         for device in narrowed or concerned or devices:
-            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids))
+            self._events.put(fault_event(device.card.uuid, code, self._ignored_xids, NVIDIA))
 
 
 def _said(error: Any) -> str:

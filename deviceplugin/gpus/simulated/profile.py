@@ -16,8 +16,9 @@ from msgspec import Meta, Struct
 
 from deviceplugin.errors import ProfileError
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, sysfs_bus_id
-from deviceplugin.gpus.api.vendor import NVIDIA, Vendor
+from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, MigInstance, place_instances
+from deviceplugin.gpus.nvidia.vendor import NVIDIA
 from deviceplugin.gpus.simulated.memory_limits import LimitBehaviour
 from deviceplugin.gpus.simulated.profile_links import NvLink, add_links
 from deviceplugin.gpus.simulated.script import SimulationScript, read_script

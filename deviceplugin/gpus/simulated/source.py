@@ -12,12 +12,13 @@ from typing import Final
 
 from deviceplugin.errors import DriverGoneError, GpuError
 from deviceplugin.gpus.api.card_listing import DetectedCard, merge_cards, physical_uuid
-from deviceplugin.gpus.api.health import DEFAULT_IGNORED_XIDS, fault_event
+from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.health_events import HealthEventQueue
 from deviceplugin.gpus.api.memory_info import MIB, MemoryInfo
 from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuProcess, GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.mig import InstanceRequest, LayoutError, smallest_profile
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
 from deviceplugin.gpus.simulated.board import SimulatedBoard, SimulatedUse
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.gpus.simulated.profile import (
@@ -57,7 +58,7 @@ class SimulatedGpus:
     def __init__(
         self,
         profile: Profile,
-        ignored_xids: frozenset[int] = DEFAULT_IGNORED_XIDS,
+        ignored_xids: frozenset[int] = IGNORED_XIDS,
         changed: Callable[[], Profile | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from deviceplugin.gpus.api.mps import CardGenerations
 from deviceplugin.gpus.api.source import GpuCard, GpuSource
 from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
 
@@ -21,28 +21,6 @@ class MpsCard:
     uuid: str
     clients: int
     problem: str = ""
-
-
-class CardGenerations(Protocol):
-    """What the driver says of a card's generation. Blocking."""
-
-    def architecture(self, uuid: str) -> int | None:
-        """NVML's number of the card's architecture; None where the driver does not say."""
-
-    def cuda(self) -> int | None:
-        """The newest CUDA that the driver knows, 13010 for 13.1; likewise."""
-
-
-class SimulatedGenerations:
-    """The generation of simulated cards."""
-
-    def architecture(self, _uuid: str) -> int | None:
-        """Hopper."""
-        return 9
-
-    def cuda(self) -> int | None:
-        """CUDA 13.0."""
-        return 13_000
 
 
 def list_mps_cards(source: GpuSource, generations: CardGenerations) -> Sequence[MpsCard]:

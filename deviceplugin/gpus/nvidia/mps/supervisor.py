@@ -10,8 +10,9 @@ from typing import Any, Final
 import structlog
 
 from deviceplugin.errors import GpuError, SettingsError
+from deviceplugin.gpus.api.mps import CardGenerations
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.gpus.nvidia.mps.cards import CardGenerations, MpsCard, list_mps_cards
+from deviceplugin.gpus.nvidia.mps.cards import MpsCard, list_mps_cards
 from deviceplugin.gpus.nvidia.mps.control import PROGRAM, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
 

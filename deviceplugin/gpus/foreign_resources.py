@@ -2,26 +2,28 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from allocator.errors import QuantityError
 from allocator.quantity import parse_quantity
-
-_GPUS: Final = re.compile(r"nvidia\.com/(?:gpu|mig-[a-z0-9.+-]+)(?:\.shared)?")
-"""What NVIDIA's device plugin names: whole cards, MIG instances (mixed strategy), and shares of both."""
+from deviceplugin.gpus.sources import list_vendors
 
 
 def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
-    """Count the GPUs that NVIDIA's device plugin offers, by resource; what it offers none of is left out.
+    """Count the GPUs that vendors' own device plugins offer, by resource.
 
     Args:
-        resources: the Node's capacity and allocatable; the larger count of each resource is taken. After the
+        resources: The Node's capacity and allocatable. The larger count of each resource is taken: after the
             plugin has gone the kubelet leaves the capacity for five minutes.
+
+    Returns:
+        Only resources of which there is at least one.
     """
+    patterns = [(f"{vendor.domain}/", vendor.foreign_resources) for vendor in list_vendors()]
     found: dict[str, int] = {}
     for part in resources:
         for name, value in (part or {}).items():
-            if not name.startswith("nvidia.com/") or not _GPUS.fullmatch(name):
+            if not any(name.startswith(prefix) and re.fullmatch(form, name) for prefix, form in patterns):
                 continue
             try:
                 count = int(parse_quantity(value))
@@ -33,10 +35,20 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def describe_foreign(found: Mapping[str, int]) -> str:
-    """Say what was found, and what to do about it."""
+    """Say what was found, and what to do about it.
+
+    Args:
+        found: From `count_foreign_gpus`.
+    """
     offers = ", ".join(f"{name}: {count}" for name, count in found.items())
+    domains = {name.partition("/")[0] for name in found}
+    advice = "; ".join(
+        vendor.foreign_advice
+        for vendor in list_vendors()
+        if vendor.domain in domains and vendor.foreign_advice
+    )
     return (
         f"another device plugin offers {offers} here and may give out the same cards: keep it off this node "
-        "(GPU Operator: label nvidia.com/gpu.deploy.device-plugin=false), "
-        "or take the label gpupack.io/node away"
+        f"{f'({advice})' if advice else ''}".rstrip()
+        + ", or take the label gpupack.io/node away"
     )

@@ -1,0 +1,28 @@
+"""The cards of the node daemon, made as its settings say."""
+
+from deviceplugin.gpus.api.provider import SourceOptions
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.host.cgroups import find_pod_parents, in_host_pid_namespace
+from deviceplugin.settings import Settings
+
+
+def make_source(settings: Settings) -> GpuSource:
+    """Make the source of cards that the settings name.
+
+    Raises:
+        ProfileError: The profile cannot be used.
+    """
+    return settings.provider.make_source(make_source_options(settings))
+
+
+def make_source_options(settings: Settings) -> SourceOptions:
+    """Take from the settings what a source of cards is made from."""
+    root = settings.cgroup_root
+    return SourceOptions(
+        profile=settings.profile,
+        watches_profile=True,
+        ignored_faults=settings.ignored_xids,
+        cgroup_root=root,
+        find_probe_parent=lambda: next(find_pod_parents(root), root),
+        sees_processes=in_host_pid_namespace(),
+    )

@@ -1,0 +1,45 @@
+"""What a vendor offers for `--sharing mps`: a service beside the driver that limits its clients' memory."""
+
+from collections.abc import Collection
+from typing import Protocol
+
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+
+
+class MpsClientLimits(Protocol):
+    """State of a card's service that answers."""
+
+    @property
+    def clients(self) -> int:
+        """Processes that it takes at once."""
+
+    @property
+    def servers(self) -> Collection[int]:
+        """Pids of its own processes, which use a little of the card."""
+
+
+class MpsControl(Protocol):
+    """The services of all cards. Each method takes well under a millisecond."""
+
+    def read_state(self, uuid: str) -> MpsClientLimits | None:
+        """Read the state of a card's service.
+
+        Returns:
+            None where it does not answer.
+
+        Raises:
+            OSError: The state cannot be read now.
+        """
+
+    def make_grant(self, uuid: str, mib: int, size_mib: int) -> ContainerGrant:
+        """Make a container a client that may use `mib` of a card's `size_mib`."""
+
+
+class CardGenerations(Protocol):
+    """What the driver says of the cards' generation. Its methods may block."""
+
+    def architecture(self, uuid: str) -> int | None:
+        """Return NVML's number of a card's architecture; None where the driver does not say."""
+
+    def cuda(self) -> int | None:
+        """Return the newest CUDA that the driver knows, 13010 for 13.1; None where it does not say."""

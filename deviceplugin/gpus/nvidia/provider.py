@@ -1,0 +1,92 @@
+"""`--gpus nvml`: NVIDIA's cards by the driver's management library."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Final
+
+from deviceplugin.gpus.api.check_finding import CheckFinding
+from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
+from deviceplugin.gpus.api.provable import Provable
+from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOptions
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.gpus.api.vendor import Vendor
+from deviceplugin.gpus.nvidia.framework_env import framework_envs
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
+
+HOOK: Final = "apply-cuda-memory-limits"
+
+
+class NvmlProvider(GpuProvider):
+    """NvmlProvider makes sources that need NVIDIA's driver; its library is loaded by those alone."""
+
+    name = "nvml"
+    vendor: ClassVar[Vendor | None] = NVIDIA
+    without_cgroup_v2 = "no limits by NVIDIA's driver, which takes cgroup v2"
+    without_administrator = "NVIDIA's driver takes no limits, and shows no MIG instances made later"
+    mps_program = "nvidia-cuda-mps-control"
+
+    def make_source(self, options: SourceOptions) -> GpuSource:
+        """Make the source of cards."""
+        from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
+
+        return NvmlGpus(
+            IGNORED_XIDS if options.ignored_faults is None else options.ignored_faults,
+            cgroup_root=options.cgroup_root,
+            probe_parent=options.find_probe_parent,
+            sees_processes=options.sees_processes,
+        )
+
+    def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
+        """Make what asks NVML and the CUDA driver."""
+        from deviceplugin.gpus.nvidia.proving import NvmlProvable  # noqa: PLC0415
+        from deviceplugin.gpus.nvidia.source import NvmlGpus  # noqa: PLC0415
+
+        del options
+        assert isinstance(source, NvmlGpus)  # noqa: S101 - made above
+        return NvmlProvable(source)
+
+    def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
+        """Name the driver's version."""
+        version: str = getattr(
+            source, "driver_version", lambda: super(NvmlProvider, self).describe_driver(source, options)
+        )()
+        return version
+
+    def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
+        """Tell which of the calls that not every driver has are there."""
+        calls: Mapping[str, bool] = getattr(source, "calls", dict)()
+        return calls
+
+    def check_tools(self, run: RunProgram) -> Iterator[CheckFinding]:
+        """Look at NVIDIA's container toolkit, and at its hook that sets memory limits."""
+        version = run(["nvidia-ctk", "--version"])
+        if version is None:
+            yield CheckFinding(
+                "container toolkit", "less", "no nvidia-ctk here", "in a container the host's is not seen"
+            )
+            return
+        yield CheckFinding(
+            "container toolkit", "ok", version.splitlines()[0] if version else "of unknown version"
+        )
+        hook = run(["nvidia-cdi-hook", HOOK, "--help"]) is not None
+        uses = "limits before the first process" if hook else "limits some ms later; toolkit 1.20.1 has it"
+        yield CheckFinding(f"hook {HOOK}", "ok" if hook else "less", "there" if hook else "none", uses)
+
+    def make_framework_envs(self, share_mib: int, total_mib: int) -> Mapping[str, str]:
+        """Name variables of JAX and TensorFlow."""
+        return framework_envs(share_mib, total_mib)
+
+    def make_mps_control(self, root: Path, *, threads: bool = False) -> MpsControl | None:
+        """Make what reads the folder of `gpupack mps`."""
+        from deviceplugin.gpus.nvidia.mps.service import MpsService  # noqa: PLC0415
+
+        return MpsService(root, threads=threads)
+
+    def make_generations(self) -> CardGenerations | None:
+        """Make what asks NVML for the cards' generation."""
+        from deviceplugin.gpus.nvidia.generations import NvmlGenerations  # noqa: PLC0415
+
+        return NvmlGenerations()
+
+
+PROVIDER: Final = NvmlProvider()

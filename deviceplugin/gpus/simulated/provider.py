@@ -1,0 +1,80 @@
+"""`--gpus simulated`: cards of a profile, which behave as NVIDIA's."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from deviceplugin.gpus.api.mps import CardGenerations
+from deviceplugin.gpus.api.provable import Provable
+from deviceplugin.gpus.api.provider import SourceOptions
+from deviceplugin.gpus.api.source import GpuSource
+from deviceplugin.gpus.nvidia.provider import NvmlProvider
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
+
+
+class SimulatedGenerations:
+    """SimulatedGenerations is the generation of simulated cards: Hopper with CUDA 13.0."""
+
+    def architecture(self, _uuid: str) -> int | None:
+        """Return NVML's number of Hopper."""
+        return 9
+
+    def cuda(self) -> int | None:
+        """Return CUDA 13.0."""
+        return 13_000
+
+
+class SimulatedProvider(NvmlProvider):
+    """SimulatedProvider makes sources of simulated cards; YAML is loaded by those alone.
+
+    A machine may have cards beside the simulated ones: their device nodes are not given away.
+    """
+
+    name = "simulated"
+    vendor = None
+    needs_profile = True
+    has_device_nodes = False
+    needs_root_to_prove = False
+
+    def make_source(self, options: SourceOptions) -> GpuSource:
+        """Make the source of cards from the profile.
+
+        Raises:
+            ProfileError: The profile cannot be used.
+        """
+        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
+        from deviceplugin.gpus.simulated.profile_file import ProfileFile  # noqa: PLC0415
+        from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
+
+        name = options.profile or ""
+        profile = load_profile(name)
+        ignored = IGNORED_XIDS if options.ignored_faults is None else options.ignored_faults
+        changed = ProfileFile(name, profile.vendor).changed if options.watches_profile else None
+        return SimulatedGpus(profile, ignored, changed)
+
+    def make_provable(self, source: GpuSource, options: SourceOptions) -> Provable:
+        """Make what asks the simulated driver."""
+        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
+        from deviceplugin.gpus.simulated.proving import SimulatedProvable  # noqa: PLC0415
+        from deviceplugin.gpus.simulated.source import SimulatedGpus  # noqa: PLC0415
+
+        assert isinstance(source, SimulatedGpus)  # noqa: S101 - made above
+        return SimulatedProvable(source, load_profile(options.profile or "").driver_version)
+
+    def describe_driver(self, source: GpuSource, options: SourceOptions) -> str:
+        """Name the version that the profile says."""
+        from deviceplugin.gpus.simulated.profile import load_profile  # noqa: PLC0415
+
+        del source
+        return f"{load_profile(options.profile or '').driver_version}, simulated"
+
+    def list_calls(self, source: GpuSource) -> Mapping[str, bool]:
+        """Return nothing: a simulated driver has no library."""
+        del source
+        return {}
+
+    def make_generations(self) -> CardGenerations | None:
+        """Make the generation of simulated cards."""
+        return SimulatedGenerations()
+
+
+PROVIDER: Final = SimulatedProvider()

@@ -1,0 +1,29 @@
+"""The sources of cards by their name in `--gpus`. A new vendor is a folder here and its name in `_FOLDERS`.
+
+The folder has a module `provider` with a `PROVIDER`, see `api.provider.GpuProvider`. It imports the driver's
+library only when a source is made.
+"""
+
+from importlib import import_module
+from typing import Final
+
+from deviceplugin.gpus.api.provider import GpuProvider
+from deviceplugin.gpus.api.vendor import Vendor
+
+_FOLDERS: Final = ("nvidia", "simulated")
+
+_PROVIDERS: Final = tuple(
+    import_module(f"deviceplugin.gpus.{folder}.provider").PROVIDER for folder in _FOLDERS
+)
+
+SOURCES: Final[dict[str, GpuProvider]] = {provider.name: provider for provider in _PROVIDERS}
+
+
+def list_vendors() -> list[Vendor]:
+    """List the vendors of all sources."""
+    return [provider.vendor for provider in SOURCES.values() if provider.vendor is not None]
+
+
+def list_names_with_mps() -> list[str]:
+    """List the sources whose vendor has MPS."""
+    return [name for name, provider in SOURCES.items() if provider.mps_program]
