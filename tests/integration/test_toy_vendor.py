@@ -109,8 +109,8 @@ async def test_a_vendor_added_in_one_place_serves_pods_and_is_told_by_its_own_wo
         await world.settled([4, 0], {uid})
         (source,) = ToyProvider.made
         source.flaw(card(0), 7)
-        await until(lambda: "GPUFlawError" in events(world))
-        assert "FLAW 7: the spring is broken" in events(world)["GPUFlawError"]
+        await until(lambda: "GPUFlawError" in messages(world))
+        assert "FLAW 7: the spring is broken" in messages(world)["GPUFlawError"]
         assert (await metrics(world))["gpupack_card_flaw_errors_total"] == {("7", "Toy 8", card(0)): 1}
 
 
@@ -123,6 +123,11 @@ async def test_its_own_device_plugin_is_noticed_with_its_own_advice():
         told = events(world)["ConflictingDevicePlugin"]
         assert "toy.example/card: 2" in told
         assert "(label toy.example/plugin=off)" in told
+
+
+def messages(world: NodeWorld) -> dict[str, str]:
+    """Messages of the Events about the Node and its pods, by reason."""
+    return {event["reason"]: event["message"] for event in world.api.objects("events")}
 
 
 def settings(folder: Path, **changes: Any) -> Any:
