@@ -8,8 +8,8 @@ nobody can be released. Measured, all in this process and without an API server:
 - the time from the end of a pod to the release of the next one, the most and the median;
 - resident memory after all of it.
 
-With `--slots` every card has a local and a free slot, so that all of algorithm 7 is asked. The last line is
-JSON.
+With `--slots` every card has a local and a free slot, so that all cases of lending slots are asked.
+The last line is JSON.
 """
 
 import argparse

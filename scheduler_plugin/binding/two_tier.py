@@ -1,4 +1,4 @@
-"""Two-tier scheduling of batches: many look at snapshots, one commits (algorithm 6).
+"""Two-tier scheduling of batches: many look at snapshots, one commits (docs/two-tiers.md).
 
 `merge`, `commit` and `decide` are the committer's steps for one list; `Turns` has the order of pods and their
 retries. `two_tier_workers` runs the first tier in processes.

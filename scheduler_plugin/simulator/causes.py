@@ -28,7 +28,7 @@ def causes(cluster: Cluster, workload: Workload) -> dict[str, float]:
 
     Returns:
         Percent of the cluster's GPUs by cause and USABLE; the sum is the free share. All but the usable
-        part is F of algorithm 8.
+        part is F of docs/policies/fragmentation.md.
     """
     arrays = cluster.arrays
     free = arrays.free.astype(np.float64)

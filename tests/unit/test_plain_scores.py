@@ -1,4 +1,4 @@
-"""Filter and the two plain scores of algorithm 3, with its numbers."""
+"""Filter, `least-requested` and `balanced`, with the numbers of their pages."""
 
 from collections.abc import Sequence
 from fractions import Fraction

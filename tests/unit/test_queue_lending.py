@@ -1,4 +1,4 @@
-"""Algorithm 7, with its golden numbers."""
+"""Lent slots, with the golden numbers of the method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

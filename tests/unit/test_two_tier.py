@@ -1,4 +1,4 @@
-"""Algorithm 6 with its numbers: score = 100 - (free - request), request 8, higher is better."""
+"""Two tiers with the numbers of the method: score = 100 - (free - request), request 8, higher is better."""
 
 from collections.abc import Collection
 

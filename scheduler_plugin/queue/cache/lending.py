@@ -1,4 +1,6 @@
-"""Who gets a slot: tenants by share, borrowing inside a tenant and between tenants (algorithm 7). Pure.
+"""Who gets a slot: tenants by share, borrowing inside a tenant and between tenants. Pure.
+
+docs/queue.md#data-and-slots has the method.
 
 A slot belongs to a node and has a type. Tenants are asked in the order of what they have by what they are
 worth. Whoever has a task that may run there gets the slot, even if it is of the other type: then the tenant

@@ -1,4 +1,4 @@
-"""The two-tier pre-scheduler of the queue (algorithm 6): equal pods share a list of candidates. Pure.
+"""The two-tier pre-scheduler of the queue (docs/two-tiers.md): equal pods share a list of candidates. Pure.
 
 The first tier scores all nodes for a shape once and keeps the best with their versions. The second tier, the
 one committer, tries a pod on that list: only nodes that changed since are filtered and scored again. Whoever

@@ -1,7 +1,8 @@
 """Which waiting pods are released, and for which node: order of the tenants, quotas, slots and room. Pure.
 
 One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
-is offered (algorithm 7). Without slots there is one pool: the first tenant with a pod that fits anywhere.
+is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first tenant with a pod that
+fits anywhere.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ class Release:
         tenant: Its tenant.
         task: The task.
         members: Its pods.
-        case: Of algorithm 7, None where there are no slots, and for a task out of turn.
+        case: How the slot was lent, None where there are no slots, and for a task out of turn.
         relaxed: Its data is elsewhere.
         lender: Tenant whose turn it was, empty when it was its own.
         borrowed: Units that its tenant has beyond its nominal quota because of it.
