@@ -112,6 +112,7 @@ def reclaimed(world: QueueWorld) -> Reclaim | None:
 @given(st.integers(0, 10**9))
 @example(760)  # half of a larger card counts for more than b's own quota, and c would lend the rest
 @example(136)  # one of a's victims has borrowed in part only, and is made again within a's own quota
+@example(2200)  # a gang of several sizes, with slots: what is kept for it is on other nodes than the slot
 @settings(max_examples=60, deadline=None)
 def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
     """Victims go one after the other and are made again meanwhile; one round is enough.

@@ -170,7 +170,9 @@ class Admission:
         names_node = self.config.slots is not None or self._is_near(choice)
         for uid, wants in pods:
             others: tuple[str, ...] = ()
-            if row is not None and not taken:
+            # Pods of a gang fit together where room was kept for them, and need not elsewhere.
+            together = len(pods) > 1 and self.room.kept.of(uid) is not None
+            if row is not None and not taken and not together:
                 node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
             else:
                 most = None if headroom is None else headroom - sum(amounts)
