@@ -6,14 +6,23 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from allocator.errors import PackingError
     from gpupack.api import advise, cards, decode, fetch, fit, rank, read, simulate, why
     from gpupack.errors import InputError
     from gpupack.whatif.answers import as_json
     from gpupack.whatif.cluster import Cluster
+    from kubeapi.errors import ConfigError, KubeApiError
+    from scheduler_plugin.errors import PolicyError, SettingsError, TraceError
 
 __all__ = [
     "Cluster",
+    "ConfigError",
     "InputError",
+    "KubeApiError",
+    "PackingError",
+    "PolicyError",
+    "SettingsError",
+    "TraceError",
     "advise",
     "as_json",
     "cards",
@@ -30,7 +39,13 @@ __version__: str
 
 _ELSEWHERE = {
     "Cluster": "gpupack.whatif.cluster",
+    "ConfigError": "kubeapi.errors",
     "InputError": "gpupack.errors",
+    "KubeApiError": "kubeapi.errors",
+    "PackingError": "allocator.errors",
+    "PolicyError": "scheduler_plugin.errors",
+    "SettingsError": "scheduler_plugin.errors",
+    "TraceError": "scheduler_plugin.errors",
     "as_json": "gpupack.whatif.answers",
 }
 

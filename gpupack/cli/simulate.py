@@ -58,7 +58,7 @@ from gpupack.policies import PolicyCommand, all_policies
 )
 @click.option("--jobs", type=int, help="Processes; default: one for each core. Results do not depend on it.")
 @click.option("--card-units", type=int, default=1000, show_default=True, help="Units of a card.")
-@click.option("--plot", metavar="DIR", help="Write PNG curves there; needs matplotlib (gpupack[plot]).")
+@click.option("--plot", metavar="DIR", help="Write PNG curves there; needs matplotlib.")
 @click.option("--json", "json_file", metavar="FILE|-", help="Write everything there.")
 @click.option(
     "--policy-parameter", "parameters", multiple=True, metavar="POLICY.NAME=VALUE", help="May be repeated."

@@ -36,7 +36,7 @@ _COMPARED: Final = 2000
 """Names at most that are compared with one that is not there."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Cluster:
     """Nodes and pods of one moment, and what filter knows of them.
 
@@ -67,6 +67,11 @@ class Cluster:
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
         self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
         self.state.expire_tombstones(TOMBSTONE_S)
+
+    def __repr__(self) -> str:
+        """Return one line: thousands of nodes and pods are nothing to read."""
+        counts = f"{len(self.nodes)} nodes, {len(self.pods)} pods"
+        return f"<Cluster of {self.source}: {counts}, units of {self.unit_mib} MiB>"
 
     @classmethod
     def from_objects(

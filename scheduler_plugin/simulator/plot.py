@@ -37,7 +37,7 @@ def library() -> Any:
         from matplotlib import pyplot as plt  # noqa: PLC0415
     except ImportError as error:
         raise SettingsError(
-            "plots need matplotlib, which is not installed: pip install 'gpupack[plot]'"
+            "plots need matplotlib, which is not installed: pip install matplotlib"
         ) from error
     return plt
 
