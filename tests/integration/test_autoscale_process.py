@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from allocator.names import NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
+from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
 from gpupack.autoscale.app import Autoscaling, run
 from gpupack.autoscale.guarding import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.metrics import AutoscaleMetrics
@@ -104,13 +104,14 @@ async def cluster(*, waiting: int = 1) -> AsyncIterator[ApiServer]:
     nodes, pods = fragments(2)
     async with ApiServer(seed=1) as api:
         fill(api, grown(nodes, [*pods, *(waits(f"w{at}", 40) for at in range(waiting))]))
-        api.add_pod(
-            {
-                "metadata": {"name": "first", "namespace": NAMESPACE},
-                "spec": {"containers": [{"name": "c", "image": "i"}]},
-            }
-        )
+        make_namespace(api)
         yield api
+
+
+def make_namespace(api: ApiServer) -> None:
+    """A namespace is there once anything is in it."""
+    spec = {"containers": [{"name": "c", "image": "i"}]}
+    api.add_pod({"metadata": {"name": "first", "namespace": NAMESPACE}, "spec": spec})
 
 
 async def there_are(api: ApiServer, number: int) -> None:
@@ -177,6 +178,77 @@ async def test_a_leader_that_dies_between_two_writes_leaves_nothing_doubled(tmp_
             await there_are(api, 1)
             await asyncio.sleep(2.5)
             assert len(placeholders(api)) == 1
+
+
+def left_behind(api: ApiServer) -> Any:
+    """Everything of ours on the API server that a leader could leave half done."""
+    found = [
+        (pod["metadata"]["name"], pod["metadata"]["annotations"][PLACEHOLDER_FOR], is_marked(pod))
+        for pod in placeholders(api)
+    ]
+    ours = (NODE_KEPT, SCALE_DOWN_DISABLED, DO_NOT_DISRUPT)
+    nodes = {
+        node["metadata"]["name"]: [
+            *(node["metadata"]["annotations"].get(key) for key in ours),
+            node["metadata"]["labels"].get(NODE_HOST),
+        ]
+        for node in api.objects("nodes")
+    }
+    return sorted(found), nodes
+
+
+def writes(request: web.Request) -> bool:
+    return request.method in {"POST", "PATCH", "DELETE"} and "events" not in request.path
+
+
+@pytest.mark.parametrize("number", range(6))
+async def test_a_leader_that_dies_after_any_write_leaves_what_the_next_one_completes(
+    tmp_path: Path, number: int
+) -> None:
+    """Six writes: a label, two placeholders with a condition each, and what keeps a node."""
+    nodes, pods = fragments()
+    full = Node("n2", (80, 80), foreign=(79, 79))
+    options = {"autoscaler": "karpenter"}
+    allowed = 0
+
+    async def die_then(request: web.Request) -> web.Response | None:
+        nonlocal allowed
+        if not writes(request):
+            return None
+        allowed -= 1
+        return refusal(500, "dies here") if allowed < 0 else None
+
+    async with ApiServer(seed=1) as api:
+        fill(api, grown([*nodes, full], [*pods, *(waits(f"w{at}", 40) for at in range(5))]))
+        make_namespace(api)
+
+        async def lead_and_die(until_done: int) -> None:
+            nonlocal allowed
+            allowed = until_done
+            api.http.intercept = die_then
+            async with autoscale(api, tmp_path, **options):
+
+                async def has_died() -> bool:
+                    return allowed < 0
+
+                await until(has_died)
+            api.http.intercept = None
+
+        async def is_whole() -> bool:
+            found, states = left_behind(api)
+            both = f"{SCALE_DOWN_DISABLED},{DO_NOT_DISRUPT}"
+            nodes = {"n1": [both, "true", "true", None], "n2": [None, None, None, "n2"]}
+            return [marked for _, _, marked in found] == [True, True] and states == nodes
+
+        await lead_and_die(number)
+        async with autoscale(api, tmp_path, **options), autoscale(api, tmp_path, **options):
+            await until(is_whole)
+            before = left_behind(api)
+            await asyncio.sleep(1.5)
+            assert left_behind(api) == before
+            for at in range(5):
+                api.delete_pod("default", f"w{at}", 0)
+            await there_are(api, 0)
 
 
 async def test_a_full_quota_is_told_and_tried_again(tmp_path: Path) -> None:
