@@ -17,6 +17,7 @@ IMAGE: Final = "gpupack.io/placeholder:never-pulled"
 MESSAGE: Final = "stands for pods that no card of the cluster can take: a cluster autoscaler is to add a node"
 _NAMED: Final = 50
 """Pods that the annotation names at most."""
+_MORE: Final = ",and "
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,12 @@ class Placeholder:
     def named(self) -> str:
         """The pods that it stands for, in one line."""
         more = len(self.stands_for) - _NAMED
-        return ",".join(self.stands_for[:_NAMED]) + (f",and {more} more" if more > 0 else "")
+        return ",".join(self.stands_for[:_NAMED]) + (f"{_MORE}{more} more" if more > 0 else "")
+
+
+def stands_for_more(annotation: str) -> bool:
+    """Tell whether an annotation leaves names of pods out."""
+    return _MORE in annotation
 
 
 def make_placeholder(

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from allocator.names import NODE_HOST, NODE_LABEL
+from allocator.names import NODE_HOST, NODE_LABEL, PLACEHOLDER_FOR
 from gpupack.autoscale.packing import NewNode, Packer
-from gpupack.autoscale.placeholders import Placeholder, make_placeholder
+from gpupack.autoscale.placeholders import Placeholder, make_placeholder, stands_for_more
 from gpupack.autoscale.shapes import (
     GROUP_LABELS,
     HOSTNAME,
@@ -34,7 +34,7 @@ from gpupack.autoscale.sums import (
 from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod, group_by_kind, waiting_pods
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
-from gpupack.whatif.objects import KubeNode
+from gpupack.whatif.objects import KubeNode, is_placeholder
 from gpupack.whatif.what_if import WhatIf
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 
@@ -141,6 +141,8 @@ class Planner:
 
         unknown -> refused (grace) -> asked for -> bound, gone, or taken by some node: forgotten
 
+    For a new leader the grace time is over of the pods for which placeholders are there already.
+
     Args:
         rules: How.
         declared: Shapes that a file declares.
@@ -149,6 +151,7 @@ class Planner:
     rules: PlanRules = field(default_factory=PlanRules)
     declared: Sequence[Shape] = ()
     _refused_at: dict[str, float] = field(default_factory=dict)
+    _has_planned: bool = False
     _verdicts: NodeVerdicts = field(default_factory=NodeVerdicts)
 
     def plan(self, cluster: Cluster, now_s: float, wall_s: float) -> Plan:
@@ -163,7 +166,11 @@ class Planner:
         # 1. Leave out pods that wait for something else than cards, and those that a node takes.
         kinds = group_by_kind(notes.sort_out(waiting_pods(cluster)))
         refused = [kind for kind in kinds if not _has_node(cluster, kind)]
-        known = {pod.uid for kind in refused for pod in kind.pods}
+        pods = {pod.uid: pod for kind in refused for pod in kind.pods}
+        known = pods.keys()
+        if not self._has_planned:
+            self._refused_at = dict.fromkeys(asked_before(cluster, pods), now_s - self.rules.grace_s)
+            self._has_planned = True
         self._refused_at = {uid: self._refused_at.get(uid, now_s) for uid in known}
         notes.note_all((pod for kind in kinds for pod in kind.pods if pod.uid not in known), Outcome.FITS)
         if not refused:
@@ -238,6 +245,19 @@ class Planner:
         """Tell whether the autoscaler, which sees the need of a pod, will still add a node for it."""
         since = self._refused_at.get(pod.uid, now_s)
         return now_s - since < self.rules.patience_s
+
+
+def asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
+    """Find the pods, given by UID, for which placeholders stand that are in the cluster already."""
+    annotations = [
+        (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "")
+        for pod in cluster.pods.values()
+        if is_placeholder(pod) and not pod.metadata.deletion_timestamp
+    ]
+    if any(stands_for_more(annotation) for annotation in annotations):
+        return set(pods)
+    named = {name for annotation in annotations for name in annotation.split(",")}
+    return {uid for uid, waiting in pods.items() if waiting.pod.full_name in named}
 
 
 def _has_node(cluster: Cluster, kind: Kind) -> bool:

@@ -1,6 +1,7 @@
 """`gpupack autoscale` on a real API server, with the rights and policies of its manifests."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,12 @@ from tests.cluster.harness.cluster import NODES, PODS
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Autoscale
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build_for
+from tests.cluster.harness.polling import holds_for
 from tests.cluster_builders import node_object
 
 NAMESPACE = "gpupack-system"
 PLACEHOLDERS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+AWAY_S = 60
 SCALE_DOWN_DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 
 
@@ -86,6 +89,49 @@ def test_a_placeholder_comes_with_the_condition_and_goes_with_its_pod(
     assert made["spec"]["schedulerName"] == "gpupack-placeholder"
     assert "NodeAskedFor" in until(lambda: cluster.wait_event("waits", "NodeAskedFor"), "an Event")
     assert json.loads(autoscale.http("/status"))["trouble"] == ""
+    cluster.delete("waits")
+    until(lambda: not placeholders(cluster), "the placeholder gone", 60)
+
+
+def asking(cluster: Cluster, *, but: str = "") -> Any:
+    """The one placeholder with its condition, and another UID than before; None while it is not there."""
+    found = placeholders(cluster)
+    marked = [pod for pod in found if pod["status"].get("conditions")]
+    return found[0] if len(found) == len(marked) == 1 and found[0]["metadata"]["uid"] != but else None
+
+
+def test_placeholders_survive_what_happens_to_them_and_nothing_is_doubled(
+    cluster: Cluster, autoscale: Autoscale
+) -> None:
+    """Deleted by hand; the leader killed; quota full in its namespace; the API server away for a minute."""
+    cluster.api.post(PODS, w.pod("waits", w.container(gib=40)))
+    refuse(cluster.api, "waits")
+    made = until(lambda: asking(cluster), "a placeholder", 60)
+
+    name, uid = made["metadata"]["name"], made["metadata"]["uid"]
+    cluster.api.delete(f"{PLACEHOLDERS}/{name}", grace_s=0)
+    again = until(lambda: asking(cluster, but=uid), "it is back", 60)
+    assert again["metadata"]["name"] == name
+
+    autoscale.kill()
+    autoscale.start()
+    holds_for(lambda: asking(cluster)["metadata"]["uid"] == again["metadata"]["uid"], "it stays", 15)
+
+    quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+    cluster.api.post(quotas, {"metadata": {"name": "full"}, "spec": {"hard": {"pods": "0"}}})
+    # No controller counts here.
+    cluster.api.merge(f"{quotas}/full/status", {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}})
+    cluster.api.delete(f"{PLACEHOLDERS}/{name}", grace_s=0)
+    until(lambda: "exceeded quota" in json.loads(autoscale.http("/status"))["trouble"], "it is told", 60)
+    cluster.api.delete(f"{quotas}/full")
+    third = until(lambda: asking(cluster), "it is back", 60)
+
+    cluster.control.kill("kube-apiserver")
+    time.sleep(AWAY_S)
+    cluster.control.start_api_server()
+    until(lambda: json.loads(autoscale.http("/status"))["trouble"] == "", "it leads again", 90)
+    holds_for(lambda: asking(cluster)["metadata"]["uid"] == third["metadata"]["uid"], "it stays", 15)
+
     cluster.delete("waits")
     until(lambda: not placeholders(cluster), "the placeholder gone", 60)
 

@@ -1,11 +1,14 @@
 """Which placeholder pods ask for which nodes."""
 
+import json
+
 import pytest
 
-from allocator.names import NODE_LABEL, STARTUP_TAINT
+from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, STARTUP_TAINT
 from gpupack.autoscale.planning import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
+from gpupack.whatif.cluster import Cluster
 from tests.autoscale_world import NOW, WALL_S, Node, Pod, fragments, grown, outcomes, plan_of, waits
 from tests.cluster_builders import MEMORY
 
@@ -110,6 +113,39 @@ def test_a_node_is_asked_for_after_the_grace_time_only():
     free = grown([*nodes, Node("n2", (80, 80))], [*pods, waits("waits", 40)])
     assert outcomes(planner.plan(free.cluster, 116.0, WALL_S)) == {"waits": "fits"}
     assert outcomes(planner.plan(world.cluster, 117.0, WALL_S)) == {"waits": "grace"}
+
+
+@pytest.mark.parametrize(("named", "outcome"), [("default/waits", "asked"), ("default/other", "grace")])
+def test_a_new_leader_does_not_wait_again_for_pods_that_were_asked_for(named, outcome):
+    """Else it would delete the placeholder of the leader before, and create it again after the grace time."""
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    cluster = with_placeholders(world, **{PLACEHOLDER_FOR: named})
+
+    planner = Planner()
+    assert outcomes(planner.plan(cluster, 100.0, WALL_S)) == {"waits": outcome}
+    # So it is in the first pass only: a pod that a node could have taken meanwhile waits.
+    free = grown([*nodes, Node("n2", (80, 80))], [*pods, waits("waits", 40)])
+    assert outcomes(planner.plan(free.cluster, 101.0, WALL_S)) == {"waits": "fits"}
+    assert outcomes(planner.plan(cluster, 102.0, WALL_S)) == {"waits": "grace"}
+
+
+def test_where_a_placeholder_names_not_all_of_its_pods_a_new_leader_waits_for_none():
+    nodes, pods = fragments()
+    world = grown(nodes, [*pods, waits("waits", 40)])
+    cluster = with_placeholders(world, **{PLACEHOLDER_FOR: "default/another,and 3 more"})
+    assert outcomes(Planner().plan(cluster, 100.0, WALL_S)) == {"waits": "asked"}
+
+
+def with_placeholders(world, **annotations):
+    """The cluster with the placeholders that were planned for it, with other annotations."""
+    items = json.loads(world.text)["items"]
+    for number, placeholder in enumerate(plan_of(world).placeholders):
+        made = placeholder.manifest("gpupack-system", 1)
+        made["metadata"] |= {"uid": f"uid-placeholder-{number}"}
+        made["metadata"]["annotations"] |= annotations
+        items.append(made)
+    return Cluster.from_json(json.dumps({"kind": "List", "items": items}), unit_mib=1024)
 
 
 def test_there_are_no_more_placeholders_than_allowed():
