@@ -1,8 +1,10 @@
 """`gpupack node`: everything wired together, started in order, stopped when told."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import structlog
@@ -22,7 +24,10 @@ from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
 from deviceplugin.card_source import make_source
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
-from deviceplugin.dra.serving import ClaimServing, check_no_claims
+from deviceplugin.dra.serving import ClaimServing, check_no_claims, make_prepared_claims
+from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
+from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.helper_processes import HelperProcessFilter
 from deviceplugin.gpus.api.memory_limits import Enforcement
@@ -50,10 +55,11 @@ from deviceplugin.monitoring.sampling import (
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
+from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import NodePublisher
 from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 from deviceplugin.publishing.startup_taint import StartupTaint
-from deviceplugin.settings import DRA, Settings
+from deviceplugin.settings import DRA, MPS, Settings
 from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
@@ -153,44 +159,69 @@ class Daemon:
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
         book = CheckpointReader(settings.device_plugin_dir)
-        giving = ContainerResponses(settings, self._source)
-        await giving.prepare()
-        claims = ClaimServing(settings, client) if settings.serve == DRA else None
+        prepared = make_prepared_claims(settings) if settings.serve == DRA else None
         account = self.account = LedgerService(
-            ledger, (book if claims is None else claims.prepared).read, settings.resource
+            ledger, (book if prepared is None else prepared).read, settings.resource
         )
-        pods = OwnPods(account, settings.resource)
+        relist_wanted = asyncio.Event()
+        pods = (
+            OwnPods(account, settings.resource, relist_wanted.set)
+            if prepared is None
+            else OwnPods(account, settings.resource, relist_wanted.set, prepared.read_request)
+        )
         metrics = Metrics()
-        self._plugin = DevicePlugin(AllocationService(account, settings.unit_mib), observe=metrics.count_call)
         recorder = EventRecorder(client, "gpupack-node", settings.node_name)
         models = {card.uuid: card.model for card in cards}
         notices = NodeEvents(recorder.event, settings.node_name, models, self._source.vendor.fault_event)
         nodes = OwnNode(account, settings.node_name, notices.record_wrong_cordon, self._parents)
-        percent = DevicePlugin(
-            AllocationService(account, settings.unit_mib, percent=True), observe=metrics.count_call
+        self._pods, self._node_view = pods, nodes
+        limit_capability = LimitCapability(
+            account,
+            self._source.limits,
+            mode=settings.memory_limits,
+            notices=notices,
+            on_offer=account.notify_devices_changed,
         )
-
-        def devices_changed() -> None:
-            self._plugin.send_devices()
-            percent.send_devices()
-
-        card_list = self._card_list(account, gpus, notices, nodes, devices_changed)
-        # The kubelet writes its whole book after the list of any resource.
-        self._pod_resources = PodResources(settings.pod_resources_socket, self._plugin.send_devices)
+        enforcement = MemoryEnforcement(
+            limit_capability, mps_clients := self._mps_clients(account, limit_capability)
+        )
+        responses = ContainerResponses(settings, self._source, limit_capability, mps_clients, enforcement)
+        await responses.prepare()
+        self._pod_resources = PodResources(settings.pod_resources_socket)
         stack.push_async_callback(self._pod_resources.close)
-        account.list_admitted_pods = self._pod_resources.list_admitted_pods
+        self._plugin, percent = self._make_plugins(account, pods, responses, metrics)
+        card_list = self._card_list(account, gpus, notices, nodes, limit_capability, enforcement)
+        claims = (
+            ClaimServing(
+                settings,
+                client,
+                prepared,
+                account,
+                pods,
+                nodes,
+                card_list,
+                self._source,
+                responses.make_grant,
+                metrics.count_call,
+                self._on_registered,
+            )
+            if prepared is not None
+            else None
+        )
+        # The kubelet writes its whole checkpoint after the list of any resource.
+        purge = partial(self._pod_resources.purge_checkpoint, self._plugin.send_devices)
         self._reconciler = (
-            Reconciler(account, book.watch_changes, self._cgroups, self._pod_resources.purge_checkpoint)
+            Reconciler(account, pods, book.watch_changes, self._cgroups, purge)
             if claims is None
-            else Reconciler(account, claims.watch_changes, self._cgroups, claims.purge)
+            else Reconciler(account, pods, claims.watch_changes, self._cgroups, claims.purge)
         )
         self._sampler = CardSampler(
             account,
-            HelperProcessFilter(self._source, giving.list_helper_pids),
+            HelperProcessFilter(self._source, responses.list_helper_pids),
             self._owners,
             HealthTracker(settings.quiet_s),
             unit_mib=settings.unit_mib,
-            on_health=devices_changed,
+            on_health=account.notify_devices_changed,
             on_cards=card_list.apply_gpus,
             notices=notices,
             every_s=self._sample_s,
@@ -198,19 +229,24 @@ class Daemon:
             detach_after_s=self._detach_after_s,
             driver=self._driver,
         )
+
+        def find_enforcement(uuid: str, units: int, cards: int) -> Enforcement:
+            return enforcement.get_container_enforcement(uuid, units * settings.unit_mib, cards)
+
+        published_use = PublishedUse(find_enforcement, time.monotonic)
+        self._annotator = AllocationAnnotator(client, account, pods, published_use)
         self._memory = ContainerMemoryService(
             settings,
             account,
-            self._source,
+            limit_capability,
+            enforcement,
+            published_use,
             pods,
             self._sampler,
             client,
             recorder,
-            notices,
-            devices_changed,
+            self._annotator.wake,
         )
-
-        giving.join(account, self._memory.limit_capability)
         self._ownership = NodeOwnership(
             client,
             account,
@@ -232,20 +268,11 @@ class Daemon:
             offers=self.ready.is_set,
             owns=lambda: self._ownership.owns_node,
         )
-        self._annotator = AllocationAnnotator(client, account, pods, self._memory.published_use)
-        self._memory.on_news = self._annotator.wake
         self._registrar = (
             self._device_plugins({settings.endpoint: self._plugin, settings.percent_endpoint: percent})
             if claims is None
-            else Registrars(
-                [
-                    claims.join(
-                        account, pods, nodes, card_list, self._source, metrics.count_call, self._on_registered
-                    )
-                ]
-            )
+            else Registrars([claims.registrar])
         )
-        self._pods, self._node_view = pods, nodes
         status = DaemonStatus(
             settings=settings,
             account=account,
@@ -285,7 +312,7 @@ class Daemon:
         if stop.is_set():
             return
         await self._prepare_folders(claims, book)
-        await self._memory.limit_capability.start()
+        await limit_capability.start()
         await run_until(
             stop,
             self._farewell,
@@ -299,8 +326,8 @@ class Daemon:
             self._publisher.run(),
             self._startup_taint(client, account, nodes).run(),
             self._annotator.run(),
-            self._reflect(client, nodes, pods),
-            giving.run(),
+            self._reflect(client, nodes, pods, relist_wanted),
+            responses.run(),
             *([claims.run()] if claims is not None else []),
         )
 
@@ -351,32 +378,62 @@ class Daemon:
             await recorder.drain(LAST_EVENTS_S)
         await cancel_and_wait(running)
 
+    def _make_plugins(
+        self, account: LedgerService, pods: OwnPods, responses: ContainerResponses, metrics: Metrics
+    ) -> tuple[DevicePlugin, DevicePlugin]:
+        """Make the device plugins of units and of percent; both hear of other devices."""
+
+        def make(*, percent: bool) -> DevicePlugin:
+            service = AllocationService(
+                account,
+                self._settings.unit_mib,
+                percent=percent,
+                request_list=pods.request_list,
+                list_admitted_pods=self._pod_resources.list_admitted_pods,
+                make_grant=responses.make_grant,
+            )
+            plugin = DevicePlugin(service, observe=metrics.count_call)
+            account.subscribe_devices(plugin.send_devices)
+            return plugin
+
+        return make(percent=False), make(percent=True)
+
+    def _mps_clients(self, account: LedgerService, limit_capability: LimitCapability) -> MpsClients | None:
+        settings = self._settings
+        control = settings.provider.make_mps_control(settings.mps_root, threads=settings.mps_threads)
+        if settings.sharing != MPS or control is None:
+            return None
+        return MpsClients(
+            account,
+            control,
+            lambda uuid: limit_capability.get_support(uuid).can_limit,
+            unit_mib=settings.unit_mib,
+        )
+
     def _card_list(
         self,
         account: LedgerService,
         gpus: tuple[GpuCard, ...],
         notices: NodeEvents,
         nodes: OwnNode,
-        devices_changed: Callable[[], None],
+        limit_capability: LimitCapability,
+        enforcement: MemoryEnforcement,
     ) -> CardList:
-        def cards_changed() -> None:
-            self._memory.limit_capability.update_cards()
-            devices_changed()
+        def apply_cards() -> None:
+            limit_capability.update_cards()
+            account.notify_devices_changed()
             # What people cordoned may be among the new cards.
             if nodes.node is not None:
                 nodes.apply_node(nodes.node)
-
-        def enforcement(uuid: str) -> Enforcement:
-            return self._memory.limit_capability.get_enforcement(uuid)
 
         return CardList(
             account,
             gpus,
             self._settings.unit_mib,
             notices,
-            cards_changed,
-            enforcement,
-            lambda: self._sampler.is_detached,
+            apply_cards,
+            enforcement.get_enforcement,
+            lambda: account.ledger.is_unavailable("detached"),
         )
 
     def _parents(self) -> dict[str, str]:
@@ -406,16 +463,22 @@ class Daemon:
         await self._reconciler.can_register.wait()
         await registrar.run()
 
-    async def _reflect(self, client: KubeClient, nodes: OwnNode, pods: OwnPods) -> None:
+    async def _reflect(
+        self, client: KubeClient, nodes: OwnNode, pods: OwnPods, relist_wanted: asyncio.Event
+    ) -> None:
         """Follow the own Node, then its pods: the ledger wants to hear first what it published before."""
         name = self._settings.node_name
         node_reflector = Reflector(
             client, "/api/v1/nodes", NodeObject, nodes, params={"fieldSelector": f"metadata.name={name}"}
         )
         pod_reflector = Reflector(
-            client, "/api/v1/pods", PodObject, pods, params={"fieldSelector": f"spec.nodeName={name}"}
+            client,
+            "/api/v1/pods",
+            PodObject,
+            pods,
+            params={"fieldSelector": f"spec.nodeName={name}"},
+            relist_wanted=relist_wanted,
         )
-        pods.on_relist(pod_reflector.relist)
         async with asyncio.TaskGroup() as group:
             group.create_task(node_reflector.run())
             await nodes.listed.wait()

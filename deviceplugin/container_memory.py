@@ -1,7 +1,6 @@
 """Containers' memory in one place: limits, real use, over-use, and what is written about them."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,12 +11,11 @@ from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.granted_memory import GrantedMemory
 from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
-from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.monitoring.container_use import ContainerUse, ContainerUseReader
 from deviceplugin.monitoring.overuse import LOOK_S, OverUseWatcher, PodIdentity
 from deviceplugin.monitoring.sampling import CardSampler
-from deviceplugin.node_events import NodeEvents
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
@@ -31,39 +29,36 @@ class ContainerMemoryService:
     Args:
         settings: of the daemon.
         account: the ledger.
-        source: the cards.
+        limit_capability: On which cards the driver sets limits.
+        enforcement: What limits the containers of each card.
+        published_use: What is written of the pods' use.
         pods: the node's pods.
         sampler: measures the cards.
         client: API server.
         recorder: of Events.
-        notices: about the Node.
-        on_offer: called when other cards are offered than before.
-
-    Attributes:
-        limit_capability: how each card's memory is held.
-        published_use: what is written of the pods' use.
-        on_news: called when something of that is worth a write.
+        on_use_changed: Called when a pod's use is worth a write.
     """
 
     def __init__(
         self,
         settings: Settings,
         account: LedgerService,
-        source: GpuSource,
+        limit_capability: LimitCapability,
+        enforcement: MemoryEnforcement,
+        published_use: PublishedUse,
         pods: OwnPods,
         sampler: CardSampler,
         client: KubeClient,
         recorder: EventRecorder,
-        notices: NodeEvents,
-        on_offer: Callable[[], None],
+        on_use_changed: Callable[[], None],
     ) -> None:
         self._account = account
         self._pods = pods
         self._sampler = sampler
-        self._unit_mib = settings.unit_mib
-        self.limit_capability = LimitCapability(
-            account, source.limits, mode=settings.memory_limits, notices=notices, on_offer=on_offer
-        )
+        self._limit_capability = limit_capability
+        self._enforcement = enforcement
+        self._published_use = published_use
+        self._on_use_changed = on_use_changed
         self._over_use = OverUseWatcher(
             self._names,
             recorder.event,
@@ -74,7 +69,7 @@ class ContainerMemoryService:
         )
         self._enforcer = Enforcer(
             account,
-            self.limit_capability,
+            self._limit_capability,
             pods.container_names,
             unit_mib=settings.unit_mib,
             cgroup_root=settings.cgroup_root,
@@ -84,15 +79,13 @@ class ContainerMemoryService:
         shares = GrantedMemory(account, settings.unit_mib)
         self._memory = ContainerUseReader(
             shares,
-            self.limit_capability,
+            self._enforcement,
             self._enforcer,
             pods,
             sampler,
             account.now_s,
         )
         self._rows: Sequence[ContainerUse] = ()
-        self.published_use = PublishedUse(self._holding, time.monotonic)
-        self.on_news: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """Hold and watch until cancelled."""
@@ -106,8 +99,8 @@ class ContainerMemoryService:
             await self.read_use()
             await self._over_use.check_rows(self._rows)
             await asyncio.sleep(0)
-            if self.published_use.apply_use(self._rows):
-                self.on_news()
+            if self._published_use.apply_use(self._rows):
+                self._on_use_changed()
 
     async def read_use(self) -> None:
         """Work out what every container has and uses."""
@@ -123,8 +116,8 @@ class ContainerMemoryService:
         return {
             "cards": {
                 card.uuid: {
-                    "held": self.limit_capability.get_enforcement(card.uuid).value,
-                    "driver": str(self.limit_capability.get_support(card.uuid)),
+                    "held": self._enforcement.get_enforcement(card.uuid).value,
+                    "driver": str(self._limit_capability.get_support(card.uuid)),
                     "residue_mib": self._sampler.residue_mib.get(card.uuid),
                 }
                 for card in self._account.ledger.installed
@@ -170,16 +163,13 @@ class ContainerMemoryService:
             "eviction_errors": ("Evictions that were refused.", lambda: self._over_use.errors),
         }
 
-    def _holding(self, uuid: str, units: int, cards: int) -> Enforcement:
-        return self.limit_capability.get_container_enforcement(uuid, units * self._unit_mib, cards)
-
     def _held(self) -> dict[str, Enforcement]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
-        return {uuid: self.limit_capability.get_enforcement(uuid) for uuid in cards}
+        return {uuid: self._enforcement.get_enforcement(uuid) for uuid in cards}
 
     def _forbidden(self) -> dict[str, bool]:
         cards: Sequence[str] = [card.uuid for card in self._account.ledger.installed]
-        return {uuid: self.limit_capability.get_support(uuid).is_forbidden for uuid in cards}
+        return {uuid: self._limit_capability.get_support(uuid).is_forbidden for uuid in cards}
 
     def _names(self, uid: str) -> PodIdentity | None:
         pod = self._pods.find_pod(uid)

@@ -3,86 +3,89 @@
 import asyncio
 from collections.abc import Collection, Mapping
 
-from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.containers.cdi import CdiNames, refresh_repeatedly
 from deviceplugin.containers.device_lists import DeviceListStrategies, needs_cdi_names
 from deviceplugin.containers.device_nodes import DEVICES, DRIVERS, DeviceNodes
 from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.settings import DRA, MPS, Settings
+from deviceplugin.settings import DRA, Settings
 
 
 class ContainerResponses:
-    """The parts of it.
+    """ContainerResponses makes what a container is given besides the IDs of its devices.
 
     Args:
-        settings: of the daemon.
-        source: the cards.
+        settings: The daemon's.
+        source: The cards.
+        limit_capability: On which cards the driver sets limits.
+        mps_clients: Clients of MPS; None without `--sharing mps`.
+        enforcement: What limits the containers of each card.
     """
 
-    def __init__(self, settings: Settings, source: GpuSource) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        source: GpuSource,
+        limit_capability: LimitCapability,
+        mps_clients: MpsClients | None,
+        enforcement: MemoryEnforcement,
+    ) -> None:
         self._settings = settings
         self._source = source
+        self._limit_capability = limit_capability
+        self._mps_clients = mps_clients
+        self._enforcement = enforcement
         strategies = settings.device_list_strategy
         devices = DEVICES if settings.provider.has_device_nodes else None
         self._cdi = (
             CdiNames(source.vendor, settings.cdi_dirs, devices) if needs_cdi_names(strategies) else None
         )
-        self._sharing: MpsClients | None = None
         nodes = DeviceNodes(source.vendor, source.cards, devices, DRIVERS)
         # The CDI file of a claim is all that the runtime reads of it.
         gives_nodes = settings.pass_device_specs or settings.serve == DRA
-        self._handover = DeviceListStrategies(
+        self._strategies = DeviceListStrategies(
             source.vendor, strategies, self._cdi, nodes if gives_nodes else None
         )
-
-    def describe_cards(self, mib: Mapping[str, int]) -> ContainerGrant:
-        """Describe the cards of a container, of which it has so many MiB each, by UUID."""
-        return self._handover.describe_cards(list(mib))
 
     async def prepare(self) -> None:
         """Read what must be known before the first container."""
         if self._cdi is not None:
             await asyncio.to_thread(self._cdi.refresh, self._source.cards())
 
-    def join(self, account: LedgerService, supports: LimitCapability) -> None:
-        """Have containers given their cards; MPS where the driver does not limit, else advice if chosen."""
-        settings = self._settings
-        account.grants.append(self.describe_cards)
-        provider = settings.provider
-        service = provider.make_mps_control(settings.mps_root, threads=settings.mps_threads)
-        if settings.sharing == MPS and service is not None:
-            self._sharing = MpsClients(
-                account,
-                service,
-                lambda uuid: supports.get_support(uuid).can_limit,
-                unit_mib=settings.unit_mib,
-            )
-            supports.fallback = self._sharing.get_enforcement
-            supports.covers = self._sharing.can_limit
+    def make_grant(self, mib: Mapping[str, int]) -> ContainerGrant:
+        """Describe a container's cards to it. Of equal variables the later part's counts.
 
-        def advice(mib: Mapping[str, int]) -> ContainerGrant:
-            uuid, *others = mib
-            if others or supports.get_enforcement(uuid) is not Enforcement.ACCOUNTED:
-                return ContainerGrant()
-            totals = {card.uuid: card.total_mib for card in self._source.cards()}
-            return ContainerGrant(provider.make_framework_envs(mib[uuid], totals.get(uuid, 0)))
+        Args:
+            mib: MiB that it has of each card, by UUID.
+        """
+        grant = ContainerGrant(self._limit_capability.container_envs(mib))
+        grant += self._strategies.describe_cards(list(mib))
+        if self._mps_clients is not None:
+            grant += self._mps_clients.make_grant(mib)
+        if self._settings.advise_frameworks:
+            grant += self._advise_frameworks(mib)
+        return grant
 
-        if settings.advise_frameworks:
-            account.grants.append(advice)
+    def _advise_frameworks(self, mib: Mapping[str, int]) -> ContainerGrant:
+        uuid, *others = mib
+        if others or self._enforcement.get_enforcement(uuid) is not Enforcement.ACCOUNTED:
+            return ContainerGrant()
+        totals = {card.uuid: card.total_mib for card in self._source.cards()}
+        return ContainerGrant(self._settings.provider.make_framework_envs(mib[uuid], totals.get(uuid, 0)))
 
     def list_helper_pids(self) -> Collection[int]:
         """Pids of processes that only serve the containers of the cards."""
-        return self._sharing.list_server_pids() if self._sharing is not None else ()
+        return self._mps_clients.list_server_pids() if self._mps_clients is not None else ()
 
     async def run(self) -> None:
         """Follow what may change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._cdi is not None:
                 group.create_task(refresh_repeatedly(self._cdi, self._source.cards))
-            if self._sharing is not None:
-                group.create_task(self._sharing.run())
+            if self._mps_clients is not None:
+                group.create_task(self._mps_clients.run())
             await asyncio.Event().wait()

@@ -99,6 +99,7 @@ class Reflector(Generic[T]):
         sink: Sink[T],
         *,
         params: Mapping[str, str] | None = None,
+        relist_wanted: asyncio.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
@@ -116,6 +117,7 @@ class Reflector(Generic[T]):
             item: msgspec.Struct with the fields to read, named (or renamed) as in the API.
             sink: takes what comes.
             params: selectors, the same for list and watch.
+            relist_wanted: Set by whoever wants a complete list now, as `relist` does.
             clock: monotonic seconds.
             sleep: waits, as asyncio.sleep.
             uniform: random number between two bounds.
@@ -142,7 +144,7 @@ class Reflector(Generic[T]):
         self._decode_page = msgspec.json.Decoder(_Page[item]).decode  # type: ignore[valid-type]
         self._list_due = True
         self._interrupted = False
-        self._wanted = asyncio.Event()
+        self._wanted = relist_wanted or asyncio.Event()
         self.last_contact: float | None = None
         self.synced = False
         self.resource_version = ""

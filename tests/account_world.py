@@ -1,11 +1,13 @@
 """The node's account with a book that tests write."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import AllocationService
+from deviceplugin.allocation.allocation_service import AllocationService, MakeGrant
 from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.gpus.api.container_grant import ContainerGrant
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, pod
 
@@ -21,6 +23,20 @@ class SteppingClock:
         return self.now_s
 
 
+async def nobody_says() -> None:
+    """PodResources that does not answer."""
+
+
+def allocation_service(account: LedgerService, unit_mib: int = 1024, **parts: Any) -> AllocationService:
+    """Answers from an account; lists, PodResources and grants are none unless they are given."""
+    defaults = {
+        "request_list": lambda: None,
+        "list_admitted_pods": nobody_says,
+        "make_grant": lambda _: ContainerGrant(),
+    }
+    return AllocationService(account, unit_mib, **{**defaults, **parts})
+
+
 class Node:
     """An account with its book; `bind` is a pod that comes into view.
 
@@ -34,12 +50,20 @@ class Node:
         self.book, self.clock = FakeBook(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
         self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
-        self.answers = AllocationService(self.account, 1024, **options)
-        self.percent = AllocationService(self.account, 1024, percent=True, **options)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
-        self.account.request_list = self.count
-        self.account.list_admitted_pods = self.taken_up
+        self.make_grant: MakeGrant = lambda _: ContainerGrant()
+        parts = {
+            "request_list": self.count,
+            "list_admitted_pods": self.taken_up,
+            "make_grant": self.grant,
+            **options,
+        }
+        self.answers = allocation_service(self.account, **parts)
+        self.percent = allocation_service(self.account, percent=True, **parts)
+
+    def grant(self, mib: Mapping[str, int]) -> ContainerGrant:
+        return self.make_grant(mib)
 
     def count(self) -> None:
         self.lists += 1

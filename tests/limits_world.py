@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import AllocationService
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.limit_capability import AUTO, LimitCapability
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.errors import LimitError
+from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import LimitReading
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from tests.account_world import allocation_service
 from tests.book_world import FakeBook
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids
@@ -74,7 +76,6 @@ class LimitsWorld:
         self.told: list[tuple[str, str, str]] = []
         self.running: asyncio.Task[None] | None = None
         self.account: LedgerService
-        self.answers: AllocationService
         self.supports: LimitCapability
         self.enforcer: Enforcer
         self.make()
@@ -82,8 +83,11 @@ class LimitsWorld:
     def make(self) -> None:
         """A daemon that starts, knowing nothing; the book, the cgroups and the driver are as they were."""
         self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE)
-        self.answers = AllocationService(self.account, GIB)
         self.supports = LimitCapability(self.account, self.driver, mode=self.mode)
+        self.enforcement = MemoryEnforcement(self.supports)
+        self.answers = allocation_service(
+            self.account, GIB, make_grant=lambda mib: ContainerGrant(self.supports.container_envs(mib))
+        )
         self.enforcer = Enforcer(
             self.account,
             self.supports,

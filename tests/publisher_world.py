@@ -75,7 +75,7 @@ class Bench:
         self.account = LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
         self.nodes = OwnNode(self.account, "n1")
-        self.pods = OwnPods(self.account, GIB)
+        self.pods = OwnPods(self.account, GIB, lambda: None)
         self.publisher = NodePublisher(
             self.api,
             self.account,

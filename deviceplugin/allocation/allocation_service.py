@@ -1,7 +1,7 @@
 """What the kubelet asks of one resource of the node's cards, answered from the account."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -33,6 +33,9 @@ TAKEN: Final = (
 )
 CROWDED: Final = f"containers of pods that were deleted still run on this node's cards; {AGAIN}"
 
+MakeGrant = Callable[[Mapping[str, int]], ContainerGrant]
+"""Says what a container is given, by its MiB on each card's UUID."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -43,6 +46,10 @@ class AllocationService:
         account: the ledger.
         unit_mib: MiB a unit.
         percent: the resource is percent of cards, not units.
+        request_list: Asks for a complete list of this node's pods that begins now.
+        list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
+            where it does not say.
+        make_grant: Says what a container is given, by its MiB on each card's UUID.
         view_wait_s: see `VIEW_WAIT_S`.
         room_wait_s: see `ROOM_WAIT_S`.
     """
@@ -53,12 +60,18 @@ class AllocationService:
         unit_mib: int,
         *,
         percent: bool = False,
+        request_list: Callable[[], None],
+        list_admitted_pods: Callable[[], Awaitable[Collection[tuple[str, str]] | None]],
+        make_grant: MakeGrant,
         view_wait_s: float = VIEW_WAIT_S,
         room_wait_s: float = ROOM_WAIT_S,
     ) -> None:
         self._account = account
         self._unit_mib = unit_mib
         self._percent = percent
+        self._request_list = request_list
+        self._list_admitted_pods = list_admitted_pods
+        self._make_grant = make_grant
         self._view_wait_s = view_wait_s
         self._room_wait_s = room_wait_s
         self._listed: tuple[object, object, dict[str, bool]] = None, None, {}
@@ -93,7 +106,7 @@ class AllocationService:
             RefusedError: no card has room.
         """
         account, ledger = self._account, self._account.ledger
-        taken_up = await account.list_admitted_pods()
+        taken_up = await self._list_admitted_pods()
         account.read_checkpoint()
         if not await account.wait_until(
             lambda: ledger.accounts.checkpoint_read_at_s is not None, BOOK_WAIT_S
@@ -106,7 +119,7 @@ class AllocationService:
             return (view is not None and view > asked_s) or ask.is_unambiguous()
 
         if not settled():
-            account.request_list()
+            self._request_list()
             await account.wait_until(settled, self._view_wait_s)
         known = ask.is_expected()
         if not known:
@@ -147,18 +160,18 @@ class AllocationService:
             raise AllocationRefusedError("spans-cards", f"{error}; {AGAIN}") from error
         # The kubelet waits for the answer; nobody else waits for the rest.
         asyncio.get_running_loop().call_soon(self._tell, units)
-        return container_grant(account, units, self._unit_mib)
+        return container_grant(self._make_grant, units, self._unit_mib)
 
     def _tell(self, units: Mapping[str, int]) -> None:
         log.info("allocated", cards=units)
         self._account.notify_subscribers()
 
 
-def container_grant(account: LedgerService, units: Mapping[str, int], unit_mib: int) -> ContainerGrant:
+def container_grant(make_grant: MakeGrant, units: Mapping[str, int], unit_mib: int) -> ContainerGrant:
     """Describe its cards to a container that has so many units of each, by UUID."""
     mib = {uuid: count * unit_mib for uuid, count in units.items()}
     share = {
         "GPUPACK_MEMORY_MIB": str(min(mib.values())),
         "GPUPACK_CARDS": ",".join(f"{uuid}:{count}" for uuid, count in units.items()),
     }
-    return sum((grant(mib) for grant in account.grants), ContainerGrant(share))
+    return ContainerGrant(share) + make_grant(mib)

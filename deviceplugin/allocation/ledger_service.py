@@ -5,7 +5,7 @@ Everything here belongs to one event loop.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import structlog
@@ -14,10 +14,6 @@ from allocator.ledger import CheckpointEntry, Ledger
 from allocator.names import PERCENT_RESOURCE
 from deviceplugin.allocation.other_units import OtherUnitPods
 from deviceplugin.errors import CheckpointError, TornCheckpointError
-from deviceplugin.gpus.api.container_grant import ContainerGrant
-
-Grant = Callable[[Mapping[str, int]], ContainerGrant]
-"""Says what a container is given, by its MiB on each card's UUID."""
 
 _NOT_READ: Final = "the kubelet's checkpoint was not read yet"
 
@@ -45,11 +41,7 @@ class LedgerService:
     Attributes:
         checkpoint_problem: Why the checkpoint cannot be read; None while it can.
         is_checkpoint_torn: The file is no whole JSON.
-        request_list: Asks for a complete list of this node's pods that begins now.
-        list_admitted_pods: Asks the kubelet which pods it has begun to admit, by namespace and name; None
-            where it does not say.
         other_unit_pods: Pods that have devices of another unit.
-        grants: see `Grant`.
         not_enforced: why cards are given to no container, healthy as they may be, by UUID.
     """
 
@@ -66,14 +58,12 @@ class LedgerService:
         self.now_s = clock
         self.checkpoint_problem: str | None = _NOT_READ
         self.is_checkpoint_torn = False
-        self.request_list: Callable[[], None] = lambda: None
-        self.list_admitted_pods: Callable[[], Awaitable[Collection[tuple[str, str]] | None]] = _nobody_asks
         self.other_unit_pods = OtherUnitPods(resource)
-        self.grants: list[Grant] = []
         self.not_enforced: Mapping[str, str] = {}
         self._resources = {resource, PERCENT_RESOURCE}
         self._contents: object = self
         self._followers: list[Callable[[], None]] = []
+        self._device_followers: list[Callable[[], None]] = []
         self._news = asyncio.Event()
 
     def subscribe(self, follower: Callable[[], None]) -> None:
@@ -84,6 +74,15 @@ class LedgerService:
         """Tell everybody that the ledger may have changed."""
         self._wake()
         for follower in self._followers:
+            follower()
+
+    def subscribe_devices(self, follower: Callable[[], None]) -> None:
+        """Have `follower` called when devices, or their health, may have changed."""
+        self._device_followers.append(follower)
+
+    def notify_devices_changed(self) -> None:
+        """Have the kubelet told the list of devices."""
+        for follower in self._device_followers:
             follower()
 
     def _wake(self) -> None:
@@ -147,7 +146,3 @@ class LedgerService:
         """Keep exactly these cards free of new pods, because they can take no more."""
         if self.ledger.set_unavailable("client_limit", uuids):
             self.notify_subscribers()
-
-
-async def _nobody_asks() -> None:
-    return None

@@ -1,6 +1,6 @@
 """Pods of the time before the unit was changed, which may be done on a drained node only."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from allocator.ledger import CheckpointEntry
 from allocator.names import unit_of_resource
@@ -16,13 +16,10 @@ class OtherUnitPods:
     Attributes:
         resource_by_pod: Resource of another unit by UID, of pods in the checkpoint that are not known to have
             ended.
-        living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on this
-            node; None while it has not been heard.
     """
 
     def __init__(self, resource: str) -> None:
         self.resource_by_pod: dict[str, str] = {}
-        self.living: Callable[[], Collection[str] | None] = lambda: None
         self._resource = resource
         self._ended: set[str] = set()
 
@@ -33,17 +30,20 @@ class OtherUnitPods:
         self._ended &= found.keys()
         self.resource_by_pod = {uid: name for uid, name in found.items() if uid not in self._ended}
 
-    def check_ended(self, asked: Collection[str], running: Collection[str]) -> None:
+    def check_ended(
+        self, asked: Collection[str], running: Collection[str], living: Collection[str] | None
+    ) -> None:
         """Judge the pods that hold another unit: those that ended hold nothing.
 
         Args:
             asked: their UIDs, from `pods`.
             running: those of them that have a container left.
+            living: UIDs, as the kubelet knows them, of the pods that the API server says have not ended on
+                this node; None while it has not been heard.
 
         Raises:
             UnitInUseError: one of them has not ended.
         """
-        living = self.living()
         for uid in sorted(asked):
             if uid in running or uid in (living or ()):
                 raise UnitInUseError(

@@ -1,18 +1,15 @@
 """What the API server shows of this node's pods, kept up to date by a reflector."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
+from allocator.request import PodRequest
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from kubeapi.errors import KubeApiError
 from kubeapi.metadata import parse_resource_version
 from kubeapi.reflect import Kind
-
-if TYPE_CHECKING:
-    from allocator.request import PodRequest
 
 log = structlog.get_logger(__name__)
 
@@ -20,25 +17,33 @@ log = structlog.get_logger(__name__)
 class OwnPods:
     """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
+    Args:
+        account: The ledger.
+        resource: Name of our extended resource that counts units.
+        relist: Asks the reflector for a complete list.
+        read_claims: Says what a pod has by claims, by the UID under which the kubelet runs it.
+
     Attributes:
-        claimed: says what a pod has by claims, by the UID under which the kubelet runs it; set by who serves
-            claims.
         seen_version: resourceVersion of the newest event that the ledger has.
         owed_version: a published `seen` must reach this version: a bound pod vanished that no words held.
         is_connected: the view is not known to be behind.
         pods_by_uid: pods with our resource by UID, finished ones included until their object is gone.
     """
 
-    def __init__(self, account: LedgerService, resource: str) -> None:
+    def __init__(
+        self,
+        account: LedgerService,
+        resource: str,
+        relist: Callable[[], None],
+        read_claims: Callable[[str], PodRequest | None] = lambda _: None,
+    ) -> None:
         self._account = account
         self._resource = resource
         self._began_s = account.now_s()
-        self._relist: Callable[[], None] = lambda: None
+        self._relist = relist
         self._relisting = self._again = False
-        account.request_list = self.request_list
-        account.other_unit_pods.living = lambda: self._living
         self._living: set[str] | None = None
-        self.claimed: Callable[[str], PodRequest | None] = lambda _: None
+        self._read_claims = read_claims
         self._with_claims: dict[str, PodObject] = {}
         self._missed = False
         self.seen_version = 0
@@ -60,14 +65,15 @@ class OwnPods:
         """Read a pod again whose claims have changed; one that no watch has shown yet comes with it."""
         item = self._with_claims.get(runtime_uid)
         if item is not None:
-            pod, _ = item.to_ledger_pod(self._resource, self.claimed(runtime_uid))
+            pod, _ = item.to_ledger_pod(self._resource, self._read_claims(runtime_uid))
             if pod is not None:
                 self._keep(item)
                 self._account.ledger.apply_pod(pod, self._account.now_s())
 
-    def on_relist(self, relist: Callable[[], None]) -> None:
-        """Set how a complete list is asked for."""
-        self._relist = relist
+    @property
+    def living_uids(self) -> Collection[str] | None:
+        """UIDs, as the kubelet knows them, of pods that have not ended; None before the first list."""
+        return self._living
 
     def request_list(self) -> None:
         """Ask for a complete list that begins now; where one is on its way, after that."""
@@ -87,7 +93,7 @@ class OwnPods:
         self._with_claims = {item.runtime_uid: item for item in items if item.spec.resource_claims}
         self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
         for item in items:
-            pod, problem = item.to_ledger_pod(self._resource, self.claimed(item.runtime_uid))
+            pod, problem = item.to_ledger_pod(self._resource, self._read_claims(item.runtime_uid))
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
@@ -114,7 +120,7 @@ class OwnPods:
             self._with_claims[item.runtime_uid] = item
         else:
             self._with_claims.pop(item.runtime_uid, None)
-        pod, problem = item.to_ledger_pod(self._resource, self.claimed(item.runtime_uid))
+        pod, problem = item.to_ledger_pod(self._resource, self._read_claims(item.runtime_uid))
         if pod is None:
             self._complain(item, problem)
             self._advance(resource_version)

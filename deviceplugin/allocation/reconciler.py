@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import structlog
 
 from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.host.cgroups import CgroupProbe
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class Reconciler:
 
     Args:
         account: the ledger.
+        pods: The node's pods.
         changes: yields after each write of the kubelet's book.
         cgroups: the containers.
         clean: makes the kubelet clean its book and write it.
@@ -57,6 +59,7 @@ class Reconciler:
     def __init__(
         self,
         account: LedgerService,
+        pods: OwnPods,
         changes: Callable[[], AsyncIterator[None]],
         cgroups: CgroupProber,
         clean: Callable[[], Awaitable[None]],
@@ -64,6 +67,7 @@ class Reconciler:
         pace: ReconcileIntervals = PACE,
     ) -> None:
         self._account = account
+        self._pods = pods
         self._changes = changes
         self._cgroups = cgroups
         self._clean = clean
@@ -113,10 +117,12 @@ class Reconciler:
         others = frozenset(self._account.other_unit_pods.resource_by_pod)
         if others:
             probe = await self._probe(others)
-            self._account.other_unit_pods.check_ended(others - probe.unknown, probe.alive)
+            self._account.other_unit_pods.check_ended(
+                others - probe.unknown, probe.alive, self._pods.living_uids
+            )
             self._refresh()
         if ledger.accounts.has_unlisted_pods:
-            self._account.request_list()
+            self._pods.request_list()
         uids, self._lists = ledger.pods_to_probe(), ledger.accounts.list_count
         if uids:
             began_s = self._account.now_s()

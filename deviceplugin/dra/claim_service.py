@@ -10,8 +10,7 @@ import structlog
 
 from allocator.ids import device_id
 from allocator.ledger.charges import charge_cards, charge_pod
-from allocator.request import ContainerRequest, PodRequest
-from deviceplugin.allocation.allocation_service import container_grant
+from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
@@ -51,6 +50,7 @@ class ClaimService:
         api: of claims and pods.
         prepared: the claims so far.
         cdi: the files for the container runtime.
+        make_grant: Says what a container is given, by its MiB on each card's UUID.
         node_name: also the name of the node's pool.
         unit_mib: MiB a unit.
         room_wait_s: see `ROOM_WAIT_S`.
@@ -63,6 +63,7 @@ class ClaimService:
         api: ClaimApi,
         prepared: PreparedClaims,
         cdi: CdiFiles,
+        make_grant: MakeGrant,
         *,
         node_name: str,
         unit_mib: int,
@@ -73,11 +74,11 @@ class ClaimService:
         self._api = api
         self._prepared = prepared
         self._cdi = cdi
+        self._make_grant = make_grant
         self._node_name = node_name
         self._unit_mib = unit_mib
         self._room_wait_s = room_wait_s
         self._locks: dict[str, asyncio.Lock] = {}
-        pods.claimed = self.request_of
 
     async def restore(self) -> None:
         """Read what an earlier daemon prepared, and write the CDI files again: `/var/run` may be empty.
@@ -93,15 +94,6 @@ class ClaimService:
             self._cdi.write(claim.uid, claim.spec)
         for uid in self._cdi.claims() - {claim.uid for claim in self._prepared}:
             self._cdi.remove(uid)
-
-    def request_of(self, pod_uid: str) -> PodRequest | None:
-        """Say what a pod asks for that has prepared claims; None for any other one."""
-        units: Counter[str] = Counter()
-        for claim in self._prepared.of_pod(pod_uid):
-            units.update({container: len(ids) for container, ids in claim.ids.items()})
-        if not units:
-            return None
-        return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
 
     async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Give a claim its shares; waits for room where there is none.
@@ -241,7 +233,9 @@ class ClaimService:
         uid = claim.metadata.uid
         grants = {
             request: container_grant(
-                self._account, _units([share for share in shares if share.request == request]), self._unit_mib
+                self._make_grant,
+                _units([share for share in shares if share.request == request]),
+                self._unit_mib,
             )
             for request in dict.fromkeys(share.request for share in shares)
         }

@@ -11,6 +11,7 @@ after a restart of the daemon or the machine.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ import msgspec
 import structlog
 
 from allocator.ledger import CheckpointEntry
+from allocator.request import ContainerRequest, PodRequest
 
 log = structlog.get_logger(__name__)
 
@@ -118,6 +120,15 @@ class PreparedClaims:
     def of_pod(self, pod_uid: str) -> list[PreparedClaim]:
         """Find the claims of a pod."""
         return [claim for claim in self._claims.values() if claim.pod_uid == pod_uid]
+
+    def read_request(self, pod_uid: str) -> PodRequest | None:
+        """Say what a pod asks for that has prepared claims; None for any other one."""
+        units: Counter[str] = Counter()
+        for claim in self.of_pod(pod_uid):
+            units.update({container: len(ids) for container, ids in claim.ids.items()})
+        if not units:
+            return None
+        return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
 
     def read(self) -> Entries:
         """Return all as the kubelet's checkpoint would have it; the same object until something changes."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 
 from allocator.names import PERCENT_RESOURCE
+from deviceplugin.allocation.allocation_service import MakeGrant
 from deviceplugin.allocation.card_list import CardList
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
@@ -24,55 +25,55 @@ from kubeapi.client import KubeClient
 
 
 class ClaimServing:
-    """Everything of a node whose pods get their cards by claims.
+    """ClaimServing is everything of a node whose pods get their cards by claims.
 
     Args:
-        settings: of the daemon.
-        client: the API server.
+        settings: The daemon's.
+        client: The API server.
+        prepared: Claims that are prepared, which the ledger reads in place of the kubelet's checkpoint.
+        account: The ledger.
+        pods: The node's pods.
+        nodes: The own Node.
+        card_list: The node's cards.
+        source: Where they come from.
+        make_grant: Says what a container is given, by its MiB on each card's UUID.
+        observe: See `DraPlugin`.
+        on_registered: Called when the kubelet has registered the plugin.
 
     Attributes:
-        prepared: the claims that are prepared, read in place of the kubelet's checkpoint.
+        registrar: Keeps the plugin registered with the kubelet.
     """
 
-    def __init__(self, settings: Settings, client: KubeClient) -> None:
-        self._settings = settings
-        self._client = client
-        folder = plugin_folder(settings.kubelet_dir) / FOLDER
-        self.prepared = PreparedClaims(folder, settings.resource)
-        self._service: ClaimService
-        self._publisher: SlicePublisher
-
-    @property
-    def problem(self) -> str | None:
-        """Why the cards are not published, None where they are."""
-        return self._publisher.problem
-
-    def join(
+    def __init__(
         self,
+        settings: Settings,
+        client: KubeClient,
+        prepared: PreparedClaims,
         account: LedgerService,
         pods: OwnPods,
         nodes: OwnNode,
         card_list: CardList,
         source: GpuSource,
+        make_grant: MakeGrant,
         observe: Observe,
         on_registered: Callable[[], None],
-    ) -> DraRegistrar:
-        """Make the parts; returns the one that keeps the plugin registered."""
-        settings = self._settings
+    ) -> None:
+        self._settings = settings
         self._service = ClaimService(
             account,
             pods,
-            self._client,
-            self.prepared,
+            client,
+            prepared,
             CdiFiles(settings.cdi_dirs),
+            make_grant,
             node_name=settings.node_name,
             unit_mib=settings.unit_mib,
         )
         plugin = DraPlugin(self._service, settings.node_name, observe=observe)
-        registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
+        registrar = self.registrar = DraRegistrar(plugin, settings.kubelet_dir, on_registered=on_registered)
         version: Callable[[], str | None] = getattr(source, "driver_version", lambda: None)
         self._publisher = SlicePublisher(
-            self._client,
+            client,
             account,
             nodes,
             lambda: card_list.gpus,
@@ -83,7 +84,11 @@ class ClaimServing:
             ready=lambda: registrar.is_registered and account.ledger.is_complete,
             gap_s=settings.publish_gap_s,
         )
-        return registrar
+
+    @property
+    def problem(self) -> str | None:
+        """Why the cards are not published, None where they are."""
+        return self._publisher.problem
 
     async def begin(self, book: CheckpointReader, cgroups: CgroupProber) -> None:
         """Restore what is prepared.
@@ -106,6 +111,11 @@ class ClaimServing:
     async def run(self) -> None:
         """Publish the cards until cancelled."""
         await self._publisher.run()
+
+
+def make_prepared_claims(settings: Settings) -> PreparedClaims:
+    """Make the store of this node's prepared claims; nothing is read yet."""
+    return PreparedClaims(plugin_folder(settings.kubelet_dir) / FOLDER, settings.resource)
 
 
 def check_no_devices(settings: Settings, book: CheckpointReader, cgroups: CgroupProber) -> None:

@@ -7,8 +7,7 @@ from typing import Final
 import structlog
 
 from deviceplugin.allocation.ledger_service import LedgerService
-from deviceplugin.gpus.api.container_grant import ContainerGrant
-from deviceplugin.gpus.api.memory_limits import Enforcement, LimitSupport, MemoryLimits
+from deviceplugin.gpus.api.memory_limits import LimitSupport, MemoryLimits
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.node_events import NodeEvents, make_silent_events
 
@@ -37,9 +36,7 @@ class LimitCapability:
         on_offer: called when other cards are offered than before.
 
     Attributes:
-        driver: the same.
-        fallback: how a card is held on which the driver holds nothing.
-        covers: whether that holds a container there, by the card's UUID, its MiB, and how many cards it has.
+        driver: The same; None with mode `off`.
     """
 
     def __init__(
@@ -60,30 +57,11 @@ class LimitCapability:
         self._asking: asyncio.Task[None] | None = None
         self._thread = DriverThread("support of limits")
         self.driver = None if mode == OFF else driver
-        self.fallback: Callable[[str], Enforcement] = lambda _: Enforcement.ACCOUNTED
-        self.covers: Callable[[str, int, int], bool] = lambda *_: True
-        account.grants.append(lambda mib: ContainerGrant(self.container_envs(mib)))
         self._withhold()
 
     def get_support(self, uuid: str) -> LimitSupport:
         """Tell whether limits are held on a card, and why not."""
         return self._found.get(uuid, NO_LIMITS)
-
-    def get_enforcement(self, uuid: str) -> Enforcement:
-        """Tell how the memory of a card's containers is held."""
-        return Enforcement.DRIVER if self.get_support(uuid).can_limit else self.fallback(uuid)
-
-    def get_container_enforcement(self, uuid: str, mib: int, cards: int) -> Enforcement:
-        """Tell how one container is held on a card.
-
-        Args:
-            uuid: of the card.
-            mib: what the container has there.
-            cards: how many cards it has in all.
-        """
-        found = self.get_enforcement(uuid)
-        held = found is Enforcement.DRIVER or self.covers(uuid, mib, cards)
-        return found if held else Enforcement.ACCOUNTED
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
         """Name the variables for the vendor's toolkit; none where the driver does not hold all the cards.

@@ -51,7 +51,6 @@ class MpsClients:
         self._look_s = look_s
         self._states: dict[str, MpsClientLimits] = {}
         self._unread = ""
-        account.grants.append(self.make_grant)
         account.subscribe(self._close)
 
     def get_enforcement(self, uuid: str) -> Enforcement:

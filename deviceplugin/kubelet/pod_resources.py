@@ -37,7 +37,6 @@ class PodResources:
 
     Args:
         socket: of the service.
-        resend: sends the list of devices again.
         timeout_s: for the answer.
 
     Attributes:
@@ -45,9 +44,8 @@ class PodResources:
         problem: what was wrong with the last question, None where it was answered.
     """
 
-    def __init__(self, socket: Path, resend: Callable[[], None], *, timeout_s: float = 2.0) -> None:
+    def __init__(self, socket: Path, *, timeout_s: float = 2.0) -> None:
         self._socket = socket
-        self._resend = resend
         self._timeout_s = timeout_s
         self._channel: Any = None
         self._turn = asyncio.Lock()
@@ -66,10 +64,14 @@ class PodResources:
             return None
         return frozenset((pod.namespace, pod.name) for pod in answer.pod_resources)
 
-    async def purge_checkpoint(self) -> None:
-        """Have the book cleaned and written; a kubelet that does not answer is asked again by the caller."""
+    async def purge_checkpoint(self, send_devices: Callable[[], None]) -> None:
+        """Have the checkpoint purged and written. The caller repeats it where the kubelet does not answer.
+
+        Args:
+            send_devices: Sends the list of devices again.
+        """
         if await self._ask(0.0) is not None:
-            self._resend()
+            send_devices()
 
     async def _ask(self, patience_s: float) -> pb.ListPodResourcesResponse | None:
         """Have all pods listed; None where nobody answers, for `patience_s` at least."""

@@ -9,9 +9,9 @@ from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.enforcement.enforcer import Enforcer
 from deviceplugin.enforcement.granted_memory import GrantedMemory
-from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.limit_plan import Grants
 from deviceplugin.enforcement.limit_state import ContainerLimit
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSample
 from deviceplugin.host.cgroups import ProcessPlace
@@ -85,7 +85,7 @@ class ContainerUseReader:
 
     Args:
         shares: what containers were given; followed here.
-        supports: how cards are held.
+        enforcement: What limits the containers of each card.
         enforcer: the limits.
         pods: the pods' names and containers.
         sampler: measures the cards.
@@ -95,14 +95,14 @@ class ContainerUseReader:
     def __init__(
         self,
         shares: GrantedMemory,
-        supports: LimitCapability,
+        enforcement: MemoryEnforcement,
         enforcer: Enforcer,
         pods: OwnPods,
         sampler: Measurements,
         clock: Callable[[], float],
     ) -> None:
         self._shares = shares
-        self._supports = supports
+        self._enforcement = enforcement
         self._enforcer = enforcer
         self._pods = pods
         self._sampler = sampler
@@ -149,7 +149,7 @@ class ContainerUseReader:
         for container, shares in grants.items():
             if pod is None or container not in pod.status.ended_containers:
                 for uuid, mib in shares.items():
-                    held = self._supports.get_container_enforcement(uuid, mib, len(shares))
+                    held = self._enforcement.get_container_enforcement(uuid, mib, len(shares))
                     yield ContainerUse(uid, namespace, name, container, uuid, mib, None, None, held)
 
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:

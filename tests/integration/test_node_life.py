@@ -194,9 +194,9 @@ async def test_http_tells_probes_prometheus_and_people():
         assert told["ledger"]["pods"][0]["in_holds"] is True
         allowed = "allowed: GET /healthz, GET /readyz, GET /metrics, GET /explain\n"
         async with session.get(f"{base}/nowhere") as answer:
-            assert (answer.status, await answer.text()) == (404, f'GET "/nowhere": {allowed}')
+            assert (answer.status, await answer.text()) == (404, f'GET "/nowhere"; {allowed}')
         async with session.post(f"{base}/healthz") as answer:
-            assert (answer.status, await answer.text()) == (405, f'POST "/healthz": {allowed}')
+            assert (answer.status, await answer.text()) == (405, f'POST "/healthz"; {allowed}')
         await world.kubelet.kill()
         await until(lambda: not world.daemon._registrar.is_registered)
         async with session.get(f"{base}/readyz") as answer:

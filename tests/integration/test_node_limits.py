@@ -45,7 +45,7 @@ async def test_require_offers_no_card_that_nothing_holds_and_pods_stay_pending()
         told = await metrics(world)
         assert told["gpupack_card_memory_held"] == {("accounted", card(n)): 1 for n in (0, 1)}
         world.source.limits.say(HELD)
-        await world.daemon._memory.limit_capability.probe_cards()
+        await world.daemon._memory._limit_capability.probe_cards()
         await world.settled([0, 3], {running})
         await until(lambda: world.kubelet.allocatable().get(GIB) == 16, "all offered")
         uid = await world.run("b", 3, on=0)

@@ -96,7 +96,7 @@ async def test_every_kind_of_error_is_counted(name: str) -> None:
         match name:
             case "clean_errors":
                 await world.kubelet.kill()
-                await world.daemon._pod_resources.purge_checkpoint()
+                await world.daemon._pod_resources.purge_checkpoint(lambda: None)
             case "sample_errors":
                 source.driver_works = False
                 await world.daemon._sampler._once()

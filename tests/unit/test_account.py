@@ -275,22 +275,20 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.account.other_unit_pods.living = lambda: living
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.read_checkpoint()
     assert node.account.other_unit_pods.resource_by_pod == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
-        node.account.other_unit_pods.check_ended({"uid-1"}, running)
+        node.account.other_unit_pods.check_ended({"uid-1"}, running, living)
 
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
     node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.read_checkpoint()
-    node.account.other_unit_pods.check_ended({"uid-1"}, set())
+    node.account.other_unit_pods.check_ended({"uid-1"}, set(), None)
     assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-1"], "the API server was not heard yet"
-    node.account.other_unit_pods.living = lambda: {"another"}
-    node.account.other_unit_pods.check_ended({"uid-1"}, set())
+    node.account.other_unit_pods.check_ended({"uid-1"}, set(), {"another"})
     assert node.account.other_unit_pods.resource_by_pod == {}
     node.book.write("mine", ids("c0", 1))
     node.account.read_checkpoint()
@@ -314,7 +312,7 @@ def test_other_resources_are_not_looked_at():
 
 async def test_what_a_container_is_told():
     node, handover = Node(8, 8), DeviceListStrategies(NVIDIA, (ENVVAR, CDI_CRI), CdiNames(NVIDIA))
-    node.account.grants.append(lambda mib: handover.describe_cards(list(mib)))
+    node.make_grant = lambda mib: handover.describe_cards(list(mib))
     node.bind(pod("a", 6, "c1", "c0", count=2))
     told = []
     node.account.subscribe(lambda: told.append(node.ledger.allocated_units()))

@@ -28,6 +28,7 @@ from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.kubelet.plugin_service import _granted
 from deviceplugin.settings import Settings
+from tests.responses_world import container_responses_of
 
 CARDS = [simulated.card for simulated in load_profile("2xt4").cards]
 UUIDS = [card.uuid for card in CARDS]
@@ -321,9 +322,9 @@ def test_simulated_cards_give_no_nodes_of_the_machines_own(
         device_list_strategy=(CDI_CRI,),
         cdi_dirs=(tmp_path / "cdi",),
     )
-    made = container_responses.ContainerResponses(settings, SimulatedGpus(load_profile("2xt4")))
+    made = container_responses_of(settings, SimulatedGpus(load_profile("2xt4")))
     asyncio.run(made.prepare())
-    assert [node.path for node in made.describe_cards(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
+    assert [node.path for node in made.make_grant(dict.fromkeys(UUIDS[:1], 1024)).devices] == given
     spec = json.loads((tmp_path / "cdi" / FILE_NAME).read_text())
     assert [node["path"] for node in spec["devices"][0]["containerEdits"].get("deviceNodes", [])] == given
 

@@ -18,6 +18,7 @@ from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.settings import Settings
 from tests.nvml_world import Card, Driver, driver, gpus
+from tests.responses_world import container_responses_of
 
 __all__ = ["driver", "gpus"]
 
@@ -154,10 +155,8 @@ def test_a_daemon_with_pass_device_specs_gives_them_to_containers(
     monkeypatch.setattr(container_responses, "DEVICES", machine.devices)
     monkeypatch.setattr(container_responses, "DRIVERS", machine.drivers)
     for wanted in (True, False):
-        made = container_responses.ContainerResponses(
-            Settings(node_name="n1", pass_device_specs=wanted), gpus
-        )
-        assert len(made.describe_cards({"MIG-1": 1024}).devices) == (5 if wanted else 0)
+        made = container_responses_of(Settings(node_name="n1", pass_device_specs=wanted), gpus)
+        assert len(made.make_grant({"MIG-1": 1024}).devices) == (5 if wanted else 0)
 
 
 def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +167,4 @@ def test_simulated_instances_have_none(machine: Machine, monkeypatch: pytest.Mon
     settings = Settings(node_name="n1", gpus="simulated", profile="8xh200", pass_device_specs=True)
     instance = source.cards()[0]
     assert instance.parent == first
-    assert (
-        container_responses.ContainerResponses(settings, source).describe_cards({instance.uuid: 1024}).devices
-        == ()
-    )
+    assert container_responses_of(settings, source).make_grant({instance.uuid: 1024}).devices == ()

@@ -1,9 +1,11 @@
 """Whether the driver holds limits on a card, and what follows for containers and for what is offered."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from pytest_mock import MockerFixture
 
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.gpus.api.memory_limits import HELD, Enforcement, LimitSupport
 from deviceplugin.gpus.simulated.memory_limits import LIMIT_ENV, REQUEST_ENV, LimitBehaviour
 from tests.kubelet_world import until
@@ -12,16 +14,21 @@ from tests.limits_world import UID, LimitsWorld, world
 __all__ = ["world"]
 
 
+def with_mps(world: LimitsWorld) -> MemoryEnforcement:
+    """The same where MPS answers for every card."""
+    clients = SimpleNamespace(get_enforcement=lambda _: Enforcement.MPS, can_limit=lambda *_: True)
+    return MemoryEnforcement(world.supports, clients)  # type: ignore[arg-type]
+
+
 async def test_a_driver_that_cannot_is_left_alone(world: LimitsWorld) -> None:
     world.driver.say(LimitSupport(False, "driver 580 has no call", "driver 615"))
     await world.start()
     world.give(UID, "main", range(5))
     world.container("a")
     await world.settle()
-    assert (world.driver.sets, world.supports.get_enforcement("c0")) == ([], Enforcement.ACCOUNTED)
+    assert (world.driver.sets, world.enforcement.get_enforcement("c0")) == ([], Enforcement.ACCOUNTED)
     assert world.supports.container_envs({"c0": 5}) == {}
-    world.supports.fallback = lambda _: Enforcement.MPS
-    assert world.supports.get_enforcement("c0") is Enforcement.MPS
+    assert with_mps(world).get_enforcement("c0") is Enforcement.MPS
 
 
 async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
@@ -31,7 +38,7 @@ async def test_off_asks_the_driver_for_nothing(tmp_path: Path) -> None:
     await world.start()
     await world.settle()
     await world.end()
-    assert (world.driver.reads, world.supports.get_enforcement("c0")) == (0, Enforcement.ACCOUNTED)
+    assert (world.driver.reads, world.enforcement.get_enforcement("c0")) == (0, Enforcement.ACCOUNTED)
     assert str(world.supports.get_support("c0")) == "--memory-limits off"
     assert world.supports.container_envs({"c0": 5}) == {}
 
@@ -80,18 +87,18 @@ async def test_a_question_that_fails_is_no_and_is_asked_again(
 
 async def test_held_is_taken_back_where_the_driver_refuses_for_want_of_a_right(world: LimitsWorld) -> None:
     """A card that says "held" has its containers limited: MPS takes them where it is there."""
-    world.supports.fallback = lambda _: Enforcement.MPS
+    world.enforcement = with_mps(world)
     await world.start()
-    assert world.supports.get_enforcement("c0") is Enforcement.DRIVER
+    assert world.enforcement.get_enforcement("c0") is Enforcement.DRIVER
     world.driver.mood = LimitBehaviour(set="no_permission")
     changes: list[Enforcement] = []
-    world.account.subscribe(lambda: changes.append(world.supports.get_enforcement("c0")))
+    world.account.subscribe(lambda: changes.append(world.enforcement.get_enforcement("c0")))
     world.give(UID, "main", range(5))
     world.container("a")
     world.name("a", "main")
     await until(lambda: world.supports.get_support("c0").is_forbidden)
     assert changes[-1] is Enforcement.MPS
-    assert world.supports.get_enforcement("c1") is Enforcement.DRIVER  # as far as anybody knows
+    assert world.enforcement.get_enforcement("c1") is Enforcement.DRIVER  # as far as anybody knows
     assert world.supports.container_envs({"c0": 5}) == {}
     ((uid, container, problem),) = world.told
     assert (uid, container) == (UID, "main")

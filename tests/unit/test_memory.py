@@ -46,7 +46,7 @@ class Node:
         self.now_s = self.sampled_s = time.monotonic()
         self.memory = ContainerUseReader(
             GrantedMemory(world.account, GIB),
-            world.supports,
+            world.enforcement,
             world.enforcer,
             self.view,  # type: ignore[arg-type]
             self,
@@ -377,7 +377,7 @@ def test_what_a_daemon_before_wrote_is_not_written_again() -> None:
 def test_cards_that_cannot_are_said_to_be_accounted(tmp_path: Path) -> None:
     world = LimitsWorld(tmp_path)
     world.driver.say(LimitSupport(False, "old"))
-    assert world.supports.get_enforcement("c0") is Enforcement.ACCOUNTED
+    assert world.enforcement.get_enforcement("c0") is Enforcement.ACCOUNTED
 
 
 async def test_metrics_of_many_containers_are_written_in_turns():

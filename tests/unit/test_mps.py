@@ -13,6 +13,7 @@ from pytest_mock import MockerFixture
 from allocator.ledger import CheckpointEntry
 from allocator.names import PERCENT_RESOURCE
 from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.container_grant import ContainerGrant, Mount
@@ -148,6 +149,7 @@ class World:
         self.sharing = MpsClients(
             self.account, MpsService(root, threads=threads), lambda uuid: uuid in self.driver, unit_mib=1024
         )
+        self.node.make_grant = self.sharing.make_grant
         self.sharing.update_states()
 
     def allocate(self, *given: str) -> ContainerGrant:
@@ -211,18 +213,17 @@ def test_who_has_a_card_alone_or_several_cards_needs_no_service(tmp_path: Path) 
 
 def test_each_container_is_told_what_holds_it(tmp_path: Path) -> None:
     world = World(tmp_path, 4, 4)
-    supports = LimitCapability(world.account, None)
-    supports.fallback, supports.covers = world.sharing.get_enforcement, world.sharing.can_limit
+    enforcement = MemoryEnforcement(LimitCapability(world.account, None), world.sharing)
     gib = 1024
     held = [
-        supports.get_container_enforcement("c0", *share)
+        enforcement.get_container_enforcement("c0", *share)
         for share in ((3 * gib, 1), (4 * gib, 1), (3 * gib, 2))
     ]
     assert held == [Enforcement.MPS, Enforcement.ACCOUNTED, Enforcement.ACCOUNTED]
     world.folders["c0"].end()
     world.sharing.update_states()
-    assert supports.get_container_enforcement("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
-    assert supports.get_container_enforcement("gone", 1, 1) is Enforcement.ACCOUNTED
+    assert enforcement.get_container_enforcement("c0", 3 * gib, 1) is Enforcement.ACCOUNTED
+    assert enforcement.get_container_enforcement("gone", 1, 1) is Enforcement.ACCOUNTED
 
 
 def test_where_the_driver_holds_them_there_is_no_client(tmp_path: Path) -> None:

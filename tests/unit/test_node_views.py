@@ -1,6 +1,7 @@
 """The own Node and its pods as reflectors deliver them."""
 
 import json
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -26,8 +27,8 @@ def account() -> LedgerService:
     return LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB)
 
 
-def pods(of: LedgerService) -> OwnPods:
-    return OwnPods(of, GIB)
+def pods(of: LedgerService, relist: Callable[[], None] = lambda: None) -> OwnPods:
+    return OwnPods(of, GIB, relist)
 
 
 def pod(uid: str, version: int, *, units: int = 3, phase: str = "Pending", **annotations: str) -> PodObject:
@@ -70,14 +71,14 @@ def test_pods_come_by_list_and_by_events():
 def test_the_living_are_all_pods_that_have_not_ended_as_the_kubelet_knows_them():
     of = account()
     view = pods(of)
-    assert of.other_unit_pods.living() is None
+    assert view.living_uids is None
     mirror = pod("b", 5, units=0, **{"kubernetes.io/config.mirror": "static"})
     view.replace([pod("a", 4, units=0), mirror, pod("done", 6, phase="Succeeded")], "7")
-    assert of.other_unit_pods.living() == {"a", "static"}
+    assert view.living_uids == {"a", "static"}
     view.event("ADDED", pod("c", 8, units=0), "8")
     view.event("MODIFIED", pod("a", 9, units=0, phase="Failed"), "9")
     view.event("DELETED", mirror, "10")
-    assert of.other_unit_pods.living() == {"c"}
+    assert view.living_uids == {"c"}
 
 
 def test_a_pod_that_vanishes_unheld_is_owed():
@@ -109,9 +110,8 @@ def test_a_list_after_a_disconnection_owes_what_may_have_happened_unseen():
 
 def test_a_list_is_asked_for_once_until_it_came_or_failed():
     of = account()
-    view = pods(of)
     asked: list[str] = []
-    view.on_relist(lambda: asked.append("list"))
+    view = pods(of, lambda: asked.append("list"))
     view.replace([], "7")
     view.request_list()
     view.request_list()
@@ -130,7 +130,7 @@ def test_a_list_that_is_asked_for_begins_now():
     view = pods(of)
     view.replace([], "7")
     of.ledger.apply_checkpoint([CheckpointEntry("a", "main", GIB, ids("c0", 0))], 0.0)
-    of.request_list()
+    view.request_list()
     view.replace([], "8")
     assert not of.ledger.accounts.has_unlisted_pods
 

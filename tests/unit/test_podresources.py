@@ -46,8 +46,11 @@ class World:
         self.path = path
         self.log: list[str] = []
         self.kubelet = Kubelet(self.log)
-        self.asked = PodResources(path, lambda: self.log.append("sent"), timeout_s=0.5)
+        self.asked = PodResources(path, timeout_s=0.5)
         self._server: grpc.aio.Server | None = None
+
+    def send_devices(self) -> None:
+        self.log.append("sent")
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
@@ -78,7 +81,7 @@ async def test_the_list_of_devices_follows_the_answer():
     """The other way round the kubelet would write first, and drop nothing."""
     async with world() as here:
         for _ in range(2):
-            await here.asked.purge_checkpoint()
+            await here.asked.purge_checkpoint(here.send_devices)
         assert here.log == ["asked", "cleaned", "sent"] * 2
         assert (here.asked.problem, here.asked.errors) == (None, 0)
 
@@ -94,7 +97,7 @@ async def test_the_list_of_devices_follows_the_answer():
 async def test_nothing_is_sent_without_an_answer(status: grpc.StatusCode | None, reason: str):
     async with world() as here:
         here.kubelet.status, here.kubelet.hangs = status, status is None
-        await here.asked.purge_checkpoint()
+        await here.asked.purge_checkpoint(here.send_devices)
         assert here.log == ["asked"]
         assert here.asked.errors == 1
         told = str(here.asked.problem)
@@ -106,11 +109,11 @@ async def test_a_kubelet_that_is_away_is_told_once_and_asked_again_when_it_is_ba
     async with world(started=False) as here:
         with capture_logs() as logs:
             for _ in range(3):
-                await here.asked.purge_checkpoint()
+                await here.asked.purge_checkpoint(here.send_devices)
             assert (here.log, here.asked.errors) == ([], 3)
             assert "UNAVAILABLE" in str(here.asked.problem)
             await here.start()
-            await here.asked.purge_checkpoint()
+            await here.asked.purge_checkpoint(here.send_devices)
         assert here.log == ["asked", "cleaned", "sent"]
         assert (here.asked.problem, here.asked.errors) == (None, 3)
         assert [line["log_level"] for line in logs] == ["warning", "info"]
@@ -118,12 +121,12 @@ async def test_a_kubelet_that_is_away_is_told_once_and_asked_again_when_it_is_ba
 
 async def test_another_kubelet_on_the_same_socket_is_asked():
     async with world() as here:
-        await here.asked.purge_checkpoint()
+        await here.asked.purge_checkpoint(here.send_devices)
         await here.stop()
         await here.start()
 
         async def cleaned() -> bool:
-            await here.asked.purge_checkpoint()
+            await here.asked.purge_checkpoint(here.send_devices)
             return here.asked.problem is None
 
         await until(cleaned)
@@ -132,10 +135,10 @@ async def test_another_kubelet_on_the_same_socket_is_asked():
 
 async def test_a_cleaner_that_was_closed_can_ask_again():
     async with world() as here:
-        await here.asked.purge_checkpoint()
+        await here.asked.purge_checkpoint(here.send_devices)
         for _ in range(2):
             await here.asked.close()
-        await here.asked.purge_checkpoint()
+        await here.asked.purge_checkpoint(here.send_devices)
         assert here.log == ["asked", "cleaned", "sent"] * 2
 
 
@@ -144,7 +147,7 @@ async def test_a_connection_that_says_goaway_at_once_costs_no_memory():
     async with world(started=False) as here, listening(here.path, SETTINGS + GOAWAY):
         before_mib = resident_mib()
         for _ in range(5):
-            await here.asked.purge_checkpoint()
+            await here.asked.purge_checkpoint(here.send_devices)
         assert (here.asked.errors, here.log) == (5, [])
         assert resident_mib() - before_mib < 64
 
@@ -191,5 +194,7 @@ async def test_a_question_that_fails_takes_no_other_along():
     """A connection that is closed ends every call on it."""
     async with world() as here:
         here.kubelet.status, here.kubelet.refusals = grpc.StatusCode.UNKNOWN, 1
-        _, named = await asyncio.gather(here.asked.purge_checkpoint(), here.asked.list_admitted_pods())
+        _, named = await asyncio.gather(
+            here.asked.purge_checkpoint(here.send_devices), here.asked.list_admitted_pods()
+        )
         assert named == MANY

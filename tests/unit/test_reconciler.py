@@ -65,11 +65,12 @@ class Bench:
         self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
         self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE, clock=lambda: self.now_s)
         self.ledger = self.account.ledger
-        self.view = OwnPods(self.account, RESOURCE)
         self.lists: list[str] = []
-        self.view.on_relist(lambda: self.lists.append("list"))
+        self.view = OwnPods(self.account, RESOURCE, lambda: self.lists.append("list"))
         self.cleaned = lambda: None
-        self.reconciler = Reconciler(self.account, self.book.changes, self.cgroups, self.clean, pace=QUICK)
+        self.reconciler = Reconciler(
+            self.account, self.view, self.book.changes, self.cgroups, self.clean, pace=QUICK
+        )
         self.told = 0
         self.account.subscribe(self.count)
 

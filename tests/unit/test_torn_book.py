@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import BOOK_WAIT_S, AllocationService
+from deviceplugin.allocation.allocation_service import BOOK_WAIT_S
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError, CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, CheckpointReader
+from tests.account_world import allocation_service
 from tests.book_world import FakeBook
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -22,7 +23,7 @@ class Node:
         self.book.problem, self.book.torn = "torn", True
         self.ledger = Ledger(cards(8))
         self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
-        self.answers = AllocationService(self.account, 1024, view_wait_s=0.0)
+        self.answers = allocation_service(self.account, view_wait_s=0.0)
         self.ledger.apply_pod(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
 

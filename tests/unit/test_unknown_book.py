@@ -8,10 +8,10 @@ import pytest
 
 from allocator.cards import Card
 from allocator.ledger import Ledger
-from deviceplugin.allocation.allocation_service import AllocationService
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError
 from deviceplugin.kubelet.checkpoint import BOOK_NAME, CheckpointReader
+from tests.account_world import allocation_service
 from tests.cluster_builders import node, uuid
 from tests.ledger_world import RESOURCE, SETTLED_S, ids, pod
 from tests.state_world import bound, free, state_with
@@ -29,7 +29,7 @@ class World:
         self.account = LedgerService(
             self.ledger, CheckpointReader(folder).read, RESOURCE, clock=lambda: self.now_s
         )
-        self.answers = AllocationService(self.account, 1024, view_wait_s=0.0, room_wait_s=0.0)
+        self.answers = allocation_service(self.account, view_wait_s=0.0, room_wait_s=0.0)
         self.state = state_with(8)
         self.versions: dict[str, int] = {}
         self.shown = {}
@@ -113,7 +113,7 @@ async def test_nothing_is_promised_twice_meanwhile(tmp_path: Path) -> None:
     await world.run("b", 3)
     world.delete_by_force("a")
     assert len(world.offered) == 5
-    with pytest.raises(AllocationRefusedError, match="3 free units"):
+    with pytest.raises(AllocationRefusedError, match="3 units free"):
         await world.run("c", 3)
     used, left = world.counted()
     assert (used >= 6, left <= 2) == (True, True)

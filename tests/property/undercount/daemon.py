@@ -125,8 +125,7 @@ class ModelDaemon(Plugin):
         self.look: tuple[frozenset[str], frozenset[str], float] | None = None
         self.ledger = Ledger(self.cards)
         self.account = LedgerService(self.ledger, self.read, RESOURCE, clock=lambda: self.now)
-        self.pods = OwnPods(self.account, RESOURCE)
-        self.pods.on_relist(self._ask_for_pods)
+        self.pods = OwnPods(self.account, RESOURCE, self._ask_for_pods)
         self.own = OwnNode(self.account, self.node)
         for index in self.sick:
             self.ledger.set_healthy(self.every[index].uuid, healthy=False)

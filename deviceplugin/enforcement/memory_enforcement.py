@@ -1,0 +1,37 @@
+"""What limits the memory of a card's containers: the driver, else MPS, else nothing."""
+
+from deviceplugin.enforcement.limit_capability import LimitCapability
+from deviceplugin.enforcement.mps_clients import MpsClients
+from deviceplugin.gpus.api.memory_limits import Enforcement
+
+
+class MemoryEnforcement:
+    """MemoryEnforcement joins what the driver and MPS limit.
+
+    Args:
+        limit_capability: On which cards the driver sets limits.
+        mps_clients: Clients of MPS, which limits where the driver does not; None without `--sharing mps`.
+    """
+
+    def __init__(self, limit_capability: LimitCapability, mps_clients: MpsClients | None = None) -> None:
+        self._limit_capability = limit_capability
+        self._mps_clients = mps_clients
+
+    def get_enforcement(self, uuid: str) -> Enforcement:
+        """Tell what limits the containers of a card."""
+        if self._limit_capability.get_support(uuid).can_limit:
+            return Enforcement.DRIVER
+        return Enforcement.ACCOUNTED if self._mps_clients is None else self._mps_clients.get_enforcement(uuid)
+
+    def get_container_enforcement(self, uuid: str, mib: int, cards: int) -> Enforcement:
+        """Tell what limits one container on a card.
+
+        Args:
+            uuid: UUID of the card.
+            mib: MiB that the container has of it.
+            cards: Number of cards that the container has in all.
+        """
+        found = self.get_enforcement(uuid)
+        if found is Enforcement.MPS and self._mps_clients is not None:
+            return found if self._mps_clients.can_limit(uuid, mib, cards) else Enforcement.ACCOUNTED
+        return found
