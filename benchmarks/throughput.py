@@ -3,11 +3,14 @@
 `python -m benchmarks.throughput --nodes N --pods P [--sides none,extender,batch]`, as root: a control plane
 on this machine, fake nodes of eight 80 GiB cards that carry packed words, and rounds that take turns, so that
 a slow minute of the machine hurts all sides. All sides run the same KubeSchedulerConfiguration but for
-`extenders`. With `batch` the pods are born with the gate, and `gpupack queue` in batch mode, started last,
-releases them. Two more sides show what no queue can save: with `patches` a client that decides nothing names
-the nodes instead of the queue, and kube-scheduler binds without the extender; with `writes` that client sends
-the Bindings too, and there is no kube-scheduler. With `direct` the pods have no gate and name a scheduler of
-their own, and that client sends the Bindings alone: the ceiling of a scheduler with one write a pod.
+`extenders`. With `batch` the pods have no gate and name `gpupack-batch`: `gpupack queue`, started last, hands
+them to the scheduler, which binds them. With `gates` the pods are born with the gate, and the queue in batch
+mode releases them to kube-scheduler.
+
+More sides show what nobody can save. With `patches` a client that decides nothing names the nodes in place
+of the queue, and kube-scheduler binds without the extender. With `writes` that client sends the Bindings too,
+and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
+the ceiling of a scheduler with one write a pod.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
 who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
@@ -32,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from allocator.names import QUEUE_GATE, QUEUE_NAME
+from allocator.names import BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.floors import BareClient
 from benchmarks.machine import cpu_s, machine
@@ -45,9 +48,10 @@ CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender", "batch", "patches", "writes", "direct")
-WITH_EXTENDER = ("extender", "batch")
-GATED = ("batch", "patches", "writes")
+SIDES = ("none", "extender", "batch", "gates", "patches", "writes", "direct")
+WITH_EXTENDER = ("extender", "batch", "gates")
+WITH_QUEUE = ("batch", "gates")
+GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")
 """Sides of which a client that decides nothing sends the writes."""
 WITHOUT_SCHEDULER = ("writes", "direct")
@@ -157,7 +161,6 @@ def measure(
         What each round showed, by side.
     """
     cluster = Cluster(with_node=False)
-    cluster.extender.flags = ["--shortlist", str(shortlist)]
     results: dict[str, list[Round]] = {side: [] for side in sides}
     try:
         cluster.control.start_without_controllers()
@@ -165,19 +168,20 @@ def measure(
         print(f"{nodes} nodes of {CARDS} x {CARD_GIB} GiB")
         for number in range(rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
-                results[side].append(one_round(cluster, pods, side))
+                results[side].append(one_round(cluster, pods, side, ["--shortlist", str(shortlist)]))
                 print(f"round {number + 1} {side}: {results[side][-1]}", flush=True)
     finally:
         cluster.stop()
     return results
 
 
-def one_round(cluster: Cluster, pods: int, side: str) -> Round:
+def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> Round:
     """Create pods, start kube-scheduler (and what belongs to the side), wait until all are bound."""
     control, api = cluster.control, cluster.api
     control.configure_scheduler(cluster.extender.url if side in WITH_EXTENDER else None)
-    queue = queue_of(cluster) if side == "batch" else None
+    queue = queue_of(cluster, side) if side in WITH_QUEUE else None
     if side in WITH_EXTENDER:
+        cluster.extender.flags = [*flags, "--commit"] if side == "batch" else list(flags)
         cluster.extender.start()
     in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, side)))
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
@@ -221,11 +225,13 @@ def bare_client(cluster: Cluster, *, bind: bool) -> BareClient:
     return BareClient(str(cluster.control.admin_config), pods, nodes, bind=bind)
 
 
-def queue_of(cluster: Cluster) -> QueueController:
+def queue_of(cluster: Cluster, side: str) -> QueueController:
     """`gpupack queue` in batch mode with one queue, not started."""
     control = cluster.control
     (port,) = free_ports(1)
     queue = QueueController(control.admin_config, cluster.home, control.log_dir, port)
+    if side == "batch":
+        queue.flags = ["--committer", cluster.extender.url]
     queue.config.write_text("mode: batch\nqueues: [{name: bench}]\n")
     return queue
 
@@ -342,8 +348,11 @@ def fake_pod(index: int, side: str) -> dict[str, Any]:
     pod = workload.pod(f"pod-{index:05d}", container)
     if side == "direct":
         pod["spec"]["schedulerName"] = NOBODY
-    if side in GATED:
+    if side == "batch":
+        pod["spec"]["schedulerName"] = BATCH_SCHEDULER
+    if side in (*GATED, "batch"):
         pod["metadata"]["labels"] = {QUEUE_NAME: "bench"}
+    if side in GATED:
         pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
     return pod
 

@@ -12,10 +12,13 @@ from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.posting import make_post_client
-from kubeapi.reflect import Reflector
+from kubeapi.reflect import Kind, Reflector
+from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget, DisruptionBudgets
+from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
@@ -33,6 +36,7 @@ from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.preemption.verb import Preemption
 from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.settings import Settings
 
 SHUTDOWN_S: Final = 5.0
@@ -69,7 +73,14 @@ async def run(
     ) as client:
         state = ClusterState(settings.unit_mib)
         policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
-        watcher = Watcher(client, state, clock, settings.stale_s)
+        watcher = Watcher(
+            client,
+            state,
+            clock,
+            settings.stale_s,
+            node=HostNode if settings.commit else NodeLite,
+            pod=HostPod if settings.commit else PodLite,
+        )
         _prepare(watcher, policies)
         news = News()
         watcher.changed.connect(news.note)
@@ -112,6 +123,9 @@ async def run(
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
             looks=looks,
+            batch=BatchCommitter(binder, _checks(watcher, state, clock), lambda: watcher.stale)
+            if settings.commit
+            else None,
             standby_is_ready=label is not None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
@@ -140,6 +154,35 @@ async def run(
             await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
             collect_as_before()
+
+
+def _checks(watcher: Watcher, state: ClusterState, clock: Callable[[], float]) -> KubernetesChecks:
+    """Keep kube-scheduler's checks up to date; the watcher must read `HostNode` and `HostPod`."""
+    checks = KubernetesChecks(state)
+
+    def take_node(kind: Kind, node: NodeLite) -> None:
+        if kind == "DELETED":
+            checks.delete_node(node.metadata.name)
+        else:
+            checks.apply_node(cast("HostNode", node))
+
+    def take_pod(kind: Kind, pod: PodLite) -> None:
+        if kind == "DELETED":
+            checks.delete_pod(pod.metadata.uid)
+        else:
+            checks.apply_pod(cast("HostPod", pod), clock())
+
+    def replace_nodes(nodes: Sequence[NodeLite]) -> None:
+        checks.replace(cast("Sequence[HostNode]", nodes), None, clock())
+
+    def replace_pods(pods: Sequence[PodLite]) -> None:
+        checks.replace(None, cast("Sequence[HostPod]", pods), clock())
+
+    watcher.node_sink.applied.connect(take_node)
+    watcher.pod_sink.applied.connect(take_pod)
+    watcher.node_sink.replaced.connect(replace_nodes)
+    watcher.pod_sink.replaced.connect(replace_pods)
+    return checks
 
 
 def _prepare(watcher: Watcher, policies: Policies) -> None:

@@ -53,6 +53,7 @@ class Settings(HttpAddress):
             says nothing of who leads. None for no label.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
+        commit: Bind the pods of batch mode that a queue hands over (the verb /commit).
         preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
         log_level: One of debug, info, warning, error.
         log_format: text or json.
@@ -79,6 +80,7 @@ class Settings(HttpAddress):
     pod_name: str | None = None
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
+    commit: bool = False
     preemption: bool = True
     log_level: str = "info"
     log_format: str = "text"

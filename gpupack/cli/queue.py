@@ -63,6 +63,11 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     metavar="NAME",
     help="Of this process, in the Lease's namespace: the leader's pod gets the label gpupack.io/leader.",
 )
+@click.option(
+    "--committer",
+    metavar="URL",
+    help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option

@@ -86,6 +86,12 @@ from gpupack.policies import PolicyCommand, all_policies
     help="Seconds without word from the API server from which filter answers with an error; from 10.",
 )
 @click.option(
+    "--commit/--no-commit",
+    default=False,
+    show_default=True,
+    help="Bind pods with schedulerName gpupack-batch that a queue hands over: gpupack queue --committer.",
+)
+@click.option(
     "--preemption/--no-preemption",
     default=True,
     show_default=True,

@@ -131,6 +131,45 @@ class Binder:
             return str(error)
         except TimeoutError:
             return "this gpupack scheduler has not listed the pods since it may bind"
+        return await self._send_or_doubt(commitment)
+
+    def begin(self, namespace: str, name: str, uid: str, node: str) -> Commitment:
+        """Assume the cards of one pod of several, after `open` and before `finish`.
+
+        Raises:
+            CommitError: the pod cannot be bound there, or this process may not bind now.
+        """
+        if self._ending or self._term() != self._opened:
+            raise CommitError("this gpupack scheduler may not bind now; it is tried again")
+        return self.committer.begin(namespace, name, uid, node, self.clock())
+
+    def abandon(self, commitment: Commitment) -> None:
+        """Forget the cards of a pod whose Binding was not sent."""
+        self._roll_back(commitment)
+
+    async def finish(self, commitment: Commitment) -> str:
+        """Send the Binding of a pod whose cards `begin` has assumed, if this process may bind still.
+
+        Returns:
+            Empty when it is bound, else why not, in words; see `is_unsettled`.
+        """
+        try:
+            # No await between this check and the request.
+            may_send = not self._ending and self._term() == self._opened
+        except CommitError:
+            may_send = False
+        if not may_send:
+            self._roll_back(commitment)
+            return "this gpupack scheduler may not bind now; it is tried again"
+        if not self._is_open(commitment):
+            return "the pod has changed since its cards were chosen; it is tried again"
+        return await self._send_or_doubt(commitment)
+
+    def is_unsettled(self, commitment: Commitment) -> bool:
+        """Tell whether a Binding may still take effect: its cards are assumed until that is known."""
+        return self._is_open(commitment)
+
+    async def _send_or_doubt(self, commitment: Commitment) -> str:
         try:
             return await self._send(commitment)
         except BaseException:

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kubeapi.metrics import make_process_registry
+from scheduler_plugin.binding.batch_protocol import Outcome
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
@@ -63,6 +64,14 @@ class Metrics:
             ("verb",),
             registry=self.registry,
         )
+        self.committed = Counter(
+            "gpupack_extender_batch_pods_total",
+            "Pods of batch mode that a queue handed over, by what became of them.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        for outcome in Outcome:
+            self.committed.labels(outcome.value)
         for verb in VERBS:
             # From the start: what appears with its first error has no increase that an alert could see.
             self.handled.labels(verb)

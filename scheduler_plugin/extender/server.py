@@ -11,6 +11,9 @@ from aiohttp.typedefs import Middleware
 
 from allocator.errors import shown
 from kubeapi.errors import shorten
+from scheduler_plugin.binding.batch_committer import BatchCommitter
+from scheduler_plugin.binding.batch_protocol import CommitReply, decode_commit_call
+from scheduler_plugin.binding.batch_protocol import encode as encode_commit
 from scheduler_plugin.binding.binder import Binder, Leadership
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import ProtocolError
@@ -71,6 +74,7 @@ class Service:
         leadership: None without an election.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
         looks: Looks again at refused pods later; None where nobody does.
+        batch: Binds pods that a queue hands over; None: no queue may.
         standby_is_ready: Who leads is told by a label on its pod; else readiness tells.
     """
 
@@ -84,6 +88,7 @@ class Service:
     leadership: Leadership | None = None
     preemptor: Preemptor | None = None
     looks: SecondLooks | None = None
+    batch: BatchCommitter | None = None
     standby_is_ready: bool = False
 
     async def call(self, path: str, body: bytes) -> Answer:
@@ -133,12 +138,13 @@ class Service:
     @property
     def verbs(self) -> dict[str, Verb]:
         """The verbs by path."""
-        return {
+        verbs: dict[str, Verb] = {
             "/filter": self.filter,
             "/prioritize": self.prioritize,
             "/bind": self.bind,
             "/preempt": self.preempt,
         }
+        return verbs if self.batch is None else {**verbs, "/commit": self.commit}
 
     async def filter(self, body: bytes) -> Answer:
         """POST /filter."""
@@ -200,6 +206,15 @@ class Service:
         """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.is_gated
+
+    async def commit(self, body: bytes) -> Answer:
+        """POST /commit: pods of batch mode, each with its list of nodes."""
+        began = perf_counter()
+        call = decode_commit_call(body)
+        results = await self.batch.commit(call) if self.batch is not None else []
+        for result in results:
+            self.metrics.committed.labels(result.outcome.value).inc()
+        return self._done("commit", began, encode_commit(CommitReply(tuple(results))))
 
     async def preempt(self, body: bytes) -> Answer:
         """POST /preempt."""

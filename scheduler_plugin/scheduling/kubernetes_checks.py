@@ -61,6 +61,8 @@ class _Pod:
         untried_since: When a pod was seen first that waits for another scheduler, seconds; None: it does not
             wait, or was tried.
         lite: The pod, for terms of others.
+        scheduler: `spec.schedulerName`.
+        gated: It wears scheduling gates.
     """
 
     node: str
@@ -72,6 +74,8 @@ class _Pod:
     resized: Mapping[str, int]
     untried_since: float | None
     lite: PodLite
+    scheduler: str
+    gated: bool
 
 
 @dataclass(slots=True)
@@ -138,6 +142,8 @@ class KubernetesChecks:
             resized=find_resized(pod, self._state.resource) if pod.spec.node_name else {},
             untried_since=(now if since is None else since) if untried else None,
             lite=pod,
+            scheduler=pod.spec.scheduler_name,
+            gated=bool(pod.spec.scheduling_gates),
         )
         if known.node:
             self._on.setdefault(known.node, _OnNode()).uids.add(uid)
@@ -183,6 +189,11 @@ class KubernetesChecks:
                 self.apply_pod(pod, now)
 
     # What is asked.
+
+    def is_of_scheduler(self, uid: str, name: str) -> bool:
+        """Tell whether a pod that is known names a scheduler, and wears no scheduling gate."""
+        pod = self._pods.get(uid)
+        return pod is not None and pod.scheduler == name and not pod.gated
 
     def find_rejection(self, uid: str, name: str, now: float, *, margin: float = 0.0) -> str:
         """Say why a pod must not be bound to a node.

@@ -9,6 +9,7 @@ import msgspec
 
 from allocator.errors import shown
 from allocator.names import (
+    BATCH_SCHEDULER,
     POD_DATA,
     POD_FIRST_STAGE_SIZE,
     POD_GANG,
@@ -59,6 +60,8 @@ class QueueMetadata(PodMetadata):
 
 class QueueSpec(RulesSpec):
     """`spec` with what the queue needs."""
+
+    scheduler_name: str = ""
 
 
 class Condition(KubeStruct):
@@ -114,8 +117,9 @@ class Ticket:
     Attributes:
         queue: Name of its queue, empty when it names none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
-        gated: It waits for its release: it has our gate, or it is requeued.
+        gated: It waits for its release: it has our gate, is requeued, or waits to be bound by batch mode.
         has_gate: It has our gate.
+        is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
         requeued: Its release was taken back, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
@@ -140,6 +144,7 @@ class Ticket:
     created: float
     gated: bool
     has_gate: bool
+    is_batch: bool
     requeued: bool
     foreign_gates: tuple[str, ...]
     data: frozenset[str]
@@ -169,6 +174,7 @@ def read_ticket(pod: QueuePod) -> Ticket:
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     requeued = is_requeued(pod)
+    is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = next(
         (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
     )
@@ -183,8 +189,9 @@ def read_ticket(pod: QueuePod) -> Ticket:
     return Ticket(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
         created=(parse_time(meta.creation_timestamp) or 0.0),
-        gated=QUEUE_GATE in gates or requeued,
+        gated=QUEUE_GATE in gates or requeued or (is_batch and not pod.spec.node_name),
         has_gate=QUEUE_GATE in gates,
+        is_batch=is_batch,
         requeued=requeued,
         foreign_gates=tuple(sorted(name for name in gates if name != QUEUE_GATE)),
         data=data,

@@ -134,6 +134,7 @@ class _Document(_Form, frozen=True):
     keep_room_at_latest: Duration = "720h"
     bind_within: Duration = "2m"
     gang_within: Duration = "5m"
+    batch_headroom: Annotated[int, Meta(ge=0, le=90)] = 0
 
 
 class QueueConfig(Struct, frozen=True):
@@ -155,6 +156,7 @@ class QueueConfig(Struct, frozen=True):
         keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
         bind_within_s: A released pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
+        batch_headroom: Part of a node's cpu and memory that batch mode leaves free, 0 to 0.9.
     """
 
     queues: dict[str, QueueForm]
@@ -171,6 +173,7 @@ class QueueConfig(Struct, frozen=True):
     keep_room_at_latest_s: float = 2_592_000.0
     bind_within_s: float = 120.0
     gang_within_s: float = 300.0
+    batch_headroom: float = 0.0
 
 
 Form = TypeVar("Form", bound=Struct)
@@ -241,6 +244,7 @@ def parse_config(
         keep_room_at_latest_s=seconds["keep_room_at_latest"],
         bind_within_s=seconds["bind_within"],
         gang_within_s=seconds["gang_within"],
+        batch_headroom=document.batch_headroom / 100,
     )
 
 

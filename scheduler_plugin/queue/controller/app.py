@@ -18,7 +18,8 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, release, settle
 from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
-from scheduler_plugin.queue.config.queues import QueueConfig
+from scheduler_plugin.queue.controller.batch_client import committer_of
+from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, batch_pods
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.http import make_app
@@ -74,13 +75,12 @@ async def run(
         writer = Writer(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
         metrics = QueueMetrics()
-        controller = Controller(queue, writer, recorder, clock, term.is_open, metrics.decisions.observe)
+        committer = await stack.enter_async_context(committer_of(settings, term.may_write))
+        controller = Controller(
+            queue, writer, recorder, clock, term.is_open, metrics.decisions.observe, committer
+        )
         sink = NamespaceSink(queue, controller.note)
         watcher.changed.connect(controller.note)
-
-        def configure(new: QueueConfig) -> None:
-            queue.configure(new)
-            controller.note()
 
         unready = (lambda: term.blindness) if label is not None else (lambda: term.trouble)
         app = make_app(controller, metrics, unready, lambda: term.trouble, lambda: file.fault, clock)
@@ -102,9 +102,10 @@ async def run(
                 watcher.run(),
                 namespaces(client, sink, clock).run(),
                 jobs(client, JobSink(queue, controller.note), clock).run(),
+                batch_pods(client, BatchPodSink(queue, controller.note), clock).run(),
                 term.run(controller.note),
                 recorder.run(),
-                file.follow(configure),
+                file.follow(controller.configure),
                 controller.run(),
             ]
             work += [each.run() for each in (elector, label) if each is not None]

@@ -1,7 +1,7 @@
 """The queue at work: decides when something has changed, writes what it decided, says why."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -12,9 +12,11 @@ from kubeapi.correlation import EventType, pod_ref
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.lending import launch_order
 from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
-from scheduler_plugin.queue.config.queues import over_the_cluster
+from scheduler_plugin.queue.config.queues import QueueConfig, over_the_cluster
+from scheduler_plugin.queue.controller.batch_client import BatchCommitClient
+from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.explainer import Explainer, Recorder
-from scheduler_plugin.queue.controller.writer import Writer, Written
+from scheduler_plugin.queue.controller.writer import Answer, Writer, Written
 from scheduler_plugin.queue.scheduler.admission import Member, Release
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
@@ -24,6 +26,9 @@ UNDER_WAY: Final = 16
 
 BATCH: Final = 64
 """Releases that are decided before their writes begin; then other work of the process has its turn."""
+
+COMMITS: Final = 2
+"""Calls of the committer at once: while it sends the Bindings of one, it chooses the cards of the next."""
 
 TICK_S: Final = 1.0
 
@@ -60,6 +65,7 @@ class Controller:
         clock: Monotonic seconds.
         ready: Whether the view can be trusted and this process is the one that decides.
         decided: Told the seconds that each decision took.
+        batch: Binds the pods that name `gpupack-batch`; None: nobody does.
 
     Attributes:
         counts: What happened.
@@ -74,6 +80,7 @@ class Controller:
         clock: Callable[[], float],
         ready: Callable[[], bool],
         decided: Callable[[float], None] = lambda _seconds: None,
+        batch: BatchCommitClient | None = None,
     ) -> None:
         self.queue = queue
         self.counts = Counts()
@@ -84,12 +91,20 @@ class Controller:
         self._ready = ready
         self._decided = decided
         self._news = asyncio.Event()
+        self._handover = Handover(queue, batch)
+        queue.batch.enabled = batch is not None
+        self._commit_turns = asyncio.Semaphore(COMMITS)
         self._writes: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
         self._explainer = Explainer(queue, recorder, clock)
         self._changed = False
         self._reclaimer = Reclaimer(queue)
+
+    def configure(self, config: QueueConfig) -> None:
+        """Take another configuration."""
+        self.queue.configure(config)
+        self.note()
 
     def note(self) -> None:
         """Something changed: decide again."""
@@ -143,6 +158,7 @@ class Controller:
             batch: list[Release] = []
             for release in decisions:
                 batch.append(release)
+                self._handover.note(release)
                 self._decided(self._clock() - began)
                 began = self._clock()
                 if len(batch) == BATCH:
@@ -151,12 +167,26 @@ class Controller:
                 return
             by_uid = {release.task.uid: release for release in batch}
             tasks = [release.task for release in batch]
+            groups: list[list[Handed]] = []
             for task in launch_order(tasks, plain=self.queue.config.plain_launch):
-                for member in by_uid[task.uid].members:
+                handed, rest = self._handover.split(by_uid[task.uid])
+                groups += [handed] if handed else []
+                for member in rest:
                     self._begin(by_uid[task.uid], member)
+            if groups:
+                self._do(self._hand_over(groups))
             while len(self._writes) >= UNDER_WAY:
                 await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
+
+    async def _hand_over(self, groups: Sequence[Sequence[Handed]]) -> None:
+        """Hand pods to the committer."""
+        async with self._commit_turns:
+            answers = await self._handover.commit(groups)
+        for handed, answer in answers:
+            entry = self.queue.entries.get(handed.member.uid)
+            if entry is not None:
+                self._settle(handed.release, handed.member, entry, answer)
 
     def _begin(self, release: Release, member: Member) -> None:
         self._do(self._write(release, member))
@@ -175,6 +205,10 @@ class Controller:
         async with self._turns:
             cards = planned(self.queue, member.uid)
             answer = await self._writer.release(entry, node, cards, member.others)
+        self._settle(release, member, entry, answer)
+
+    def _settle(self, release: Release, member: Member, entry: Entry, answer: Answer) -> None:
+        """Take what became of a release."""
         self._wrote = self._clock()
         if answer.written is not Written.DONE:
             outcome = answer.written.name.lower()

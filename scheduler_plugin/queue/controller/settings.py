@@ -37,6 +37,7 @@ class QueueSettings(HttpAddress):
         identity: Of this process in the election.
         pod_name: This process's pod; while it leads, the pod has the label gpupack.io/leader, and readiness
             says nothing of who leads. None for no label.
+        committer: URL of the scheduler that binds pods of batch mode; None: nobody binds them.
         write_timeout_s: A write without an answer for so long has failed or never will.
         stale_s: Age of the view, in seconds, from which nothing is released; from 10.
         log_level: One of debug, info, warning, error.
@@ -56,6 +57,7 @@ class QueueSettings(HttpAddress):
     lease_s: int = 24
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     pod_name: str | None = None
+    committer: str | None = None
     write_timeout_s: float = 5.0
     stale_s: float = 180.0
     log_level: str = "info"

@@ -7,11 +7,12 @@ was released, one with a node sits in its slot. So everything is found again aft
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.queue.cache.batch_pods import BatchPods
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
 from scheduler_plugin.queue.cache.job_stages import Stages
 from scheduler_plugin.queue.cache.pods import QueuePod, Ticket, read_ticket
@@ -65,6 +66,7 @@ class Queue:
         stages: The stages of all jobs; whoever watches Jobs writes them here.
         refusals: Releases that the API server has refused, by UID, and their pauses.
         ended: Pods that have ended a moment ago.
+        batch: Pods that batch mode binds, and why it does not.
         seen_bound: When a pod that was released was last seen bound, seconds.
     """
 
@@ -92,6 +94,7 @@ class Queue:
         self._ages = Ages(wall)
         self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs))
         self._shapes = Shapes()
+        self.batch = BatchPods()
         self.refusals: Backoffs[str] = Backoffs(*REFUSED_S)
 
     # What comes in.
@@ -115,6 +118,13 @@ class Queue:
             self.room.set_facts(name, facts)
             self._count_node(name, facts)
             self._displace(name)
+
+    def set_batch_spec(self, uid: str, spec: Mapping[str, Any]) -> None:
+        """Take the whole spec of a pod that batch mode is to bind."""
+        self.batch.set_spec(uid, spec)
+        entry = self.entries.get(uid)
+        if entry is not None:
+            self._enter(entry)
 
     def set_namespace(self, name: str, labels: Mapping[str, str] | None) -> None:
         """Take a namespace's labels, None when it is gone."""
@@ -267,6 +277,8 @@ class Queue:
         if entry.wants is None:
             return entry.fault or no_request(self.state.resource)
         wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
+        if not wrong and entry.ticket.is_batch:
+            wrong = self.batch.explain_refusal(entry.uid)
         why = self.refusals.why(entry.uid)
         return wrong or (f"the API server refuses its release: {why}" if why else "")
 

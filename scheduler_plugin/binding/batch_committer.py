@@ -1,0 +1,149 @@
+"""Bind pods of batch mode: go down the list of nodes of each, assume its cards, send one Binding.
+
+This is the second tier. The cards are chosen, assumed and forgotten by `Binder`, as for a pod that
+kube-scheduler places: one committer for both. Where a node has changed since the list was made, its nodes
+are scored again first.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import structlog
+
+from allocator.errors import RequestError
+from allocator.names import BATCH_SCHEDULER
+from scheduler_plugin.binding.batch_protocol import CommitCall, Outcome, PodCandidates, PodResult
+from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.committer import Commitment
+from scheduler_plugin.binding.two_tier import Candidate, merge
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.scheduling.filtering import filter_nodes
+from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
+from scheduler_plugin.scheduling.node_versions import compute_node_version
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score
+
+UNDER_WAY: Final = 16
+"""Bindings at once: more do not make the API server faster."""
+
+log = structlog.get_logger(__name__)
+
+
+class BatchCommitter:
+    """Commits the queue's lists, one after the other, and sends their Bindings side by side.
+
+    Args:
+        binder: Assumes cards, sends Bindings, and knows whether this process may.
+        checks: What kube-scheduler's filters say.
+        stale: Says why the cluster's view cannot be trusted, empty when it can.
+    """
+
+    def __init__(self, binder: Binder, checks: KubernetesChecks, stale: Callable[[], str]) -> None:
+        self._binder = binder
+        self._checks = checks
+        self._stale = stale
+        self._turns = asyncio.Semaphore(UNDER_WAY)
+
+    async def commit(self, call: CommitCall) -> list[PodResult]:
+        """Commit a call; a result for each of its pods, in their order."""
+        pods = [pod for group in call.groups for pod in group]
+        refused = partial(PodResult, outcome=Outcome.REFUSED)
+        if why := self._stale():
+            return [refused(pod.uid, why=why) for pod in pods]
+        try:
+            async with asyncio.timeout(2 * self._binder.timeout_s):
+                await self._binder.open()
+        except CommitError as error:
+            return [refused(pod.uid, why=str(error)) for pod in pods]
+        except TimeoutError:
+            why = "this gpupack scheduler has not listed the pods since it may bind"
+            return [refused(pod.uid, why=why) for pod in pods]
+        results: dict[str, PodResult] = {}
+        begun: list[Commitment] = []
+        for group in call.groups:
+            # No await: what one pod takes the next one sees.
+            found = self._begin_group(group, call.headroom)
+            if isinstance(found, str):
+                results |= {pod.uid: refused(pod.uid, why=found) for pod in group}
+            else:
+                begun += found
+        sent = await asyncio.gather(*(self._send(commitment) for commitment in begun))
+        results |= {result.uid: result for result in sent}
+        return [results[pod.uid] for pod in pods]
+
+    def _begin_group(self, group: Sequence[PodCandidates], headroom: float) -> list[Commitment] | str:
+        """Assume the cards of all pods of a group, or of none, and say why."""
+        begun: list[Commitment] = []
+        for pod in group:
+            found = self._begin(pod, headroom)
+            if isinstance(found, str):
+                for commitment in begun:
+                    self._binder.abandon(commitment)
+                return found if len(group) == 1 else f"pod {pod.name} of its gang: {found}"
+            begun.append(found)
+        return begun
+
+    def _begin(self, pod: PodCandidates, headroom: float) -> Commitment | str:
+        """Assume a pod's cards on the first node of its list that takes it; why none does."""
+        state, now = self._binder.committer.state, self._binder.clock()
+        record = state.pods.get(pod.uid)
+        if record is not None and record.charged is None:
+            return "it asks for no card"
+        if not self._checks.is_of_scheduler(pod.uid, BATCH_SCHEDULER):
+            return f"its schedulerName is not {BATCH_SCHEDULER}"
+        why = "no node of its list is there any more"
+        for candidate in self._order(pod):
+            why = self._checks.find_rejection(pod.uid, candidate.node, now, margin=headroom)
+            if why:
+                continue
+            try:
+                return self._binder.begin(pod.namespace, pod.name, pod.uid, candidate.node)
+            except CommitError as error:
+                why = str(error)
+        return why
+
+    def _order(self, pod: PodCandidates) -> list[Candidate]:
+        """Lists 2 and 4 of the two-tier method: as offered, or scored again where a node has changed."""
+        state = self._binder.committer.state
+        nodes, record = state.nodes, state.pods.get(pod.uid)
+        versions = {
+            each.node: compute_node_version(nodes, row)
+            for each in pod.nodes
+            if (row := nodes.rows.get(each.node)) is not None
+        }
+        offered = [Candidate(each.node, float(place), each.version) for place, each in enumerate(pod.nodes)]
+        changed = len(offered) > 1 and any(versions.get(each.node) != each.version for each in offered)
+        if not changed or record is None or record.request is None:
+            return [each for each in offered if each.node in versions]
+        scores = self._rescore(pod, versions)
+        # Places in a list are no scores: where one node is scored again, all are.
+        epoch = 0 if scores is None else 1
+        return merge(offered, versions.get, (scores or {}).get, epoch=epoch)
+
+    def _rescore(self, pod: PodCandidates, versions: Mapping[str, int]) -> dict[str, float] | None:
+        """Filter and score the latest records; None where the pod or its policy cannot be asked."""
+        state, policies = self._binder.committer.state, self._binder.committer.policies
+        nodes, record = state.nodes, state.pods[pod.uid]
+        if record.request is None:
+            return None
+        rows = np.array([nodes.rows[name] for name in versions], dtype=np.intp)
+        try:
+            query = policies.query(nodes, record.request, record.cpu_milli, record.memory_bytes)
+            fits = rows[filter_nodes(nodes, query, rows)]
+            scores = score(policies.of(query.request), nodes, query, fits)
+        except (RequestError, *POLICY_FAULTS) as error:
+            log.warning("not scored again", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            return None
+        found = zip(fits.tolist(), scores.tolist(), strict=True)
+        return {nodes.names[row]: value for row, value in found if value < np.inf}
+
+    async def _send(self, commitment: Commitment) -> PodResult:
+        uid, node = commitment.pod.uid, commitment.node
+        async with self._turns:
+            why = await self._binder.finish(commitment)
+        if not why:
+            return PodResult(uid, Outcome.BOUND, node)
+        outcome = Outcome.UNKNOWN if self._binder.is_unsettled(commitment) else Outcome.REFUSED
+        return PodResult(uid, outcome, node, why)

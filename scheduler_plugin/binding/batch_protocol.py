@@ -1,0 +1,129 @@
+"""What the queue hands to the committer, and what comes back: JSON in both directions. Pure."""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from allocator.errors import shown
+from scheduler_plugin.errors import ProtocolError
+
+MOST_PODS: Final = 1024
+"""Pods of one call."""
+
+MOST_CANDIDATES: Final = 64
+"""Nodes of one pod."""
+
+
+class NodeCandidate(msgspec.Struct, frozen=True):
+    """A node that the first tier found for a pod.
+
+    Attributes:
+        node: Its name.
+        version: What its score follows from, see `node_version`.
+    """
+
+    node: str
+    version: int = 0
+
+
+class PodCandidates(msgspec.Struct, frozen=True):
+    """A pod and its candidates, the best first.
+
+    Attributes:
+        namespace: Of the pod.
+        name: Of the pod.
+        uid: Of the pod.
+        nodes: Where it may be bound, in the order in which to try.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    nodes: tuple[NodeCandidate, ...]
+
+
+class CommitCall(msgspec.Struct, frozen=True):
+    """Body of a call: the pods of each inner tuple are bound together or not at all.
+
+    Attributes:
+        groups: In the order in which they are committed.
+        headroom: Part of a node's cpu and memory that stays free beside each pod, 0 to 1.
+    """
+
+    groups: tuple[tuple[PodCandidates, ...], ...]
+    headroom: float = 0.0
+
+
+class Outcome(StrEnum):
+    """What became of a pod."""
+
+    BOUND = "bound"
+    REFUSED = "refused"
+    """No Binding was sent, or the API server refused it: the pod may be handed in again, for any node."""
+    UNKNOWN = "unknown"
+    """A Binding was sent and may still take effect: the committer sends no other one until it knows."""
+
+
+class PodResult(msgspec.Struct, frozen=True):
+    """What became of one pod.
+
+    Attributes:
+        uid: Of the pod.
+        outcome: In one word.
+        node: Where it was bound, or where its Binding went.
+        why: In words, where it was not bound.
+    """
+
+    uid: str
+    outcome: Outcome
+    node: str = ""
+    why: str = ""
+
+
+class CommitReply(msgspec.Struct, frozen=True):
+    """Body of the answer: a result for each pod, in the order of the call."""
+
+    results: tuple[PodResult, ...]
+
+
+_decode_call = msgspec.json.Decoder(CommitCall).decode
+_decode_reply = msgspec.json.Decoder(CommitReply).decode
+encode = msgspec.json.encode
+
+
+def decode_commit_call(body: bytes) -> CommitCall:
+    """Read a call.
+
+    Raises:
+        ProtocolError: 400 for what is no JSON, 422 for another shape or too much.
+    """
+    try:
+        call = _decode_call(body)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"commit call: {error}; allowed is groups of pods with their nodes") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ProtocolError(f"commit call is not JSON: {error}", 400) from error
+    pods = [pod for group in call.groups for pod in group]
+    if len(pods) > MOST_PODS:
+        raise ProtocolError(f"commit call with {len(pods)} pods: allowed are {MOST_PODS}")
+    for pod in pods:
+        if not (pod.namespace and pod.name and pod.uid and 0 < len(pod.nodes) <= MOST_CANDIDATES):
+            what = f"pod {shown(pod.namespace)}/{shown(pod.name)} with {len(pod.nodes)} nodes"
+            allowed = f"a namespace, a name, a UID and 1 to {MOST_CANDIDATES} nodes"
+            raise ProtocolError(f"commit call: {what}; allowed is {allowed}")
+    if not 0 <= call.headroom < 1:
+        raise ProtocolError(f"commit call: headroom {call.headroom}; allowed is 0 to below 1")
+    return call
+
+
+def decode_commit_reply(body: bytes) -> CommitReply:
+    """Read an answer.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return _decode_reply(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ProtocolError(f"commit answer cannot be read: {error}") from error

@@ -1,0 +1,112 @@
+"""Releases of pods without a gate: each goes to the committer with its list of nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler_plugin.binding.batch_protocol import (
+    CommitCall,
+    NodeCandidate,
+    Outcome,
+    PodCandidates,
+    PodResult,
+)
+from scheduler_plugin.queue.controller.batch_client import BatchCommitClient, CommitFailedError
+from scheduler_plugin.queue.controller.writer import Answer, Written
+from scheduler_plugin.queue.scheduler.admission import Member, Release
+from scheduler_plugin.queue.scheduler.queue import Queue
+from scheduler_plugin.scheduling.node_versions import compute_node_version
+
+_WRITTEN = {Outcome.BOUND: Written.DONE, Outcome.REFUSED: Written.REFUSED, Outcome.UNKNOWN: Written.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A pod that the committer is to bind.
+
+    Attributes:
+        release: Of the pod.
+        member: The pod.
+    """
+
+    release: Release
+    member: Member
+
+
+class Handover:
+    """Hands releases to the committer.
+
+    Args:
+        queue: Whose releases they are.
+        client: Calls the committer; None: there is none, and nothing is handed over.
+    """
+
+    def __init__(self, queue: Queue, client: BatchCommitClient | None) -> None:
+        self._queue = queue
+        self._client = client
+        self._candidates: dict[str, tuple[NodeCandidate, ...]] = {}
+
+    def note(self, release: Release) -> None:
+        """Remember the lists of a release, before the next pod takes room: they have the versions scored."""
+        for member in release.members if self._client is not None else ():
+            entry = self._queue.entries.get(member.uid)
+            if entry is not None and entry.ticket.is_batch:
+                self._candidates[member.uid] = self._list_candidates(member)
+
+    def split(self, release: Release) -> tuple[list[Handed], list[Member]]:
+        """Part the pods of a release into those that the committer binds, and those that lose their gate."""
+        handed = [Handed(release, member) for member in release.members if member.uid in self._candidates]
+        return handed, [member for member in release.members if member.uid not in self._candidates]
+
+    async def commit(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, Answer]]:
+        """Hand groups over; the pods of each are bound together or not at all.
+
+        Returns:
+            What became of each pod that was handed over.
+        """
+        handed = {each.member.uid: each for group in groups for each in group}
+        call = CommitCall(
+            tuple(pods for group in groups if (pods := self._write_group(group))),
+            self._queue.config.batch_headroom,
+        )
+        for uid in handed:
+            self._candidates.pop(uid, None)
+        results: dict[str, PodResult] = {}
+        missing = Answer(Written.GONE)
+        if self._client is not None and call.groups:
+            try:
+                results = {result.uid: result for result in await self._client.commit(call)}
+            except CommitFailedError as error:
+                missing = Answer(Written.UNKNOWN if error.sent else Written.REFUSED, str(error))
+        answers = []
+        for uid, each in handed.items():
+            result = results.get(uid)
+            if result is None:
+                answers.append((each, missing))
+                continue
+            at = replace(each, member=replace(each.member, node=result.node or each.member.node))
+            answers.append((at, Answer(_WRITTEN[result.outcome], result.why)))
+        return answers
+
+    def _write_group(self, group: Sequence[Handed]) -> tuple[PodCandidates, ...]:
+        """Write a group for the committer, empty where one of its pods is gone by now."""
+        pods = []
+        for each in group:
+            entry = self._queue.entries.get(each.member.uid)
+            if entry is None:
+                return ()
+            nodes = self._candidates[entry.uid]
+            pods.append(PodCandidates(entry.record.namespace, entry.record.name, entry.uid, nodes))
+        return tuple(pods)
+
+    def _list_candidates(self, member: Member) -> tuple[NodeCandidate, ...]:
+        """List the nodes of a pod that was just released, with what their scores followed from."""
+        state = self._queue.state
+        assumed, rows = state.get_assumed(member.uid), state.nodes.rows
+        return tuple(
+            NodeCandidate(
+                name,
+                compute_node_version(state.nodes, rows[name], assumed if name == member.node else None),
+            )
+            for name in (member.node, *member.others)
+            if name in rows
+        )

@@ -1,0 +1,268 @@
+"""The committer of batch mode: lists of nodes in, at most one Binding a pod out, whatever fails."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from allocator.names import POD_ASSIGNED
+from kubeapi.errors import Conflict, Forbidden, KubeApiError, TimedOut, Unreachable
+from scheduler_plugin.binding.batch_committer import UNDER_WAY
+from scheduler_plugin.binding.batch_protocol import (
+    MOST_PODS,
+    CommitCall,
+    Outcome,
+    decode_commit_call,
+    decode_commit_reply,
+    encode,
+)
+from scheduler_plugin.errors import ProtocolError
+from tests.batch_world import BatchWorld, raising
+from tests.binding_world import Leader
+
+
+async def test_a_pod_is_bound_by_one_write_with_its_cards() -> None:
+    world = BatchWorld()
+    world.pod("p", 8)
+    (result,) = await world.commit([world.candidates("p", "n", "m")])
+    assert (result.outcome, result.node) == (Outcome.BOUND, "n")
+    assert world.api.sent == [("uid-p", "n")]
+    assigned = json.loads(world.api.objects["p"]["metadata"]["annotations"][POD_ASSIGNED])
+    assert [units for _, units in assigned["main"]] == [8]
+
+
+async def test_what_one_pod_takes_the_next_one_of_the_call_sees() -> None:
+    world = BatchWorld()
+    for name in "pqrs":
+        world.pod(name, 12)
+    lists = [[world.candidates(name, "n", "m")] for name in "pqrs"]
+    results = await world.commit(*lists)
+    assert Counter(result.node for result in results) == {"n": 2, "m": 2}
+    assert {result.outcome for result in results} == {Outcome.BOUND}
+
+
+async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_told_where_none_is_left() -> (
+    None
+):
+    world = BatchWorld()
+    world.pod("p", 8)
+    world.pod("q", 8)
+    world.lose_node("n")
+    (first,) = await world.commit([world.candidates("p", "n", "m")])
+    assert (first.outcome, first.node) == (Outcome.BOUND, "m")
+    world.node("m", cpu="1")
+    (second,) = await world.commit([world.candidates("q", "n", "m")])
+    assert (second.outcome, second.why) == (Outcome.REFUSED, "insufficient cpu")
+    (third,) = await world.commit([world.candidates("q", "n")])
+    assert third.why == "no node of its list is there any more"
+
+
+async def test_an_unchanged_list_keeps_its_order_and_a_changed_one_is_scored_again() -> None:
+    """least-requested takes the emptier node first."""
+    world = BatchWorld()
+    world.pod("full", 8)
+    await world.commit([world.candidates("full", "n")])
+    for name in "pq":
+        world.pod(name, 8)
+    as_listed, changed = world.candidates("p", "n", "m"), world.candidates("q", "n", "m", stale=True)
+    (first,) = await world.commit([as_listed])
+    (second,) = await world.commit([changed])
+    assert (first.node, second.node) == ("n", "m")
+
+
+async def test_a_gang_is_bound_whole_or_not_at_all() -> None:
+    world = BatchWorld()
+    for name in "pqr":
+        world.pod(name, 16)
+    results = await world.commit([world.candidates(name, "n") for name in "pqr"])
+    assert {result.outcome for result in results} == {Outcome.REFUSED}
+    assert results[0].why.startswith("pod r of its gang: ")
+    assert not world.api.sent
+    assert world.assumed() == 0
+    results = await world.commit(
+        [world.candidates("p", "n"), world.candidates("q", "n"), world.candidates("r", "m")]
+    )
+    assert {result.outcome for result in results} == {Outcome.BOUND}
+
+
+@pytest.mark.parametrize("error", [Conflict("changed"), Forbidden("no", status=403)])
+async def test_a_refused_binding_gives_the_cards_back(error: KubeApiError) -> None:
+    world = BatchWorld()
+    world.pod("p", 8)
+    world.api.before = raising(error)
+    (result,) = await world.commit([world.candidates("p", "n", "m")])
+    assert result.outcome is Outcome.REFUSED
+    assert world.assumed() == 0
+    assert world.api.sent == [("uid-p", "n")]
+
+
+async def test_a_binding_whose_answer_was_lost_is_bound_where_the_pod_says_so() -> None:
+    world = BatchWorld()
+    world.pod("p", 8)
+    world.api.after = raising(TimedOut("late"))
+    (result,) = await world.commit([world.candidates("p", "n", "m")])
+    assert (result.outcome, result.node) == (Outcome.BOUND, "n")
+
+
+async def test_a_binding_that_may_have_happened_is_never_sent_to_another_node() -> None:
+    """Not while it may take effect still; once the pod is read unbound after that, it may."""
+    world = BatchWorld()
+    world.pod("p", 8)
+    world.api.before = raising(TimedOut("late"))
+
+    def unreachable() -> None:
+        raise Unreachable("away")
+
+    world.api.read = unreachable
+    (result,) = await world.commit([world.candidates("p", "n", "m")])
+    assert result.outcome is Outcome.UNKNOWN
+    assert world.assumed() == 8
+    for _ in range(3):
+        (again,) = await world.commit([world.candidates("p", "m")])
+        assert again.outcome is Outcome.REFUSED
+        assert "under way" in again.why
+        await world.pass_time()
+    assert world.api.sent == [("uid-p", "n")]
+    world.api.read, world.api.before = lambda: None, lambda _name: None
+    await world.pass_time()
+    assert world.assumed() == 0
+    (result,) = await world.commit([world.candidates("p", "m")])
+    assert result.outcome is Outcome.BOUND
+    await world.binder.close()
+
+
+async def test_who_loses_the_lead_in_the_middle_sends_no_further_binding() -> None:
+    leader = Leader(is_leader=True, since=90.0)
+    world = BatchWorld(leader)
+    for name in ("n", "m"):
+        world.node(name, (16,) * 16)
+    names = [f"p{number}" for number in range(UNDER_WAY + 8)]
+    for name in names:
+        world.pod(name, 8)
+
+    def depose(_name: str) -> None:
+        leader.is_leader = False
+
+    world.api.before = depose
+    results = await world.commit(*([world.candidates(name, "n", "m")] for name in names))
+    sent = {uid for uid, _ in world.api.sent}
+    assert len(sent) == 1
+    assert {result.uid for result in results if result.outcome is Outcome.BOUND} == sent
+    assert all(result.outcome is Outcome.REFUSED for result in results if result.uid not in sent)
+    (later,) = await world.commit([world.candidates(names[-1], "n")])
+    assert "not the leader" in later.why
+
+
+async def test_who_ends_sends_no_further_binding() -> None:
+    world = BatchWorld()
+    world.pod("p", 8)
+    await world.binder.open()
+    world.binder.end()
+    (result,) = await world.commit([world.candidates("p", "n")])
+    assert result.outcome is Outcome.REFUSED
+    assert not world.api.sent
+
+
+async def test_nothing_is_bound_from_a_stale_view_nor_for_pods_of_others() -> None:
+    world = BatchWorld()
+    world.pod("p", 8)
+    world.pod("theirs", 8, spec={"schedulerName": "default-scheduler"})
+    world.pod("gated", 8, spec={"schedulingGates": [{"name": "g"}]})
+    world.pod("plain", 0, containers=[{"name": "main"}])
+    world.stale = "it is old"
+    assert (await world.commit([world.candidates("p", "n")]))[0].why == "it is old"
+    world.stale = ""
+    results = await world.commit(
+        *([world.candidates(name, "n")] for name in ("theirs", "gated", "plain", "none"))
+    )
+    assert {result.outcome for result in results} == {Outcome.REFUSED}
+    assert not world.api.sent
+
+
+async def test_headroom_stays_free() -> None:
+    world = BatchWorld()
+    world.pod("p", 8, cpu="20")
+    (refused,) = await world.commit([world.candidates("p", "n")], headroom=0.51)
+    assert refused.why == "insufficient cpu"
+    (bound,) = await world.commit([world.candidates("p", "n")], headroom=0.5)
+    assert bound.outcome is Outcome.BOUND
+
+
+class Trouble:
+    """An API server that refuses, loses and delays."""
+
+    def __init__(self, world: BatchWorld, rng: random.Random) -> None:
+        self.rng = rng
+        world.api.before, world.api.after, world.api.read = self.before, self.after, self.read
+
+    def before(self, _name: str) -> None:
+        if self.rng.random() < 0.2:
+            raise self.rng.choice([Conflict("changed"), TimedOut("late"), Unreachable("away")])
+
+    def after(self, _name: str) -> None:
+        if self.rng.random() < 0.2:
+            raise TimedOut("late")
+
+    def read(self) -> None:
+        if self.rng.random() < 0.3:
+            raise Unreachable("away")
+
+
+def count_units(world: BatchWorld) -> Counter[str]:
+    """Units by card of all pods that are bound, as the API server has them."""
+    used: Counter[str] = Counter()
+    for name, raw in world.api.objects.items():
+        if f"uid-{name}" in world.api.bound:
+            for card, units in json.loads(raw["metadata"]["annotations"][POD_ASSIGNED])["main"]:
+                used[card] += units
+    return used
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_fails_nothing_is_bound_twice_or_over_committed(seed: int) -> None:
+    """409s, time-outs that did bind and that did not, reads that fail, late watches, nodes that go."""
+    rng = random.Random(seed)
+    world = BatchWorld()
+    names = [f"p{number}" for number in range(40)]
+    for name in names:
+        world.pod(name, rng.choice((4, 8, 12)))
+    Trouble(world, rng)
+    for _ in range(30):
+        waiting = [name for name in names if f"uid-{name}" not in world.api.bound]
+        rng.shuffle(waiting)
+        lists = [
+            [world.candidates(name, *rng.sample(("n", "m"), 2), stale=rng.random() < 0.3)] for name in waiting
+        ]
+        results = await world.commit(*lists)
+        bound = {result.uid: result.node for result in results if result.outcome is Outcome.BOUND}
+        assert bound.items() <= world.api.bound.items()
+        for name in rng.sample(names, 20):
+            world.see(name)
+        if rng.random() < 0.1:
+            world.lose_node("m")
+            world.node("m")
+        await world.pass_time()
+    assert max(count_units(world).values()) <= 16
+    assert len(world.api.bound) > 4
+    await world.binder.close()
+
+
+async def test_calls_are_checked() -> None:
+    world = BatchWorld()
+    call = CommitCall((tuple(world.candidates("p", "n") for _ in range(MOST_PODS)),))
+    assert decode_commit_call(encode(call)) == call
+    with pytest.raises(ProtocolError, match="allowed are 1024"):
+        decode_commit_call(encode(CommitCall((*call.groups, *call.groups))))
+    with pytest.raises(ProtocolError, match="not JSON"):
+        decode_commit_call(b"{")
+    with pytest.raises(ProtocolError, match="allowed is groups"):
+        decode_commit_call(b"{}")
+    with pytest.raises(ProtocolError, match="1 to 64 nodes"):
+        decode_commit_call(encode(CommitCall(((world.candidates("p"),),))))
+    with pytest.raises(ProtocolError, match="headroom"):
+        decode_commit_call(encode(CommitCall((), 1.0)))
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        decode_commit_reply(b"no")
+    await asyncio.sleep(0)
