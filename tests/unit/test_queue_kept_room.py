@@ -187,3 +187,25 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
     world.delete(filler)
     world.queue.keep_room(world.now)
     assert world.released() == ["older"]
+
+
+def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
+    """Else neither starts: quota is kept for the lender, whose only room is kept for the borrower."""
+    queues = "{name: a, cohort: x, nominalQuota: 16}, {name: b, cohort: x, nominalQuota: 0}"
+    world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
+    world.node("n1", (16,))
+    running = [world.pod(f"a{number}", 8, created=number) for number in range(2)]
+    assert len(world.released()) == 2
+    for uid in running:
+        world.bind(uid)
+    world.node("n1", (16,), [16], holds=running)
+    world.pod("borrower", 3, queue="b", created=2)
+    world.pod("lender", 16, created=3)
+    world.now = 1000.0
+    world.delete(running[0])
+    assert _kept(world) == ["n1"], "its quota is free, and the node does not say yet that the card is"
+    world.delete(running[1])
+    world.node("n1", (16,))
+    assert world.released() == []
+    _kept(world)
+    assert world.released() == ["lender"]

@@ -203,8 +203,11 @@ class RoomKeeper:
             # Its pods are others now. What has become free is taken into account when room is found for them.
             return False
         cohort, units = admission.tenants.cohort(tenant.name), self._units(pods, kept)
-        if cohort is None or not (cohort.is_own(tenant.name, units) or cohort.allows(tenant.name, units)):
-            # What is its own comes back to it when borrowers end; what it would borrow may not.
+        if cohort is None:
+            return False
+        if not (cohort.is_own(tenant.name, units) or admission.tenants.allows(tenant.name, units, uid)):
+            # What is its own comes back to it when borrowers end. What it would borrow may not: its lender
+            # needs it, or it is kept for a task of the lender, which may wait for this very room.
             return False
         return Clearing(admission.room, uid).serves(pods)
 
