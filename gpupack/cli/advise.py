@@ -10,6 +10,7 @@ import click
 
 from gpupack.cli.asking import ask, output_option, source_of, source_options
 from gpupack.cli.common import FAILED, say, version_option
+from gpupack.terminal import wants_colour
 
 if TYPE_CHECKING:
     from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions
@@ -94,14 +95,17 @@ def advise(
 
     if not applies:
         _, advice = ask(find)
-        say(as_json(advice) if output == "json" else format_advice(advice))
+        if output == "json":
+            say(as_json(advice))
+        else:
+            click.echo(format_advice(advice, colour=wants_colour()))
         return
     how = ApplyOptions(dry_run=dry_run, timeout_s=timeout_s, keeps_cordon=empty is not None)
 
     async def make() -> "AppliedAdvice":
         cluster, advice = await find()
         if output != "json":
-            say(format_advice(advice, planned=True))
+            click.echo(format_advice(advice, planned=True, colour=wants_colour()))
         return await _apply(source, cluster, advice, limits, how, quiet=output == "json")
 
     done = ask(make)

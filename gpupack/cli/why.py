@@ -8,6 +8,7 @@ import click
 from gpupack.cli.asking import ask, output_option, source_of, source_options
 from gpupack.cli.common import say, version_option
 from gpupack.cli.names import complete_pods
+from gpupack.terminal import wants_colour
 
 if TYPE_CHECKING:
     from gpupack.diagnose.listing import Workload
@@ -50,19 +51,22 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
     from gpupack.whatif.fetching import read_cluster_and_pod
     from gpupack.whatif.rendering import format_why
 
+    show = say if output == "json" else click.echo  # a text is printable, but for our own colours
     source = source_of(options)
     workload = None if pod is None else parse_workload(pod)
     if pod is None or workload is not None:
-        say(_list(source, namespace, workload, output))
+        show(_list(source, namespace, workload, output))
         return
     pod, namespace = _named(pod, namespace)
 
     async def work() -> str:
         cluster, around = await read_cluster_and_pod(source, namespace, pod)
         answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
-        return as_json(answer) if output == "json" else format_why(answer)
+        if output == "json":
+            return as_json(answer)
+        return format_why(answer, colour=wants_colour(), now_s=time.time())
 
-    say(ask(work))
+    show(ask(work))
 
 
 def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
@@ -79,7 +83,7 @@ def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | 
             found = list_workload(
                 cluster, namespace or around.namespace, workload, time.time(), around.queued
             )
-        return as_json(found) if output == "json" else list_text(found)
+        return as_json(found) if output == "json" else list_text(found, colour=wants_colour())
 
     return ask(work)
 

@@ -12,6 +12,7 @@ from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod, list_gates
+from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ def list_workload(
     return PodList(_lines(cluster, pods, now_s, queued), workload.name)
 
 
-def list_text(found: PodList) -> str:
-    """Write a list as a table."""
+def list_text(found: PodList, *, colour: bool = False) -> str:
+    """Write a list as a table; `colour`: with ANSI colours, for terminals."""
     if not found.pods:
         return "No pod waits for GPU memory."
     header = ("POD", "ASKS", "AGE", "STATE" if found.of else "REASON", "WHY")
@@ -116,8 +117,11 @@ def list_text(found: PodList) -> str:
         )
         for line in found.pods
     ]
-    cells = [[Cell(text, HEADER) for text in header], *([Cell(text) for text in row] for row in rows)]
-    return "\n".join(line.rstrip() for line in grid(map(Line, cells), colour=False))
+    cells = [
+        [Cell(text, HEADER) for text in header],
+        *([Cell(make_printable(text)) for text in row] for row in rows),
+    ]
+    return "\n".join(line.rstrip() for line in grid(map(Line, cells), colour=colour))
 
 
 def _lines(

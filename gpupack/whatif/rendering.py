@@ -1,20 +1,64 @@
 """The answers as text for people."""
 
+import re
 from collections.abc import Iterable, Iterator
+from typing import Final
 
+from rich.style import Style
+
+from gpupack.inventory.grid import ERROR, HEADER
+from gpupack.terminal import short_age
 from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
+from kubeapi.metadata import parse_time
 from scheduler_plugin.scheduling.reasons import memory
 
 _NODES_SHOWN = 10
 
+_STATES: Final = {
+    "fits": Style(color="green"),
+    "running": Style(color="green"),
+    "pending": Style(color="yellow"),
+    "gated": Style(color="yellow"),
+    "ending": Style(color="yellow"),
+    "failed": ERROR,
+    "refused": ERROR,
+}
+"""How the sentence about a pod looks on a terminal, as the rows of `gpupack top` do."""
+_TITLE: Final = re.compile(r"\S.*:")
+_AT: Final = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) ")
 
-def format_why(answer: PodExplanation) -> str:
-    """Write why a pod is as it is."""
-    return "\n".join(make_printable(line) if line.strip() else "" for line in _why(answer))
+
+def format_why(answer: PodExplanation, *, colour: bool = False, now_s: float | None = None) -> str:
+    """Write why a pod is as it is.
+
+    Args:
+        answer: What is known.
+        colour: Put ANSI colours in, for terminals.
+        now_s: Seconds since the epoch, to write ages of Events in place of times; None: times.
+    """
+    return _joined(_why(answer, now_s), _STATES.get(answer.state, Style()) if colour else None)
 
 
-def _why(answer: PodExplanation) -> Iterator[str]:
+def _joined(lines: Iterable[str], first: Style | None = None) -> str:
+    """Join lines; `first` is how the first of them looks, titles are bold then; None: without colours."""
+    written = [make_printable(line) if line.strip() else "" for line in lines]
+    if first is not None:
+        titles = [HEADER.render(line) if _TITLE.fullmatch(line) else line for line in written[1:]]
+        written = [*(first.render(line) for line in written[:1]), *titles]
+    return "\n".join(written)
+
+
+def _age(event: str, now_s: float | None) -> str:
+    """Write an Event's age in place of its time."""
+    match = _AT.match(event)
+    at_s = parse_time(match[1]) if match else None
+    if now_s is None or match is None or at_s is None:
+        return event
+    return f"{short_age(max(0.0, now_s - at_s))} ago: {event[match.end() :]}"
+
+
+def _why(answer: PodExplanation, now_s: float | None) -> Iterator[str]:
     asks = f", which asks for {answer.asked}," if answer.asked else ""
     yield f"Pod {answer.namespace}/{answer.pod}{asks} {answer.text}."
     for card in answer.cards:
@@ -35,7 +79,7 @@ def _why(answer: PodExplanation) -> Iterator[str]:
     yield from _listed("Also:", answer.notes)
     if answer.scheduler:
         yield from _listed("kube-scheduler says:", [answer.scheduler])
-    yield from _listed("Events:", answer.events)
+    yield from _listed("Events:", [_age(event, now_s) for event in answer.events])
 
 
 def _best(best: ClosestNode) -> str:
@@ -79,7 +123,7 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
 
 def format_fit(answer: FitAnswer) -> str:
     """Write how many pods fit."""
-    return "\n".join(make_printable(line) if line.strip() else "" for line in _fit(answer))
+    return _joined(_fit(answer))
 
 
 def _fit(answer: FitAnswer) -> Iterator[str]:
@@ -108,14 +152,16 @@ def _count(found: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
         yield f"  and {rest} on {len(shown) - _NODES_SHOWN} more nodes"
 
 
-def format_advice(answer: Advice, *, planned: bool = False) -> str:
+def format_advice(answer: Advice, *, planned: bool = False, colour: bool = False) -> str:
     """Write a list of moves.
 
     Args:
         answer: The moves.
         planned: They are about to be made.
+        colour: Put ANSI colours in, for terminals.
     """
-    return "\n".join(make_printable(line) if line.strip() else "" for line in _advice(answer, planned))
+    reached = Style(color="green" if answer.moves or answer.gained or answer.after.pods else "yellow")
+    return _joined(_advice(answer, planned), reached if colour else None)
 
 
 def _advice(answer: Advice, planned: bool) -> Iterator[str]:

@@ -1,14 +1,17 @@
 """`gpupack why` without a pod, and of a workload: which pods, and a line of each."""
 
 import json
+import re
 
 import msgspec
 import pytest
 
+from gpupack.diagnose import explain_pod
 from gpupack.diagnose.listing import list_text, list_waiting, list_workload, parse_workload
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
+from gpupack.whatif.rendering import format_why
 from scheduler_plugin.queue.controller.status import Why as QueueWhy
 from tests.ask_world import Node, Pod, World
 
@@ -137,3 +140,25 @@ def test_the_pods_of_a_workload_are_listed_wherever_they_are() -> None:
 def test_the_world_of_other_tests_has_one_that_waits() -> None:
     world = World((Node("n1"),), (Pod("w", 20),))
     assert [line.pod for line in list_waiting(Cluster.from_json(world.text), NOW).pods] == ["w"]
+
+
+def test_on_a_terminal_titles_are_bold_and_the_state_has_a_colour() -> None:
+    cluster = cluster_of(*pods_of(Pod("large", 20)))
+    plain = format_why(explain_pod(cluster, "default", "large"))
+    coloured = format_why(explain_pod(cluster, "default", "large"), colour=True)
+    assert coloured != plain
+    assert re.sub("\x1b\\[[0-9;]*m", "", coloured) == plain
+    lines = coloured.splitlines()
+    assert lines[0].startswith("\x1b[33mPod default/large")
+    assert "\x1b[1mWhy not:\x1b[0m" in lines
+    assert "\x1b" not in list_text(list_waiting(cluster, NOW))
+    assert "\x1b[1m" in list_text(list_waiting(cluster, NOW), colour=True)
+
+
+def test_events_are_told_by_their_age() -> None:
+    events = ("2025-12-31T23:55:00Z FailedScheduling: no card (x3)", "Odd: without a time")
+    cluster = cluster_of(*pods_of(Pod("large", 20)))
+    answer = explain_pod(cluster, "default", "large", events=events)
+    text = format_why(answer, now_s=NOW)
+    assert "  - 5m ago: FailedScheduling: no card (x3)\n  - Odd: without a time" in text
+    assert answer.events == events
