@@ -34,6 +34,12 @@ def test_the_extender_s_last_line() -> None:
     assert all(figure > 0 for figure in figures.values())
 
 
+def test_the_last_line_beside_others_has_gpupack_alone_without_their_programs() -> None:
+    figures = last_line("benchmarks.peers", "--nodes", "20", "--calls", "5")
+    assert set(figures) == {"nodes", "gpupack_p50_ms", "gpupack_p99_ms"}
+    assert all(figure > 0 for figure in figures.values())
+
+
 @pytest.mark.parametrize("slots", [[], ["--slots"]], ids=["pool", "slots"])
 def test_the_queue_s_last_line(slots: list[str]) -> None:
     figures = last_line("benchmarks.queue", "--tenants", "5", "--waiting", "300", "--nodes", "20", *slots)
