@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from allocator.names import PLACEHOLDER_LABEL
+from gpupack.autoscale.describing import write_shapes
+from gpupack.autoscale.shapes import read_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.autoscaler import Cloud, ClusterAutoscaler, Group
@@ -61,6 +63,13 @@ class World:
     def placeholders(self) -> list[Any]:
         found: list[Any] = self.api.get(PODS, labelSelector=PLACEHOLDER_LABEL)["items"]
         return found
+
+    def loops_between_placeholder_and_plan(self) -> int:
+        """Loops of Cluster Autoscaler from the first that sees a placeholder to that which adds a node."""
+        lines = self.autoscaler.said("")
+        first = next(at for at, line in enumerate(lines) if "gpupack-placeholder" in line)
+        plan = next(at for at, line in enumerate(lines) if "Final scale-up plan" in line)
+        return 1 + sum("Starting main loop" in line for line in lines[first:plan])
 
     def settled(self, seconds: float = 20) -> None:
         """Nothing more is bought, and no placeholder stays."""
@@ -117,6 +126,7 @@ def test_a_pod_that_fits_by_the_sum_alone_gets_one_node(make_world) -> None:
     assert world.node_of("waits") not in {world.node_of("a"), ""}
     world.settled()
     assert world.cloud.bought() == 1
+    assert world.loops_between_placeholder_and_plan() <= 2
 
 
 def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes_from_none(make_world) -> None:
@@ -139,6 +149,55 @@ def test_while_a_node_with_the_startup_taint_starts_no_second_one_is_bought(make
     world.wait_bound("one")
     world.settled()
     assert world.cloud.bought() == 1
+
+
+def test_from_zero_the_tags_that_we_print_are_what_it_needs_to_know(make_world) -> None:
+    """A group without a node: Cluster Autoscaler adds none for what nobody has told it."""
+    unknown = Group("two", tags="")
+    world = make_world(unknown)
+    world.create("one", 60)
+    world.autoscaler.start()
+    holds_for(lambda: world.cloud.bought() == 0, "nothing bought", 25)
+    assert world.autoscaler.said("Insufficient gpupack.io/gpu-memory-gib")
+    (shape,) = read_shapes(SHAPES, 1024)
+    # The first line is the name of the shape.
+    unknown.tags = write_shapes([shape], 1024, "aws").partition("\n")[2]
+    world.wait_bound("one", timeout_s=150)
+    world.settled()
+    assert world.cloud.bought() == 1
+
+
+def test_a_node_that_dies_while_it_starts_is_replaced_and_an_autoscaler_that_restarts_buys_none(
+    make_world,
+) -> None:
+    group = Group("two", words=20.0)
+    world = make_world(group)
+    fragments(world, group)
+    world.create("waits", 40)
+    world.ours.start()
+    world.autoscaler.start()
+    first = until(world.cloud.starting, "a node that starts", 90)
+    world.autoscaler.kill()
+    world.autoscaler.start()
+    world.cloud.remove(list(first))
+    # Nothing is known to be left of it but the placeholder, which stands for the pod until it runs.
+    until(world.cloud.starting, "another node", 120)
+    world.autoscaler.kill()
+    world.autoscaler.start()
+    world.wait_bound("waits", timeout_s=150)
+    world.settled()
+    assert world.cloud.bought() == 2
+
+
+def fragments(world: World, group: Group) -> None:
+    """Make a node with 20 GiB free on each of two cards, at once."""
+    slow, group.words = group.words, 0.0
+    world.cloud.add("two")
+    until(world.cloud.usable, "the first node", 60)
+    group.words = slow
+    for name in ("a", "b"):
+        world.create(name, 60)
+    world.wait_bound("a", "b")
 
 
 def test_where_the_sum_is_short_cluster_autoscaler_needs_no_help(make_world) -> None:

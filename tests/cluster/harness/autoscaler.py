@@ -27,6 +27,7 @@ from tests.cluster_builders import node_object
 
 TYPE = "node.kubernetes.io/instance-type"
 TICK_S = 0.2
+TAGS = "k8s.io/cluster-autoscaler/node-template/"
 FLAGS = {
     "leader-elect": "false",
     "scan-interval": "5s",
@@ -49,6 +50,8 @@ class Group:
         first: Seconds from the order to the Node.
         words: Seconds from the Node, which is Ready at once, to its cards.
         tainted: Nodes are born with the startup taint.
+        tags: What is said of a group without a node, as `gpupack autoscale shapes --format aws` prints it.
+            None: all that a node offers.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Group:
     first: float = 1.0
     words: float = 2.0
     tainted: bool = True
+    tags: str | None = None
     machines: dict[str, float] = field(default_factory=dict)
 
     def labels(self, name: str) -> dict[str, str]:
@@ -106,7 +110,7 @@ class Cloud:
         with self._lock:
             for group in self.groups.values():
                 for name in names:
-                    if group.machines.pop(name, None) is not None:
+                    if group.machines.pop(name, None) is not None and name in self._born:
                         self.api.delete(f"{NODES}/{name}")
 
     def bought(self) -> int:
@@ -115,6 +119,11 @@ class Cloud:
 
     def usable(self) -> set[str]:
         return set(self._usable)
+
+    def starting(self) -> set[str]:
+        """Machines that have a Node, and no cards yet."""
+        there = {name for group in self.groups.values() for name in group.machines}
+        return there & set(self._born) - self._usable
 
     def _run(self) -> None:
         while not self._stop.wait(TICK_S):
@@ -254,9 +263,16 @@ def template_of(group: Group) -> bytes:
         for key, value in made["status"]["allocatable"].items()
         if not key.startswith("gpupack.io/packed-")
     }
+    taints: list[str] = []
+    if group.tags is not None:
+        said = [line.removeprefix(TAGS).split(": ", 1) for line in group.tags.splitlines()]
+        amounts = {key: amounts[key] for key in ("cpu", "memory", "pods")}
+        amounts |= {key.removeprefix("resources/"): value for key, value in said if "resources/" in key}
+        taints = [f"{key.removeprefix('taint/')}:{value}" for key, value in said if key.startswith("taint/")]
     labels = b"".join(
         _message(11, _text(1, key) + _text(2, value)) for key, value in group.labels("template").items()
     )
+    spec = b"".join(_message(5, _taint(*taint.split(":"))) for taint in taints)
     listed = [
         b"".join(
             _message(number, _text(1, key) + _message(2, _text(1, value))) for key, value in amounts.items()
@@ -264,9 +280,15 @@ def template_of(group: Group) -> bytes:
         for number in (1, 2)
     ]
     ready = _text(1, "Ready") + _text(2, "True")
-    return _message(1, _text(1, f"template-{group.name}") + labels) + _message(
-        3, b"".join(listed) + _message(4, ready)
+    return (
+        _message(1, _text(1, f"template-{group.name}") + labels)
+        + _message(2, spec)
+        + _message(3, b"".join(listed) + _message(4, ready))
     )
+
+
+def _taint(key: str, value: str, effect: str) -> bytes:
+    return _text(1, key) + _text(2, value) + _text(3, effect)
 
 
 def _text(number: int, value: str) -> bytes:
