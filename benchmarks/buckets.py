@@ -30,37 +30,41 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.policies.best_fit import MOST_ITEMS, BestFit, Settings
-from scheduler_plugin.scheduling.policies.buckets import Found
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
-from scheduler_plugin.scheduling.policies.remaining import feasible_rows
-from scheduler_plugin.scheduling.ranking import best
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.policies.best_fit import MOST_ITEMS, BestFit, BestFitSettings
+from scheduler_plugin.scheduling.policies.buckets import BucketSearchResult
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
+from scheduler_plugin.scheduling.policies.remaining import mask_feasible
+from scheduler_plugin.scheduling.ranking import rank_best
 from tests.cluster_builders import node_object, pod_object
 
 DECISIONS = 400
 CARD_UNITS = 80
 
 
-def shapes() -> list[Ask]:
+def shapes() -> list[PolicyRequest]:
     """20 requests of 1 to 58 units on one card, and two of several."""
     sizes = [1 + 3 * number for number in range(18)]
-    single = [Ask(1000 + 500 * (size % 7), size << 29, (CardDemand(size, 1),)) for size in sizes]
-    return [*single, Ask(8000, 8 << 30, (CardDemand(20, 2),)), Ask(16_000, 16 << 30, (CardDemand(40, 4),))]
+    single = [PolicyRequest(1000 + 500 * (size % 7), size << 29, (CardDemand(size, 1),)) for size in sizes]
+    return [
+        *single,
+        PolicyRequest(8000, 8 << 30, (CardDemand(20, 2),)),
+        PolicyRequest(16_000, 16 << 30, (CardDemand(40, 4),)),
+    ]
 
 
-def scan(policy: BestFit, arrays: NodeArrays, ask: Ask) -> int | None:
+def scan(policy: BestFit, arrays: NodeArrays, ask: PolicyRequest) -> int | None:
     """Find the best node as the extender does: filter all, score those that fit, take the best."""
     rows = np.flatnonzero(arrays.usable)
-    rows = rows[feasible_rows(arrays, ask, rows)]
-    first = best(policy.score(arrays, ask, rows), arrays.name_rank[rows], 1)
+    rows = rows[mask_feasible(arrays, ask, rows)]
+    first = rank_best(policy.score(arrays, ask, rows), arrays.name_rank[rows], 1)
     return int(rows[first[0]]) if len(first) else None
 
 
 def measure(nodes: int) -> dict[str, float]:
     """Decide and commit; what a decision looks at, and microseconds."""
     arrays = cluster(nodes)
-    policy, scanning = BestFit(Settings(mode="pick")), BestFit(Settings(mode="candidates"))
+    policy, scanning = BestFit(BestFitSettings(mode="pick")), BestFit(BestFitSettings(mode="candidates"))
     asks = shapes()
     for ask in asks:
         policy.pick(arrays, ask)
@@ -112,7 +116,7 @@ class QueueBench:
         self.queue = Queue(
             parse_config("bench", "queues: [{name: a}]"),
             ClusterState(rules=QueueRules()),
-            Policies("best-fit", parameters={"mode": mode}),
+            ClusterPolicies("best-fit", parameters={"mode": mode}),
         )
         self.touched = self._pods = 0
         rng = np.random.default_rng(1)
@@ -122,13 +126,13 @@ class QueueBench:
             node = msgspec.convert(raw, QueueNode)
             self.queue.state.apply_node(node, 0.0)
             self.queue.set_node(f"n{number:05}", node_facts(node))
-        policy: Any = self.queue.room.policies.of(PodRequest(()))
+        policy: Any = self.queue.room.policies.get_policy(PodRequest(()))
         self._pick, self._score = policy.pick, policy.score
         policy.pick, policy.score = self.pick, self.score
 
-    def pick(self, *arguments: Any) -> Found:
+    def pick(self, *arguments: Any) -> BucketSearchResult:
         """Count what a search touches."""
-        found: Found = self._pick(*arguments)
+        found: BucketSearchResult = self._pick(*arguments)
         self.touched += found.touched
         return found
 

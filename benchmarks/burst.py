@@ -83,10 +83,10 @@ def burst(nodes: int, pods: int, workers: int, prepare_s: float, commit_s: float
 def one_process(nodes: int, pods: int, policy: str) -> float:
     """The same work by one scheduler, in this process: seconds."""
     from benchmarks.two_tier.workers import prepare  # noqa: PLC0415
-    from scheduler_plugin.scheduling.cluster_policies import Policies  # noqa: PLC0415 - as the workers do
+    from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies  # noqa: PLC0415 - as the workers do
 
     arrays, batch = cluster(nodes), jobs(pods)
-    policies = Policies(policy)
+    policies = ClusterPolicies(policy)
     start = time.monotonic()
     for job in batch:
         best = prepare(policies, arrays, job, 1, 0)[0]

@@ -30,7 +30,7 @@ from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.status import waiting
 from scheduler_plugin.queue.controller.writer import Writer
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
 CARDS = 8
@@ -53,7 +53,7 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
     names = [f"t{number:03}" for number in range(tenants)]
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
     state = ClusterState(rules=QueueRules())
-    queue = Queue(config, state, Policies("fragmentation"))
+    queue = Queue(config, state, ClusterPolicies("fragmentation"))
     queue.stages.set_jobs([])
     full = (CARD_UNITS,) * CARDS
     for number in range(nodes):

@@ -18,11 +18,11 @@ from allocator.request import ContainerRequest, PodRequest
 from benchmarks.burst import COMMIT_S, ONE_SCHEDULER_S, PODS, PREPARE_S, burst, commit_times
 from benchmarks.slots import rounds
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_with
-from scheduler_plugin.scheduling.policies import make
-from scheduler_plugin.scheduling.policies.registry import Ask, AttemptCounter, CardDemand, Learner
+from scheduler_plugin.scheduling.placing import place_by_policy
+from scheduler_plugin.scheduling.policies import make_policy
+from scheduler_plugin.scheduling.policies.registry import AttemptCounter, CardDemand, Learner, PolicyRequest
 
 CARD: Final = 16
 GIB: Final = 1 << 30
@@ -36,14 +36,16 @@ def packed() -> Figures:
     arrays = NodeArrays(1, 4)
     row = arrays.add_node("n1")
     arrays.set_capacity(row, 64_000, 256 * GIB)
-    policies, rows = Policies(), np.array([row])
+    policies, rows = ClusterPolicies(), np.array([row])
     used = [0] * 4
     arrays.set_cards(row, [CARD] * 4, used)
     placed = []
     for units in (4, 4, 6, 10, 10, 10, 6):
-        query = policies.query(arrays, PodRequest((ContainerRequest("main", units, "main"),)), 1000, GIB)
+        query = policies.make_request(
+            arrays, PodRequest((ContainerRequest("main", units, "main"),)), 1000, GIB
+        )
         fits = filter_nodes(arrays, query, rows)[0]
-        placement = place_with(policies.of(query.request), arrays, row, query) if fits else None
+        placement = place_by_policy(policies.get_policy(query.request), arrays, row, query) if fits else None
         for card, taken in {} if placement is None else placement.charge.items():
             used[card] += taken
             placed.append([units, card])
@@ -52,7 +54,7 @@ def packed() -> Figures:
     words = read_node(resources)
     free = [] if words is None else [size - use for size, use in zip(words.sizes, words.used, strict=True)]
     asked = max(free) + 1
-    query = policies.query(arrays, PodRequest((ContainerRequest("main", asked, "main"),)), 1000, GIB)
+    query = policies.make_request(arrays, PodRequest((ContainerRequest("main", asked, "main"),)), 1000, GIB)
     print("packed: pods of GiB and the card that each got:", ", ".join(f"{u} -> {c}" for u, c in placed))
     print(
         "  the node publishes",
@@ -71,13 +73,13 @@ def buckets() -> Figures:
         for node, free in (("a", 16), ("b", 10)):
             row = arrays.add_node(node)
             arrays.set_cards(row, [CARD], [CARD - free])
-        policy = make("best-fit", {"mode": "pick"})
+        policy = make_policy("best-fit", {"mode": "pick"})
         chosen: list[str | None] = []
         for units in (8, 16):
             rows = np.flatnonzero(arrays.usable & (arrays.free_order[0] >= units))
             scores = rows.astype(float) if name == "first fit" else -arrays.free_order[0][rows].astype(float)
             if name == "best fit":
-                scores = policy.score(arrays, Ask(0, 0, (CardDemand(units, 1),)), rows)
+                scores = policy.score(arrays, PolicyRequest(0, 0, (CardDemand(units, 1),)), rows)
             order = np.lexsort((arrays.name_rank[rows], scores))
             row = int(rows[order[0]]) if rows.size else -1
             chosen.append(arrays.names[row] if rows.size else None)
@@ -110,9 +112,9 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
     row = arrays.add_node("n")
     arrays.set_capacity(row, 100_000, 1000 * GIB)
     arrays.set_cards(row, [10], [0])
-    policy, rows, ran = make("weighted-balance", parameters), np.array([row]), []
+    policy, rows, ran = make_policy("weighted-balance", parameters), np.array([row]), []
     for number, (cpu, memory, gpu) in JOBS.items():
-        ask = Ask(cpu * 1000, memory * GIB, (CardDemand(gpu, 1),), pod=str(number))
+        ask = PolicyRequest(cpu * 1000, memory * GIB, (CardDemand(gpu, 1),), pod=str(number))
         cpu_left, memory_left = (
             arrays.cpu_capacity[row] - arrays.cpu_used[row],
             arrays.memory_capacity[row] - arrays.memory_used[row],
@@ -123,7 +125,7 @@ def run_jobs(parameters: Mapping[str, str]) -> tuple[list[int], list[int]]:
             continue
         goes = bool(policy.score(arrays, ask, rows)[0] < np.inf)
         assert isinstance(policy, AttemptCounter)
-        policy.attempted(arrays, str(number), row if goes else None)
+        policy.record_attempt(arrays, str(number), row if goes else None)
         if goes:
             ran.append(number)
             arrays.set_assumed(row, [int(arrays.assumed[row, 0]) + gpu])

@@ -20,7 +20,7 @@ from typing import Any
 
 from allocator.names import DEFAULT_CARD_POLICY
 from benchmarks.machine import machine
-from scheduler_plugin.scheduling.policies import names
+from scheduler_plugin.scheduling.policies import list_names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import LEARNED, TRACE, Options, default_jobs, parse_names, parse_seeds
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
     parser.add_argument("--traces", required=True, help="folder with the CSV files")
-    parser.add_argument("--policy", default=",".join(names()), help="policies (default: all)")
+    parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
     parser.add_argument("--card-policy", default=DEFAULT_CARD_POLICY, help="default: %(default)s")
     parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")

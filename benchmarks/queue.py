@@ -29,7 +29,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
 CARDS = 8
@@ -56,7 +56,7 @@ class Bench:
         text = json.dumps({"queues": queues})[:-1] + "}"
         self.state = ClusterState(rules=QueueRules())
         config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
-        self.queue = Queue(config, self.state, Policies("fragmentation"))
+        self.queue = Queue(config, self.state, ClusterPolicies("fragmentation"))
         self.queue.stages.set_jobs([])
         self.version = 1
         self.running: list[dict[str, Any]] = []

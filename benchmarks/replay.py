@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import machine
-from scheduler_plugin.scheduling.policies import names
+from scheduler_plugin.scheduling.policies import list_names
 from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import WORKLOADS, Options, default_jobs, parse_names, parse_seeds
 from scheduler_plugin.simulator.replay_report import replay_report
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("--traces", required=True, help="folder with the CSV files")
     parser.add_argument("--trace", default="default", help="openb_pod_list_NAME.csv (default: %(default)s)")
-    parser.add_argument("--policy", default=",".join(names()), help="policies (default: all)")
+    parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
     parser.add_argument("--loads", default="0.7,0.8,0.9,1.0", help="loads (default: %(default)s)")
     parser.add_argument("--seeds", default="42-46", help="seeds (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")

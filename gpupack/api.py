@@ -29,8 +29,8 @@ from gpupack.whatif.kube_checks import require_of_any_pod
 from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import FILES
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import score
-from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.placing import score_nodes
+from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.simulator.app import simulate as run_all
 from scheduler_plugin.simulator.options import Options
 
@@ -189,13 +189,13 @@ def rank(
     """
     nodes = cluster.state.nodes
     request = build_request(_ask(units, cards, model), cluster.state.resource)
-    query = cluster.policies.query(nodes, request, 0, 0)
+    query = cluster.policies.make_request(nodes, request, 0, 0)
     blocks = cluster.kube_checks.find_rejections(require_of_any_pod())
     rows = cluster.rows[filter_nodes(nodes, query, cluster.rows)]
     rows = rows[[nodes.names[row] not in blocks for row in rows.tolist()]]
     if not len(rows):
         return []
-    scores = score(make(policy), nodes, query, rows).tolist()
+    scores = score_nodes(make_policy(policy), nodes, query, rows).tolist()
     return sorted(zip((nodes.names[row] for row in rows.tolist()), scores, strict=True), key=_by_score)
 
 

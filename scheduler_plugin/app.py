@@ -22,20 +22,20 @@ from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.extender.fast_server import DirectServer
-from scheduler_plugin.extender.listening import Acceptor, listeners
+from scheduler_plugin.extender.fast_server import FastServer
+from scheduler_plugin.extender.listening import Acceptor, open_listeners
 from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
-from scheduler_plugin.extender.observing import observable
-from scheduler_plugin.extender.pod_events import Reporter
-from scheduler_plugin.extender.retry import SecondLooks
-from scheduler_plugin.extender.server import MAX_BODY, Service, make_app
-from scheduler_plugin.extender.stale_refusals import News, Patience
+from scheduler_plugin.extender.observing import serve_open_endpoints
+from scheduler_plugin.extender.pod_events import PodReporter
+from scheduler_plugin.extender.retry import RefusedPodRetrier
+from scheduler_plugin.extender.server import MAX_BODY, ExtenderService, make_app
+from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActivity
 from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.memory import collect_rarely, release, settle
-from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
-from scheduler_plugin.preemption.verb import Preemption
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
+from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
+from scheduler_plugin.preemption.verb import PreemptionService
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.settings import Settings
 
@@ -72,7 +72,9 @@ async def run(
         settings.kubeconfig, user_agent="gpupack-scheduler", posts=make_post_client
     ) as client:
         state = ClusterState(settings.unit_mib)
-        policies = Policies(settings.node_policy, settings.card_policy, settings.node_policy_parameters)
+        policies = ClusterPolicies(
+            settings.node_policy, settings.card_policy, settings.node_policy_parameters
+        )
         watcher = Watcher(
             client,
             state,
@@ -81,11 +83,11 @@ async def run(
             node=HostNode if settings.commit else NodeLite,
             pod=HostPod if settings.commit else PodLite,
         )
-        _prepare(watcher, policies)
-        news = News()
-        watcher.changed.connect(news.note)
-        elector = elector_of(settings, client)
-        label = leader_label_of(settings, client, elector)
+        _connect_signals(watcher, policies)
+        news = WatchActivity()
+        watcher.changed.connect(news.record_event)
+        elector = make_elector(settings, client)
+        label = make_leader_label(settings, client, elector)
         committer = Committer(state, policies)
         binder = Binder(
             committer,
@@ -96,33 +98,33 @@ async def run(
             refresh=watcher.refresh,
             after_another=after_another,
         )
-        watcher.restored.connect(binder.begin_anew)
-        events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.busy, most=EVENTS, clock=clock)
-        reporter = Reporter(state, clock, events, elector)
+        watcher.restored.connect(binder.restart_fence)
+        events = EventRecorder(client, SCHEDULER_NAME, busy=lambda: binder.is_busy, most=EVENTS, clock=clock)
+        reporter = PodReporter(state, clock, events, elector)
         budgets = DisruptionBudgets()
         budget_reflector = Reflector(client, BUDGETS_PATH, DisruptionBudget, budgets, clock=clock)
         extender = Extender(
             state, policies, settings.shortlist, budgets, rank_all_pods=settings.rank_all_pods
         )
-        metrics = Metrics(ClusterMetrics(state, watcher, reporter.waiting, events, elector))
-        looks = SecondLooks(extender, client, clock, lambda: watcher.stale, elector)
-        metrics.follow_looks(looks)
+        metrics = Metrics(ClusterMetrics(state, watcher, reporter.unschedulable_pods, events, elector))
+        looks = RefusedPodRetrier(extender, client, clock, lambda: watcher.stale, elector)
+        metrics.follow_retrier(looks)
         preemption = None
         if settings.preemption:
-            preemption = Preemption(state, policies, budgets, client, clock, events, watcher, elector)
-            extender.left.connect(preemption.preemptor.leave)
-            metrics.follow(preemption.preemptor)
-        service = Service(
+            preemption = PreemptionService(state, policies, budgets, client, clock, events, watcher, elector)
+            extender.left_to_kube_scheduler.connect(preemption.preemptor.leave_to_kube_scheduler)
+            metrics.follow_preemptor(preemption.preemptor)
+        service = ExtenderService(
             extender=extender,
             binder=binder,
             watcher=watcher,
             metrics=metrics,
             clock=clock,
-            patience=Patience(news, clock),
+            stale_refusal_wait=StaleRefusalWait(news, clock),
             reporter=reporter,
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
-            looks=looks,
+            retrier=looks,
             batch=BatchCommitter(binder, _checks(watcher, state, clock), lambda: watcher.stale)
             if settings.commit
             else None,
@@ -131,9 +133,9 @@ async def run(
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
-        direct = DirectServer(
-            service.call,
-            service.cut_off,
+        direct = FastServer(
+            service.answer,
+            service.record_cut_off,
             cast("Callable[[], asyncio.Protocol]", runner.server),
             MAX_BODY,
             only_known_clients=settings.tls_client_ca is not None,
@@ -141,13 +143,13 @@ async def run(
         listening: list[Acceptor] = []
         try:
             tls = await _listen(listening, direct, settings)
-            url = _url(listening, settings)
+            url = _format_url(listening, settings)
             log.info("serving", url=url, node_policy=settings.node_policy, card_policy=settings.card_policy)
-            async with observable(service, settings.metrics_http):
+            async with serve_open_endpoints(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
                 wanted = (watcher, events, looks, budget_reflector, elector, label, tls, preemption)
-                await _work(stop, binder, [each for each in wanted if each is not None])
+                await _run_until_stopped(stop, binder, [each for each in wanted if each is not None])
         finally:
             for each in listening:
                 each.close()
@@ -185,14 +187,14 @@ def _checks(watcher: Watcher, state: ClusterState, clock: Callable[[], float]) -
     return checks
 
 
-def _prepare(watcher: Watcher, policies: Policies) -> None:
+def _connect_signals(watcher: Watcher, policies: ClusterPolicies) -> None:
     """Bound the memory, and say what is slow."""
-    watcher.filled.connect(settle)
-    watcher.call_after_each_list(release)
-    policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
+    watcher.filled.connect(freeze_caches)
+    watcher.call_after_each_list(trim_memory)
+    policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
 
 
-async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Settings) -> ServerTls | None:
+async def _listen(listening: list[Acceptor], direct: FastServer, settings: Settings) -> ServerTls | None:
     """Serve on the address of the settings.
 
     Args:
@@ -218,7 +220,7 @@ async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Set
         ) from error
     context = tls.context if tls is not None else None
     try:
-        for listener in await listeners(settings.host or None, settings.port):
+        for listener in await open_listeners(settings.host or None, settings.port):
             listening.append(Acceptor(listener, direct.connection, context))
             listening[-1].start()
     except OSError as error:
@@ -226,26 +228,26 @@ async def _listen(listening: list[Acceptor], direct: DirectServer, settings: Set
     return tls
 
 
-class _Runs(Protocol):
+class _Runnable(Protocol):
     """What works until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
-async def _work(stop: asyncio.Event, binder: Binder, works: Sequence[_Runs]) -> None:
+async def _run_until_stopped(stop: asyncio.Event, binder: Binder, works: Sequence[_Runnable]) -> None:
     """Watch, and take part in the election, until told to stop."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each.run()) for each in works]
         if binder.leadership is None:
             # Ahead of the first bind call, which would have to wait for it.
-            tasks.append(group.create_task(binder.open()))
+            tasks.append(group.create_task(binder.wait_for_fence()))
         await stop.wait()
-        binder.end()
+        binder.stop_binding()
         for task in tasks:
             task.cancel()
 
 
-def _url(listening: Sequence[Acceptor], settings: Settings) -> str:
+def _format_url(listening: Sequence[Acceptor], settings: Settings) -> str:
     scheme = "https" if settings.tls_cert else "http"
     host, port = listening[0].listener.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

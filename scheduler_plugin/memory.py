@@ -26,13 +26,13 @@ def collect_rarely() -> Callable[[], None]:
     return undo
 
 
-def settle() -> None:
+def freeze_caches() -> None:
     """Keep the garbage collector from walking the caches at every turn, once they are full."""
     # Without a collection first: it would walk over all of the caches to find next to nothing.
     gc.freeze()
 
 
-def release() -> None:
+def trim_memory() -> None:
     """Give back to the system what a list's JSON took, where the C library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

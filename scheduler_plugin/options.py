@@ -19,7 +19,7 @@ EVENTS: Final = 10_000
 """Events that wait to be written at most: one for each pod of a large batch, some MiB."""
 
 
-class Election(Protocol):
+class ElectionSettings(Protocol):
     """The settings of an election.
 
     Attributes:
@@ -46,7 +46,7 @@ class Election(Protocol):
     def pod_name(self) -> str | None: ...
 
 
-def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:
+def list_process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> Iterator[str]:
     """What is wrong with the options that every process has."""
     if kubeconfig is not None and not Path(kubeconfig).is_file():
         yield f"kubeconfig {kubeconfig!r}: no such file"
@@ -56,7 +56,7 @@ def process_faults(kubeconfig: str | None, log_level: str, log_format: str) -> I
         yield f"log format {log_format!r}; allowed: {', '.join(LOG_FORMATS)}"
 
 
-def election_faults(election: Election, what: str, write_s: float) -> Iterator[str]:
+def list_election_faults(election: ElectionSettings, what: str, write_s: float) -> Iterator[str]:
     """What is wrong with an election.
 
     Args:
@@ -88,7 +88,7 @@ def election_faults(election: Election, what: str, write_s: float) -> Iterator[s
         yield "identity is empty; allowed: a name"
 
 
-def elector_of(election: Election, client: KubeClient) -> LeaseElector | None:
+def make_elector(election: ElectionSettings, client: KubeClient) -> LeaseElector | None:
     """Take part in an election, None where the settings do not want it."""
     if not election.leader_elect:
         return None
@@ -102,8 +102,8 @@ def elector_of(election: Election, client: KubeClient) -> LeaseElector | None:
     )
 
 
-def leader_label_of(
-    election: Election, client: KubeClient, elector: LeaseElector | None
+def make_leader_label(
+    election: ElectionSettings, client: KubeClient, elector: LeaseElector | None
 ) -> LeaderLabel | None:
     """Keep the label of the leader on this process's pod, None where the settings name no pod.
 

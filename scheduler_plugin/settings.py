@@ -18,9 +18,9 @@ from allocator.names import (
 from kubeapi.addresses import HttpAddress, address_faults, is_loopback
 from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import election_faults, process_faults
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, names
+from scheduler_plugin.options import list_election_faults, list_process_faults
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names
 from scheduler_plugin.scheduling.policies.registry import ranks_plain_pods
 
 MAX_SHORTLIST: Final = 100_000
@@ -98,8 +98,8 @@ class Settings(HttpAddress):
             *self._policy_faults(),
             *self._tls_faults(),
             *self._number_faults(),
-            *election_faults(self, "bind timeout", self.bind_timeout_s),
-            *process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_election_faults(self, "bind timeout", self.bind_timeout_s),
+            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         if faults:
             raise SettingsError("\n".join(faults))
@@ -107,14 +107,14 @@ class Settings(HttpAddress):
     def _policy_faults(self) -> list[str]:
         faults = []
         try:
-            policy = Policies(self.node_policy, parameters=self.node_policy_parameters).of_cluster
+            policy = ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters).cluster_policy
             if self.rank_all_pods and not ranks_plain_pods(policy):
-                able = ", ".join(name for name in names() if ranks_plain_pods(NODE_POLICIES.made(name)))
+                able = ", ".join(name for name in list_names() if ranks_plain_pods(NODE_POLICIES.made(name)))
                 faults.append(f"rank all pods with node policy {self.node_policy}; allowed: {able}")
         except PolicyError as error:
             faults.append(str(error))
         try:
-            Policies(card_policy_name=self.card_policy)
+            ClusterPolicies(card_policy_name=self.card_policy)
         except AllocatorError as error:
             faults.append(str(error))
         try:

@@ -11,7 +11,7 @@ from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import MEMORY, container, node_object, pod_object, uuid
 
 import msgspec  # isort: skip
@@ -179,7 +179,7 @@ def by_extender(world: World, pod: Pod) -> set[str]:
     state.replace_pods(pods, "100", 0.0)
     names = [node.name for node in world.nodes]
     body = json.dumps({"Pod": replace(pod, node="").object(), "NodeNames": names}).encode()
-    answer = json.loads(Extender(state, Policies(), 0).filter(body, 60.0).answer)
+    answer = json.loads(Extender(state, ClusterPolicies(), 0).filter(body, 60.0).answer)
     return set(answer.get("NodeNames") or ())
 
 

@@ -15,7 +15,7 @@ from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.scheduling.node_versions import compute_node_version
 from tests.binding_world import Leader
@@ -85,7 +85,7 @@ class BatchWorld:
         self.api = BatchApi()
         self.refreshed = 0
         self.binder = Binder(
-            Committer(self.state, Policies(policy)),
+            Committer(self.state, ClusterPolicies(policy)),
             self.api,
             lambda: self.now,
             T,

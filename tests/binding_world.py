@@ -9,7 +9,7 @@ from kubeapi.errors import KubeApiError
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod, pod_object, uuid
 
 ARGS = ("default", "p", "uid-p", "n")
@@ -61,7 +61,7 @@ class World:
         self.gates: asyncio.Queue[asyncio.Event] = asyncio.Queue()
         self.state = ClusterState()
         self.api = Api()
-        committer = Committer(self.state, Policies())
+        committer = Committer(self.state, ClusterPolicies())
         self.refreshed: list[float] = []
         self.binder = Binder(
             committer,

@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node
 
 
@@ -15,9 +15,9 @@ class World:
 
     def __init__(self, shortlist: int = 16, policy: str = "least-requested") -> None:
         self.state = ClusterState()
-        self.policies = Policies(policy, "least-used")
+        self.policies = ClusterPolicies(policy, "least-used")
         self.extender = Extender(self.state, self.policies, shortlist)
-        self.offers = self.extender.offers
+        self.offers = self.extender.filter_results
         self.version = 1
 
     def node(self, name: str, *args: Any, **options: Any) -> None:

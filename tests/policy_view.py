@@ -1,7 +1,7 @@
 """Small clusters for policy tests."""
 
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 
 def view(nodes):
@@ -18,7 +18,7 @@ def view(nodes):
 
 
 def ask(cpu=0, memory=0, *demands, **more):
-    return Ask(cpu, memory, tuple(CardDemand(*demand) for demand in demands), **more)
+    return PolicyRequest(cpu, memory, tuple(CardDemand(*demand) for demand in demands), **more)
 
 
 def place(arrays, row, cards, wanted):

@@ -14,8 +14,8 @@ from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, Disrupti
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.preemption.preemptor import SETTLE_S, Preemptor
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.preemption.preemptor import REFUSAL_REST_S, Preemptor
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod_object, uuid
 
 EPOCH_S = 1_800_000_000.0
@@ -90,7 +90,7 @@ class PreemptionWorld:
         self.now = 0.0
         self.version = 1
         self.state = ClusterState()
-        self.policies = Policies()
+        self.policies = ClusterPolicies()
         self.budgets = DisruptionBudgets()
         self.extender = Extender(self.state, self.policies, budgets=self.budgets)
         self.committer = Committer(self.state, self.policies)
@@ -218,7 +218,7 @@ class PreemptionWorld:
         """One attempt; returns the nodes that pass."""
         body = {"Pod": pod, "NodeNames": sorted(self.nodes) if nodes is None else nodes}
         found = self.extender.filter(json.dumps(body).encode(), self.now)
-        self.preemptor.note(found.refused or found.passed, found.evictable)
+        self.preemptor.record_refusal(found.refused or found.passed, found.evictable)
         self.answer = json.loads(found.answer)
         return list(self.answer["NodeNames"])
 
@@ -240,10 +240,10 @@ class PreemptionWorld:
             for node_name, found in answer.items()
         }
 
-    async def settle(self, seconds: float = SETTLE_S) -> None:
+    async def settle(self, seconds: float = REFUSAL_REST_S) -> None:
         """Let time pass, then one round."""
         self.now += seconds
-        await self.preemptor.round()
+        await self.preemptor.run_once()
 
 
 def _lite(pod: dict[str, Any]) -> PodLite:

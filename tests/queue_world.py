@@ -25,7 +25,7 @@ from scheduler_plugin.queue.cache.queued_pods import TakenBack
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.scheduler.admission import Release
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,7 +50,7 @@ class QueueWorld:
     def __init__(self, config: str = ONE_QUEUE, policy: str = "least-requested") -> None:
         self.state = ClusterState(rules=QueueRules())
         parsed = parse_config("queues.yaml", config)
-        self.queue = Queue(parsed, self.state, Policies(policy), wall=NEW_YEAR.timestamp())
+        self.queue = Queue(parsed, self.state, ClusterPolicies(policy), wall=NEW_YEAR.timestamp())
         self.version = 1
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}

@@ -17,17 +17,17 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.place import Placement
 from allocator.request import PodRequest
 from benchmarks.two_tier.shared_arrays import SharedRows
-from scheduler_plugin.binding.two_tier import Candidate, Rescore, Turn, Turns, decide
+from scheduler_plugin.binding.two_tier import PodTurn, Rescore, ScoredNode, TurnQueue, commit_list
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.host_resources import mask_host_fits
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import lesson, place_with, score
-from scheduler_plugin.scheduling.ranking import best
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.placing import make_learning_request, place_by_policy, score_nodes
+from scheduler_plugin.scheduling.ranking import rank_best
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 _START_S: Final = 120.0
 _PATIENCE_S: Final = 0.2
@@ -108,7 +108,7 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
     if settings.workers < 1:
         raise SettingsError(f"{settings.workers} workers; allowed: 1 or more")
     committer = _Committer(nodes, jobs, settings, bind)
-    turns = Turns(len(jobs), settings.attempts, settings.backoff_s)
+    turns = TurnQueue(len(jobs), settings.attempts, settings.backoff_s)
     shared = SharedRows(nodes)
     committer.shared = shared
     pool = _Pool(nodes, jobs, settings, shared.name)
@@ -120,18 +120,18 @@ def schedule(nodes: NodeArrays, jobs: Sequence[Job], settings: BatchSettings, bi
         shared.close()
 
 
-def _run(pool: "_Pool", committer: "_Committer", turns: Turns) -> BatchResult:
+def _run(pool: "_Pool", committer: "_Committer", turns: TurnQueue) -> BatchResult:
     result = BatchResult()
     start = time.monotonic()
-    out: dict[int, Turn] = {}
+    out: dict[int, PodTurn] = {}
     while turns or out:
         now = time.monotonic()
         # Two a worker: one in work, one waiting for it.
-        while len(out) < 2 * pool.workers and (turn := turns.next(now)) is not None:
+        while len(out) < 2 * pool.workers and (turn := turns.pop_due(now)) is not None:
             out[turn.pod] = turn
             pool.hand_out(turn.pod)
         if not out:
-            time.sleep(max(0.0, turns.due_s() - now))
+            time.sleep(max(0.0, turns.get_next_due_s() - now))
             continue
         number, offered = pool.answer()
         turn = out.pop(number)
@@ -140,7 +140,7 @@ def _run(pool: "_Pool", committer: "_Committer", turns: Turns) -> BatchResult:
         result.conflicts += conflicts
         if node is not None and placement is not None:
             result.placed[number] = (node, placement)
-        elif not turns.failed(turn, time.monotonic()):
+        elif not turns.requeue_failed(turn, time.monotonic()):
             result.failed.append(number)
     result.wall_s = time.monotonic() - start
     return result
@@ -154,17 +154,17 @@ class _Committer:
         self._jobs = jobs
         self._settings = settings
         self._bind = bind
-        self._policies = Policies(settings.node_policy, settings.card_policy, settings.parameters)
+        self._policies = ClusterPolicies(settings.node_policy, settings.card_policy, settings.parameters)
         self.shared: SharedRows | None = None
 
-    def commit(self, number: int, offered: list[Candidate]) -> tuple[str | None, Placement | None, int]:
+    def commit(self, number: int, offered: list[ScoredNode]) -> tuple[str | None, Placement | None, int]:
         """Commit one list: node, cards and how many nodes had changed."""
         job, nodes = self._jobs[number], self._nodes
         query = _query(self._policies, nodes, job, str(number))
-        policy = self._policies.of(job.request)
+        policy = self._policies.get_policy(job.request)
         placements: dict[str, Placement] = {}
         # No node to score, but weights that depend on the whole cluster are brought up to date.
-        policy.score(nodes, lesson(nodes, query, np.arange(0)), np.zeros(0, dtype=np.intp))
+        policy.score(nodes, make_learning_request(nodes, query, np.arange(0)), np.zeros(0, dtype=np.intp))
 
         def version(node: str) -> int | None:
             row = nodes.rows.get(node)
@@ -174,22 +174,22 @@ class _Committer:
             row = np.array([nodes.rows[node]], dtype=np.intp)
             if not _fits(nodes, query, row).size:
                 return None
-            return float(score(policy, nodes, query, row)[0])
+            return float(score_nodes(policy, nodes, query, row)[0])
 
         def bind(node: str) -> bool:
-            placement = place_with(policy, nodes, nodes.rows[node], query)
+            placement = place_by_policy(policy, nodes, nodes.rows[node], query)
             if placement is None or not self._bind(number, node, placement):
                 return False
             placements[node] = placement
             self._take(nodes.rows[node], job, placement, policy.epoch)
             return True
 
-        decision = decide(offered, version, rescore, bind, epoch=policy.epoch, mode=self._settings.mode)
+        decision = commit_list(offered, version, rescore, bind, epoch=policy.epoch, mode=self._settings.mode)
         if decision.node is None:
-            self._policies.attempted(nodes, query, None)
+            self._policies.record_attempt(nodes, query, None)
         for learner in self._policies.learners if decision.node is not None else ():
             row = np.array([nodes.rows[decision.node or ""]], dtype=np.intp)
-            learner.settled(str(number), lesson(nodes, query, row))
+            learner.pod_resolved(str(number), make_learning_request(nodes, query, row))
         return decision.node, placements.get(decision.node or ""), decision.conflicts
 
     def _take(self, row: int, job: Job, placement: Placement, epoch: int) -> None:
@@ -238,7 +238,7 @@ class _Pool:
         """Give a pod to whichever worker is free next."""
         self._tasks.put(number)
 
-    def answer(self) -> tuple[int, list[Candidate]]:
+    def answer(self) -> tuple[int, list[ScoredNode]]:
         """Take the next list.
 
         Raises:
@@ -247,7 +247,7 @@ class _Pool:
         until = time.monotonic() + _START_S
         while True:
             try:
-                answer: tuple[int, list[Candidate]] = self._answers.get(timeout=_PATIENCE_S)
+                answer: tuple[int, list[ScoredNode]] = self._answers.get(timeout=_PATIENCE_S)
             except queue.Empty:
                 dead = [process.exitcode for process in self._processes if process.exitcode is not None]
                 if dead or time.monotonic() > until:
@@ -276,7 +276,7 @@ def _work(
     nodes: NodeArrays, jobs: list[Job], settings: BatchSettings, shared_name: str, tasks: Any, answers: Any
 ) -> None:
     """A worker's life: one pod after the other until told to stop."""
-    policies = Policies(settings.node_policy, settings.card_policy, settings.parameters)
+    policies = ClusterPolicies(settings.node_policy, settings.card_policy, settings.parameters)
     shared = SharedRows(nodes, shared_name)
     try:
         answers.put((-1, []))
@@ -292,8 +292,8 @@ def _work(
 
 
 def prepare(
-    policies: Policies, nodes: NodeArrays, job: Job, shortlist: int, epoch: int, pod: str = ""
-) -> list[Candidate]:
+    policies: ClusterPolicies, nodes: NodeArrays, job: Job, shortlist: int, epoch: int, pod: str = ""
+) -> list[ScoredNode]:
     """Tier 1 for one pod: filter, score, and the best nodes with their versions (list 1).
 
     Args:
@@ -306,22 +306,24 @@ def prepare(
     """
     query = _query(policies, nodes, job, pod)
     rows = _fits(nodes, query, np.flatnonzero(nodes.usable))
-    scores = score(policies.of(job.request), nodes, query, rows)
-    first = best(scores, nodes.name_rank[rows], shortlist)
+    scores = score_nodes(policies.get_policy(job.request), nodes, query, rows)
+    first = rank_best(scores, nodes.name_rank[rows], shortlist)
     if rows.size:
-        policies.attempted(nodes, query, int(rows[first[0]]) if len(first) else None)
+        policies.record_attempt(nodes, query, int(rows[first[0]]) if len(first) else None)
     return [
-        Candidate(nodes.names[row], score, version, epoch)
+        ScoredNode(nodes.names[row], score, version, epoch)
         for row, score, version in zip(
             rows[first].tolist(), scores[first].tolist(), nodes.version[rows[first]].tolist(), strict=True
         )
     ]
 
 
-def _query(policies: Policies, nodes: NodeArrays, job: Job, pod: str) -> Query:
-    return policies.query(nodes, job.request, job.cpu_milli, job.memory_bytes, pod, job.other_resources)
+def _query(policies: ClusterPolicies, nodes: NodeArrays, job: Job, pod: str) -> SchedulingRequest:
+    return policies.make_request(
+        nodes, job.request, job.cpu_milli, job.memory_bytes, pod, job.other_resources
+    )
 
 
-def _fits(nodes: NodeArrays, query: Query, rows: RowArray) -> RowArray:
+def _fits(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> RowArray:
     """Rows that have the cards, and what is asked for beside them."""
-    return rows[filter_nodes(nodes, query, rows) & mask_host_fits(nodes, query.ask.host, rows)]
+    return rows[filter_nodes(nodes, query, rows) & mask_host_fits(nodes, query.policy_request.host, rows)]

@@ -24,7 +24,7 @@ from kubeapi.correlation import node_ref, pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
+from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 
 SHUTDOWN_S: Final = 2.0
 GAP_S: Final = 1.0
@@ -265,8 +265,8 @@ async def run(
         )
         board = Board(settings.unit_mib)
         following = Following(client, board, None, lambda: None)
-        elector = elector_of(settings, client)
-        label = leader_label_of(settings, client, elector)
+        elector = make_elector(settings, client)
+        label = make_leader_label(settings, client, elector)
         leadership = Leadership(elector, following)
         writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)

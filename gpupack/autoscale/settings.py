@@ -14,7 +14,7 @@ from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.options import election_faults, process_faults
+from scheduler_plugin.options import list_election_faults, list_process_faults
 
 MOST_PLACEHOLDERS = 500
 KARPENTER = "karpenter"
@@ -104,9 +104,9 @@ class AutoscaleSettings(HttpAddress):
             SettingsError: lists every fault, one a line.
         """
         faults = [
-            *election_faults(self, "write timeout", self.write_timeout_s),
+            *list_election_faults(self, "write timeout", self.write_timeout_s),
             *address_faults("http", self.http),
-            *process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         if not 0 <= self.grace_s <= 3600:  # noqa: PLR2004 - an hour
             faults.append(f"grace {self.grace_s:g} s; allowed: 0 to 3600 seconds")

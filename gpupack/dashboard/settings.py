@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
-from scheduler_plugin.options import process_faults
+from scheduler_plugin.options import list_process_faults
 
 ANY_HOST = "*"
 
@@ -45,7 +45,7 @@ class Settings(HttpAddress):
         """
         faults = [
             *address_faults("http", self.http),
-            *process_faults(self.kubeconfig, "info", "text"),
+            *list_process_faults(self.kubeconfig, "info", "text"),
             *(
                 f"{what} {name!r}; allowed: {LABEL}"
                 for what, name in (

@@ -10,7 +10,7 @@ import numpy as np
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, charge_cards
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.scheduling.request import units_by_card
+from scheduler_plugin.scheduling.request import compute_units_by_card
 
 MOST_NODES: Final = 48
 MOST_SETS: Final = 600
@@ -96,11 +96,11 @@ def _missing(what_if: WhatIf) -> LongArray:
     """Units that must become free at least, by node: for the demand that needs most. int64[m]."""
     nodes, rows, query = what_if.cluster.state.nodes, what_if.cluster.rows, what_if.query
     size = nodes.evictable[rows].astype(np.int64)
-    if query.ask.admits is not None:
-        size = np.where(query.ask.admits[rows], size, 0)
+    if query.policy_request.admits is not None:
+        size = np.where(query.policy_request.admits[rows], size, 0)
     occupied = (nodes.used[rows] + nodes.assumed[rows]).astype(np.int64)
     worst: LongArray = np.zeros(len(rows), dtype=np.int64)
-    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         lacks = np.maximum(0, occupied + units - size)
         lacks[size < units] = _NEVER
         lacks[nodes.size[rows] == 0] = _NEVER

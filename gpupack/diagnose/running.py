@@ -12,7 +12,7 @@ from gpupack.inventory.rows import rows
 from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.scheduling.reasons import format_memory
 
 LIMITED: Final = frozenset({"driver", "mps"})
 """What refuses memory beyond the promise, see docs/limits.md."""
@@ -39,7 +39,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     for card in found:
         promised = card.promised_units + sum(each.units for each in card.neighbours)
         if promised < card.used_units < card.size_units:
-            beyond = memory(card.used_units - promised, cluster.unit_mib)
+            beyond = format_memory(card.used_units - promised, cluster.unit_mib)
             notes.append(
                 f"card {card.card}: {beyond} are in use beyond what pods were promised, by processes of "
                 "others or by pods that use more than they asked for"

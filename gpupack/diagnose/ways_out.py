@@ -15,8 +15,8 @@ from gpupack.whatif.node_results import NodeResults
 from gpupack.whatif.what_if import PodCardUsage, WhatIf, list_card_numbers
 from kubeapi.selectors import UNSCHEDULABLE, NodeRules
 from scheduler_plugin.cache.arrays import RowArray
-from scheduler_plugin.scheduling.available import widened
-from scheduler_plugin.scheduling.reasons import REASONS, memory
+from scheduler_plugin.scheduling.available import widen_patterns
+from scheduler_plugin.scheduling.reasons import REASONS, format_memory
 
 _MOST_CARDS: Final = 8
 _MODELS: Final = 3
@@ -89,7 +89,11 @@ def _on(request: PodRequest) -> str:
 
 
 def _amount(what_if: WhatIf, units: int) -> str:
-    return f"{units} percent" if what_if.query.request.percent else memory(units, what_if.cluster.unit_mib)
+    return (
+        f"{units} percent"
+        if what_if.query.request.percent
+        else format_memory(units, what_if.cluster.unit_mib)
+    )
 
 
 def _more_cards(what_if: WhatIf) -> Iterator[WayOut]:
@@ -122,7 +126,7 @@ def _splits(container: ContainerRequest, cards: int) -> bool:
 def _stars(what_if: WhatIf) -> Iterator[WayOut]:
     """Stars around the patterns of models, which people forget."""
     request, cluster = what_if.query.request, what_if.cluster
-    wider = widened(cluster.state.nodes, request.selector, cluster.rows)
+    wider = widen_patterns(cluster.state.nodes, request.selector, cluster.rows)
     if wider is None:
         return
     starred = what_if.with_request(replace(request, selector=wider))
@@ -251,7 +255,7 @@ def _ends(what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage) -> Iterat
         for pod in end.pods
     )
     said = ", ".join(
-        f"{pod.namespace}/{pod.pod} ({memory(pod.units, what_if.cluster.unit_mib)})" for pod in pods
+        f"{pod.namespace}/{pod.pod} ({format_memory(pod.units, what_if.cluster.unit_mib)})" for pod in pods
     )
     what = "the end of one pod frees" if len(pods) == 1 else f"the end of {len(pods)} pods frees"
     yield WayOut(

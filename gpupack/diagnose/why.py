@@ -28,8 +28,8 @@ from gpupack.whatif.objects import KubePod, is_placeholder, list_gates
 from gpupack.whatif.unknown_requests import describe_unknowns, find_policy_refusal
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.scheduling.fit_counts import could_all_fit
-from scheduler_plugin.scheduling.reasons import demanded
+from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
+from scheduler_plugin.scheduling.reasons import format_demands
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
@@ -118,7 +118,7 @@ class _PodExplainer:
     def _format_request(self) -> str:
         if self._request is None:
             return ""
-        return demanded(self._request.demands, self._cluster.unit_mib)
+        return format_demands(self._request.demands, self._cluster.unit_mib)
 
     @property
     def _scheduler_message(self) -> str:
@@ -331,7 +331,7 @@ def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:
     what = "like it" if gang.pods < gang.size or gang.others else ""
     said = _too_few(what_if, what)
     for kind in gang.others:
-        each = demanded(kind.query.request.demands, what_if.cluster.unit_mib)
+        each = format_demands(kind.query.request.demands, what_if.cluster.unit_mib)
         others = replace(what_if, query=kind.query, requirements=kind.requirements, pods=kind.pods)
         said = said or _too_few(others, f"of {each}")
     if said or what_if.can_fit_with_others():
@@ -339,7 +339,7 @@ def _gang_waits(what_if: WhatIf, gang: WaitingGang) -> str:
     count = gang.pods + sum(kind.pods for kind in gang.others)
     said = f"its gang starts together, and no room was found for all of its {count} pods at once"
     kinds = [(what_if.query, gang.pods), *((kind.query, kind.pods) for kind in gang.others)]
-    if could_all_fit(what_if.cluster.state.nodes, kinds):
+    if can_ever_hold_all(what_if.cluster.state.nodes, kinds):
         return said
     return f"{said}; the cards could not hold them even if all other pods ended, as nodes and cards are now"
 

@@ -16,7 +16,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, build_request, count_fit, explain_unmatched_model, require_cards
 from gpupack.whatif.kube_checks import CORDONED, NOT_READY, TAINT, HostRequirements, require_of_plain_pod
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.scheduling.reasons import format_memory
 
 _TRIES: Final = 5
 _HALVED: Final = 3
@@ -160,7 +160,9 @@ def advise_empty(cluster: Cluster, what: str, limits: SearchLimits | None = None
     notes = [f"{name} stays: {reason}" for name, reason in stuck]
     others = count_unowned_units(cluster, usage, cards)
     if others:
-        notes.append(f"{memory(others, cluster.unit_mib)} on these cards are no pod's whose card is known")
+        notes.append(
+            f"{format_memory(others, cluster.unit_mib)} on these cards are no pod's whose card is known"
+        )
     if stuck or not there:
         text = "Not every pod can be moved from" if there or stuck else "No pod is on"
         number = len(there) + len(stuck)
@@ -251,7 +253,7 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
     priority = f", priority {movable.record.priority}" if movable.record.priority else ""
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
     text = (
-        f"{meta.namespace}/{meta.name} ({memory(movable.total_units, cluster.unit_mib)}) "
+        f"{meta.namespace}/{meta.name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
         f"from {_seat(source)} to {_seat(goes)}: "
         f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )

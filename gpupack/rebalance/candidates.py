@@ -13,7 +13,7 @@ import numpy as np
 from gpupack.rebalance.goals import StartGoal, count_on_distinct_cards
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.cluster import Cluster
-from scheduler_plugin.scheduling.request import Query, units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 _MOST_TOGETHER: Final = 4
 """Pods that leave one node at most, where pods that ask for several cards are to start."""
@@ -203,16 +203,16 @@ def _convex(costs: Sequence[int]) -> list[float]:
     return slopes
 
 
-def find_fullest_rows(cluster: Cluster, query: Query) -> list[int]:
+def find_fullest_rows(cluster: Cluster, query: SchedulingRequest) -> list[int]:
     """Rows that have the cards for a pod's largest demand, those that it fills best first."""
     nodes = cluster.state.nodes
     rows = cluster.rows[nodes.usable[cluster.rows]]
     if not len(rows):
         return []
-    units = units_by_card(nodes, query, rows)[0]
+    units = compute_units_by_card(nodes, query, rows)[0]
     free = nodes.free[rows].astype(np.int64)
-    if query.ask.admits is not None:
-        free = np.where(query.ask.admits[rows], free, -1)
+    if query.policy_request.admits is not None:
+        free = np.where(query.policy_request.admits[rows], free, -1)
     left = np.where((nodes.size[rows] > 0) & (free >= units), free - units, 1 << 40)
     best = left.min(axis=1)
     order = np.lexsort((nodes.name_rank[rows], best))

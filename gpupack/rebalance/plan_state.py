@@ -17,7 +17,7 @@ from gpupack.rebalance.card_choices import list_card_choices
 from gpupack.rebalance.movable_pods import MovablePod
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
@@ -64,7 +64,7 @@ class _MovedPod:
 
     def __init__(self, cluster: Cluster, movable: MovablePod) -> None:
         what_if = movable.make_what_if(cluster)
-        self.query: Query = what_if.query
+        self.query: SchedulingRequest = what_if.query
         self.requirements: HostRequirements = what_if.requirements
         self.is_offered_on = self.make_node_check(cluster, frozenset({movable.uid}))
         self.offered: dict[str, bool] = {}
@@ -217,7 +217,7 @@ class PlanState:
         known = self._moved_pods.get(movable.uid)
         if known is None:
             known = self._moved_pods[movable.uid] = _MovedPod(self.cluster, movable)
-            key = (known.query.request, known.query.ask.card_policy)
+            key = (known.query.request, known.query.policy_request.card_policy)
             known.kind = self._kinds.setdefault(key, len(self._kinds))
             if known.stands_alone:
                 # Pods that ask alike are offered the same nodes.
@@ -226,7 +226,7 @@ class PlanState:
                 )
         return known
 
-    def get_query(self, movable: MovablePod) -> Query:
+    def get_query(self, movable: MovablePod) -> SchedulingRequest:
         """What a pod asks of cards."""
         return self._get_moved_pod(movable).query
 
@@ -291,7 +291,7 @@ class PlanState:
         several = len(request.demands) > 1 or request.cards > 1
         found: Iterable[Placement]
         if several and not self.all_choices:
-            placement = place(cards, request, query.ask.card_policy)
+            placement = place(cards, request, query.policy_request.card_policy)
             found = () if placement is None else (placement,)
         else:
             found = list_card_choices(cards, request, own, self._named)

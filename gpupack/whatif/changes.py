@@ -14,7 +14,7 @@ from gpupack.inventory.objects import no_node
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePodMetadata
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.scheduling.reasons import format_memory
 
 _TIMES: Final = re.compile(r"(.+?)x([1-9][0-9]{0,3})")
 _MOST: Final = 9999
@@ -147,5 +147,5 @@ def _told(cluster: Cluster, node: KubeNode, profile: str, count: int) -> str:
     row = Cluster({node.name: node}, {}, cluster.unit_mib).state.nodes
     sizes = row.size[row.rows[node.name], : int(row.cards[row.rows[node.name]])].tolist()
     nodes = "1 node" if count == 1 else f"{count} nodes"
-    largest = memory(max(sizes), cluster.unit_mib)
+    largest = format_memory(max(sizes), cluster.unit_mib)
     return f"added {nodes} of {profile}: {len(sizes)} cards each, the largest of {largest}"

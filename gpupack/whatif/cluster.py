@@ -25,7 +25,7 @@ from scheduler_plugin.cache.disruption_budgets import DisruptionBudget, Disrupti
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 if TYPE_CHECKING:
     from gpupack.inventory.records import NodeRow
@@ -58,11 +58,11 @@ class Cluster:
     budgets: DisruptionBudgets | None = None
     source: str = "the cluster"
     state: ClusterState = field(init=False)
-    policies: Policies = field(init=False)
+    policies: ClusterPolicies = field(init=False)
 
     def __post_init__(self) -> None:
         self.state = ClusterState(self.unit_mib)
-        self.policies = Policies()
+        self.policies = ClusterPolicies()
         self.state.node_failed.connect(lambda _name, _error: None)  # the row says that its words are corrupt
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
         self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
@@ -209,7 +209,7 @@ class Cluster:
                 f"{_are(len(without), len(self.nodes))} left out: "
                 f"no gpupack daemon has published cards there{first}"
             )
-        return (*notes, *self.policies.told)
+        return (*notes, *self.policies.warnings)
 
     def _list_excluded(self, reason: Exclusion) -> tuple[str, ...]:
         nodes = self.state.nodes

@@ -19,12 +19,17 @@ from gpupack.whatif.kube_checks import HostRequirements, require_of_any_pod, req
 from gpupack.whatif.node_results import OFFERED
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.scheduling.available import offered, say_widened, widened
-from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
+from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
+from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.policies.registry import Ask
-from scheduler_plugin.scheduling.reasons import demanded
-from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.reasons import format_demands
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    compute_units_by_card,
+    group_by_card_size,
+    with_units_for,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def answer_fit(
         pods=now.pods,
         largest_units=now.largest_units,
         nodes=now.nodes,
-        asked=demanded(request.demands, cluster.unit_mib),
+        asked=format_demands(request.demands, cluster.unit_mib),
         after=None if changed is None else count_fit(changed, request),
         notes=(*notes, *explain_unmatched_model(cluster, request), *cluster.list_omissions()),
         unit_mib=cluster.unit_mib,
@@ -127,9 +132,9 @@ def explain_unmatched_model(cluster: Cluster, request: PodRequest) -> list[str]:
     present = np.unique(nodes.model[rows][nodes.size[rows] > 0]).tolist()
     if selector.admits_all or any(at >= 0 and selector.admits_model(nodes.model_names[at]) for at in present):
         return []
-    there = offered(nodes, selector, rows, OFFERED)
+    there = describe_available(nodes, selector, rows, OFFERED)
     said = f"no card matches: {selector}, and the cluster has {there or 'no card whose model is known'}"
-    return [said + say_widened(widened(nodes, selector, rows))]
+    return [said + explain_widened(widen_patterns(nodes, selector, rows))]
 
 
 def require_cards(cluster: Cluster) -> None:
@@ -156,7 +161,7 @@ def count_fit(
     """Count the pods that fit, one after the other on what the ones before left."""
     nodes, hosts = cluster.state.nodes, cluster.kube_checks
     requirements = require_of_any_pod() if requirements is None else requirements
-    query = cluster.policies.query(nodes, request, requirements.cpu_milli, requirements.memory_bytes)
+    query = cluster.policies.make_request(nodes, request, requirements.cpu_milli, requirements.memory_bytes)
     rejections = hosts.find_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
     most = {
@@ -178,7 +183,7 @@ def count_fit(
 
 
 def count_fit_by_node(
-    cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, most: Mapping[str, int]
 ) -> Counter[str]:
     """How many pods each node takes, by the card policy; at most so many as `most` says.
 
@@ -192,31 +197,33 @@ def count_fit_by_node(
         return Counter()
     demands = query.request.demands
     if len(demands) == 1 and demands[0].cards == 1:
-        each = units_by_card(nodes, query, rows)[0]
+        each = compute_units_by_card(nodes, query, rows)[0]
         free = nodes.free[rows].astype(np.int64)
-        if query.ask.admits is not None:
-            free = np.where(query.ask.admits[rows], free, 0)
+        if query.policy_request.admits is not None:
+            free = np.where(query.policy_request.admits[rows], free, 0)
         there = (nodes.size[rows] > 0) & (each > 0)
         sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
         return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
     found: Counter[str] = Counter()
-    sizes = by_size(nodes, rows)
-    for size, at in sizes.even:
-        found += _filled(cluster, in_units(query, size), rows[at], most)
+    sizes = group_by_card_size(nodes, rows)
+    for size, at in sizes.uniform:
+        found += _filled(cluster, with_units_for(query, size), rows[at], most)
     for row in rows[sizes.mixed].tolist():
         found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
     return found
 
 
-def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, int]) -> Counter[str]:
+def _filled(
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray, most: Mapping[str, int]
+) -> Counter[str]:
     """Place pods on many nodes at once, until none takes another.
 
     As `allocator.policy.choose` does it, but for how near cards are to each other: that decides between cards
     that the policy finds equally good.
     """
     nodes = cluster.state.nodes
-    costs = card_costs(query.ask.card_policy)
-    if costs is None or len(query.ask.demands) > 1:
+    costs = get_array_costs(query.policy_request.card_policy)
+    if costs is None or len(query.policy_request.demands) > 1:
         return Counter(
             {
                 nodes.names[row]: _one_by_one(cluster, query, row, most[nodes.names[row]])
@@ -227,7 +234,7 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
-        placed = _take(query.ask, nodes.size[left].astype(np.int64), free, left, costs)
+        placed = _take(query.policy_request, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
         found.update(nodes.names[row] for row in left.tolist())
         more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
@@ -235,7 +242,9 @@ def _filled(cluster: Cluster, query: Query, rows: RowArray, most: Mapping[str, i
     return found
 
 
-def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts) -> BoolArray:
+def _take(
+    ask: PolicyRequest, size: LongArray, free: LongArray, rows: RowArray, costs_of: CardCosts
+) -> BoolArray:
     """Take one pod's cards off what is free on every row; tells which rows had them."""
     units, cards = ask.demands[0]
     fits = free >= units
@@ -250,10 +259,10 @@ def _take(ask: Ask, size: LongArray, free: LongArray, rows: RowArray, costs_of: 
     return placed
 
 
-def _one_by_one(cluster: Cluster, query: Query, row: int, most: int) -> int:
+def _one_by_one(cluster: Cluster, query: SchedulingRequest, row: int, most: int) -> int:
     """Place pods on one node, until it takes no other."""
     return count_fit_on_cards(
-        build_cards(cluster.state.nodes, row), query.request, query.ask.card_policy, most
+        build_cards(cluster.state.nodes, row), query.request, query.policy_request.card_policy, most
     )
 
 
@@ -269,7 +278,7 @@ def count_fit_on_cards(cards: Sequence[Card], request: PodRequest, card_policy: 
     return most
 
 
-def find_largest_request(cluster: Cluster, query: Query, rows: RowArray) -> int:
+def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> int:
     """Find the largest request over as many cards that any node takes now; percent in percent.
 
     Returns:
@@ -284,8 +293,8 @@ def find_largest_request(cluster: Cluster, query: Query, rows: RowArray) -> int:
     if not len(rows) or request.cards > nodes.free.shape[1]:
         return 0
     free = nodes.free[rows].astype(np.int64)
-    if query.ask.admits is not None:
-        free = np.where(query.ask.admits[rows], free, 0)
+    if query.policy_request.admits is not None:
+        free = np.where(query.policy_request.admits[rows], free, 0)
     if request.percent:
         size = np.maximum(1, nodes.size[rows].astype(np.int64))
         shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)

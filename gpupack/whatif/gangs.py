@@ -22,10 +22,10 @@ from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
 from scheduler_plugin.queue.cache.pods import node_rules, read_gang
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.fit_counts import most_pods
-from scheduler_plugin.scheduling.placing import score
-from scheduler_plugin.scheduling.ranking import best
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.fit_counts import count_most_pods
+from scheduler_plugin.scheduling.placing import score_nodes
+from scheduler_plugin.scheduling.ranking import rank_best
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 _HOSTNAME: Final = "kubernetes.io/hostname"
 
@@ -40,7 +40,7 @@ class GangMembers:
         pods: How many they are.
     """
 
-    query: Query
+    query: SchedulingRequest
     requirements: HostRequirements
     pods: int
 
@@ -96,9 +96,9 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     return WaitingGang(name, size, alike + missing, tuple(others), refused)
 
 
-def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> Query:
+def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:
     """Make a request ready."""
-    return cluster.policies.query(
+    return cluster.policies.make_request(
         cluster.state.nodes, request, requirements.cpu_milli, requirements.memory_bytes
     )
 
@@ -114,7 +114,7 @@ def _asked(cluster: Cluster, pod: KubePod) -> object:
 
 def find_rows(
     cluster: Cluster,
-    query: Query,
+    query: SchedulingRequest,
     requirements: HostRequirements,
     leaving: Collection[str] = (),
     only: RowArray | None = None,
@@ -156,8 +156,8 @@ def can_fit_together(cluster: Cluster, kinds: Sequence[GangMembers], leaving: Co
     hosts: dict[str, _Host] = {}
     for kind in sorted(kinds, key=_hardness):
         rows = find_rows(cluster, kind.query, kind.requirements, leaving)
-        scores = score(cluster.policies.of(kind.query.request), nodes, kind.query, rows)
-        order = [nodes.names[rows[at]] for at in best(scores, nodes.name_rank[rows], len(rows)).tolist()]
+        scores = score_nodes(cluster.policies.get_policy(kind.query.request), nodes, kind.query, rows)
+        order = [nodes.names[rows[at]] for at in rank_best(scores, nodes.name_rank[rows], len(rows)).tolist()]
         left = kind.pods
         for name in order:
             host = hosts.get(name) or _Host(cluster, name, leaving)
@@ -204,7 +204,7 @@ class _Host:
                 self._left[thing] = _left_of(self._cluster, self._name, thing, self._leaving)
         if any(amount > self._left[thing] for thing, amount in asked.items()) or self._is_kept_off(kind):
             return False
-        placement = place(self._cards, request, kind.query.ask.card_policy)
+        placement = place(self._cards, request, kind.query.policy_request.card_policy)
         if placement is None:
             return False
         for thing, amount in asked.items():
@@ -227,7 +227,7 @@ class _Host:
 
 def count_at_once(
     cluster: Cluster,
-    query: Query,
+    query: SchedulingRequest,
     requirements: HostRequirements,
     rows: RowArray,
     most: int,
@@ -251,11 +251,13 @@ def count_at_once(
     return min(most, sum(count_fit_by_node(cluster, query, rows, rooms).values()))
 
 
-def count_on_empty_cluster(cluster: Cluster, query: Query, requirements: HostRequirements, most: int) -> int:
+def count_on_empty_cluster(
+    cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements, most: int
+) -> int:
     """Count the pods alike that could be there at once with nobody else, at most so many; no fewer fit."""
     nodes, rejections = cluster.state.nodes, cluster.kube_checks.find_lasting_rejections(requirements)
     rows = cluster.rows[[nodes.names[row] not in rejections for row in cluster.rows.tolist()]]
-    pods = most_pods(nodes, query, rows, emptied=True)
+    pods = count_most_pods(nodes, query, rows, emptied=True)
     for needed, capacity in (
         (requirements.cpu_milli, nodes.cpu_capacity[rows]),
         (requirements.memory_bytes, nodes.memory_capacity[rows]),

@@ -25,10 +25,16 @@ from gpupack.whatif.kube_checks import (
     Rejection,
 )
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
-from scheduler_plugin.scheduling.available import offered, say_widened, widened
+from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, amount, demanded, memory
-from scheduler_plugin.scheduling.request import Query, units_by_card
+from scheduler_plugin.scheduling.reasons import (
+    REASONS,
+    FilterReason,
+    format_amount,
+    format_demands,
+    format_memory,
+)
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 _WITHOUT_CARDS: Final = tuple(reason.json_name for reason in REASONS if reason >= FilterReason.NO_PLUGIN)
 """Reasons for which a node has no cards to speak of."""
@@ -79,7 +85,9 @@ class NodeResults:
     groups: tuple[NodeGroup, ...]
 
 
-def collect_node_results(cluster: Cluster, query: Query, requirements: HostRequirements) -> NodeResults:
+def collect_node_results(
+    cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements
+) -> NodeResults:
     """Ask kube-scheduler's rules and filter about every node.
 
     Args:
@@ -110,7 +118,10 @@ def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> 
 
 
 def _groups(
-    cluster: Cluster, query: Query, requirements: HostRequirements, rejections: dict[str, Rejection]
+    cluster: Cluster,
+    query: SchedulingRequest,
+    requirements: HostRequirements,
+    rejections: dict[str, Rejection],
 ) -> tuple[NodeGroup, ...]:
     names: defaultdict[Rejection, list[str]] = defaultdict(list)
     for name in sorted(rejections):
@@ -122,7 +133,11 @@ def _groups(
 
 
 def _group(
-    cluster: Cluster, query: Query, requirements: HostRequirements, rejection: Rejection, names: list[str]
+    cluster: Cluster,
+    query: SchedulingRequest,
+    requirements: HostRequirements,
+    rejection: Rejection,
+    names: list[str],
 ) -> NodeGroup:
     rows = np.array([cluster.state.nodes.rows[name] for name in names], dtype=np.intp)
     best, asked = find_closest_node(cluster, query, rows) if rejection.reason in _WITH_CARDS else (None, 0)
@@ -136,7 +151,9 @@ def _group(
     return NodeGroup(rejection.reason, len(names), best, asked, text, tuple(names[:_EXAMPLES]))
 
 
-def _roomiest(cluster: Cluster, query: Query, rejection: Rejection, rows: RowArray) -> ClosestNode:
+def _roomiest(
+    cluster: Cluster, query: SchedulingRequest, rejection: Rejection, rows: RowArray
+) -> ClosestNode:
     """Find the node with the most left of what is the reason; no card of it is."""
     left = _sums(cluster, query, rows) if rejection.reason == SUM else _left(cluster, rejection.reason, rows)
     return ClosestNode(cluster.state.nodes.names[int(rows[int(left.argmax())])], None, None)
@@ -152,7 +169,7 @@ def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
     return left
 
 
-def _sums(cluster: Cluster, query: Query, rows: RowArray) -> LongArray:
+def _sums(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> LongArray:
     """What kube-scheduler's count leaves of the nodes' units, or percent."""
     resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
     names = cluster.state.nodes.names
@@ -167,15 +184,19 @@ def _cores(milli: int) -> str:
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + " cpu"
 
 
-def free_of_admitted_cards(cluster: Cluster, query: Query, rows: RowArray) -> IntArray:
+def free_of_admitted_cards(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> IntArray:
     """Free units of the cards that the pod admits: int32[m, K], 0 for others."""
     nodes = cluster.state.nodes
     free = nodes.free[rows]
-    result: IntArray = free if query.ask.admits is None else np.where(query.ask.admits[rows], free, 0)
+    result: IntArray = (
+        free if query.policy_request.admits is None else np.where(query.policy_request.admits[rows], free, 0)
+    )
     return result
 
 
-def find_closest_node(cluster: Cluster, query: Query, rows: RowArray) -> tuple[ClosestNode | None, int]:
+def find_closest_node(
+    cluster: Cluster, query: SchedulingRequest, rows: RowArray
+) -> tuple[ClosestNode | None, int]:
     """Find the node whose cards lack the least, its deciding card, and what is asked of that card in units.
 
     Of a pod that asks for c cards the deciding one is the c-th emptiest: as many have at least as much free.
@@ -187,7 +208,7 @@ def find_closest_node(cluster: Cluster, query: Query, rows: RowArray) -> tuple[C
     if not len(rows) or demand.cards > nodes.free.shape[1]:
         return None, 0
     free = free_of_admitted_cards(cluster, query, rows)
-    left = free - units_by_card(nodes, query, rows)[at]
+    left = free - compute_units_by_card(nodes, query, rows)[at]
     left[nodes.size[rows] == 0] = -(1 << 40)
     order = np.argsort(-left, axis=1, kind="stable")[:, demand.cards - 1]
     deciding = left[np.arange(len(rows)), order]
@@ -204,7 +225,7 @@ def find_closest_node(cluster: Cluster, query: Query, rows: RowArray) -> tuple[C
 class _Sentences:
     """Says why, with the numbers of a group."""
 
-    def __init__(self, cluster: Cluster, query: Query, requirements: HostRequirements) -> None:
+    def __init__(self, cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements) -> None:
         self._cluster = cluster
         self._query = query
         self._wish = requirements
@@ -225,7 +246,7 @@ class _Sentences:
             return special(rows, best, asked)
         fixed = _SENTENCES.get(rejection.reason)
         if fixed is not None:
-            return fixed.format(unit=memory(1, self._unit))
+            return fixed.format(unit=format_memory(1, self._unit))
         return {
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",
@@ -239,34 +260,37 @@ class _Sentences:
 
     def _not_free(self, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
         demands = self._query.request.demands
-        wanted = demanded(demands, self._unit)
+        wanted = format_demands(demands, self._unit)
         if best is None or best.free_units is None:
             return f"no node has the cards for {wanted} free"
-        free, short = memory(best.free_units, self._unit), memory(max(0, asked - best.free_units), self._unit)
+        free, short = (
+            format_memory(best.free_units, self._unit),
+            format_memory(max(0, asked - best.free_units), self._unit),
+        )
         if len(demands) > 1:
             return f"{wanted} do not fit together on any node; the closest card has {free} free"
         demand = demands[0]
-        what = memory(asked, self._unit)
-        what = f"{amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
+        what = format_memory(asked, self._unit)
+        what = f"{format_amount(demand, self._unit)} of it is {what}" if demand.percent else f"asked {what}"
         if demand.cards == 1:
             return f"the largest free share of a card is {free}, {what}: {short} short"
-        units = units_by_card(self._cluster.state.nodes, self._query, rows)[0]
+        units = compute_units_by_card(self._cluster.state.nodes, self._query, rows)[0]
         there = free_of_admitted_cards(self._cluster, self._query, rows) >= units
         most = int(np.count_nonzero(there & (self._cluster.state.nodes.size[rows] > 0), axis=1).max())
         if not most:
-            each = amount(demand, self._unit)
+            each = format_amount(demand, self._unit)
             with_most = f"the closest node has {demand.cards} with {free}"
             return f"no card of any node has {each} free, asked are {demand.cards}; {with_most}"
         return (
             f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
-            f"{amount(demand, self._unit)} free, asked are {demand.cards}"
+            f"{format_amount(demand, self._unit)} free, asked are {demand.cards}"
         )
 
     def _too_small(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         sizes = self._cluster.state.nodes.evictable[rows]
-        if self._query.ask.admits is not None:
-            sizes = np.where(self._query.ask.admits[rows], sizes, 0)
-        wanted = demanded(self._query.request.demands, self._unit)
+        if self._query.policy_request.admits is not None:
+            sizes = np.where(self._query.policy_request.admits[rows], sizes, 0)
+        wanted = format_demands(self._query.request.demands, self._unit)
         if not sizes.any():
             return f"no card is healthy and in use there, asked {wanted}"
         most = max(demand.cards for demand in self._query.request.demands)
@@ -275,22 +299,24 @@ class _Sentences:
             return f"the node with the most cards has {cards} that are healthy, asked are {most}"
         if len(self._query.request.demands) > 1 and self._each_fits(rows, sizes):
             return f"{wanted} do not fit together on any node, even with all of its healthy cards empty"
-        return f"the largest healthy card has {memory(int(sizes.max()), self._unit)}, asked {wanted}"
+        return f"the largest healthy card has {format_memory(int(sizes.max()), self._unit)}, asked {wanted}"
 
     def _each_fits(self, rows: RowArray, sizes: IntArray) -> bool:
         """Tell whether some node would have the cards for each demand by itself, were all of them empty."""
         nodes, query = self._cluster.state.nodes, self._query
         there = [
             np.count_nonzero((sizes > 0) & (sizes >= units), axis=1) >= demand.cards
-            for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True)
+            for demand, units in zip(
+                query.request.demands, compute_units_by_card(nodes, query, rows), strict=True
+            )
         ]
         return bool(np.logical_and.reduce(there).any())
 
     def _not_admitted(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         selector = self._query.request.selector
-        there = offered(self._cluster.state.nodes, selector, rows, OFFERED)
+        there = describe_available(self._cluster.state.nodes, selector, rows, OFFERED)
         said = f"the pod's {selector}, and the cards there are {there or 'of no known model'}"
-        return said + say_widened(widened(self._cluster.state.nodes, selector, rows))
+        return said + explain_widened(widen_patterns(self._cluster.state.nodes, selector, rows))
 
     def _cpu(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = max(0, int(_left(self._cluster, CPU, rows).max()))
@@ -305,7 +331,7 @@ class _Sentences:
 
     def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = max(0, int(_sums(self._cluster, self._query, rows).max()))
-        left = f"{most} percent" if self._query.request.percent else memory(most, self._unit)
+        left = f"{most} percent" if self._query.request.percent else format_memory(most, self._unit)
         return (
             "by kube-scheduler's count of the node's sum too little is left "
             f"({left}): it counts pods on unhealthy cards against the others"

@@ -11,7 +11,7 @@ from gpupack.terminal import short_age
 from gpupack.whatif.answers import Advice, ClosestNode, FitAnswer, FitCount, PodCard, PodExplanation
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.scheduling.reasons import format_memory
 
 _NODES_SHOWN = 10
 
@@ -101,9 +101,10 @@ def _nodes(count: int) -> str:
 def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
     model = f" ({card.model})" if card.model else ""
     yield (
-        f"  card {card.card}{model}: promised to it {memory(card.promised_units, unit_mib)} of "
-        f"{memory(card.size_units, unit_mib)}, {memory(card.used_units, unit_mib)} taken by all together, "
-        f"{memory(card.free_units, unit_mib)} free"
+        f"  card {card.card}{model}: promised to it {format_memory(card.promised_units, unit_mib)} of "
+        f"{format_memory(card.size_units, unit_mib)}, "
+        f"{format_memory(card.used_units, unit_mib)} taken by all together, "
+        f"{format_memory(card.free_units, unit_mib)} free"
     )
     used = (
         "what it uses the node has not said"
@@ -118,7 +119,7 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
         )
     yield f"    {used}, {limit}"
     for other in card.neighbours:
-        yield f"    beside {other.namespace}/{other.pod}: {memory(other.units, unit_mib)}"
+        yield f"    beside {other.namespace}/{other.pod}: {format_memory(other.units, unit_mib)}"
 
 
 def format_fit(answer: FitAnswer) -> str:
@@ -138,7 +139,9 @@ def _fit(answer: FitAnswer) -> Iterator[str]:
 
 def _count(found: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     percent = answer.asked.endswith("percent")
-    units = f"{found.largest_units} percent" if percent else memory(found.largest_units, answer.unit_mib)
+    units = (
+        f"{found.largest_units} percent" if percent else format_memory(found.largest_units, answer.unit_mib)
+    )
     pods = "1 pod" if found.pods == 1 else f"{found.pods} pods"
     yield f"{pods} of {answer.asked} {'fits' if found.pods == 1 else 'fit'} {when}."
     if " + " not in answer.asked:

@@ -15,7 +15,7 @@ from gpupack.whatif.snapshot import FILES, Snapshot, make_snapshot
 from scheduler_plugin.cache.pods import sum_host_requests
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
-from scheduler_plugin.scheduling.reasons import demanded, memory
+from scheduler_plugin.scheduling.reasons import format_demands, format_memory
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import Options
 from scheduler_plugin.simulator.queued import check
@@ -62,7 +62,7 @@ def make_scenarios(
         parts = [f"with {text}" for text in add] + [f"without {name}" for name in without]
         found.append(Scenario(", ".join(parts), changed, cluster.unit_mib))
     if unit_mib is not None and unit_mib != cluster.unit_mib:
-        found.append(Scenario(f"with units of {memory(1, unit_mib)}", cluster, unit_mib))
+        found.append(Scenario(f"with units of {format_memory(1, unit_mib)}", cluster, unit_mib))
     return found
 
 
@@ -74,8 +74,8 @@ def make_trace(cluster: Cluster, unit_mib: int | None = None, others: Sequence[s
     """
     taken = make_snapshot(cluster, unit_mib=unit_mib, others=others)
     if not taken.nodes:
-        largest = memory(int(cluster.state.nodes.size.max(initial=0)), cluster.unit_mib)
-        unit = memory(1, unit_mib or cluster.unit_mib)
+        largest = format_memory(int(cluster.state.nodes.size.max(initial=0)), cluster.unit_mib)
+        unit = format_memory(1, unit_mib or cluster.unit_mib)
         raise TraceError(f"no card has a unit of {unit}: the largest has {largest}")
     if not taken.pods:
         raise TraceError(
@@ -165,10 +165,10 @@ class _Warnings:
         cluster, unit_mib = self.scenario.cluster, self.scenario.unit_mib
         pod = next(pod for pod in cluster.pods.values() if pod.full_name == name)
         request = cluster.read_request(pod)
-        asked = demanded(request.demands, cluster.unit_mib) if request is not None else "no"
+        asked = format_demands(request.demands, cluster.unit_mib) if request is not None else "no"
         cpu_milli, memory_bytes = sum_host_requests(pod)
-        besides = f"{cpu_milli / 1000:g} CPU and {memory(-(-memory_bytes // _MIB), 1)} of memory"
-        unit = "" if unit_mib == cluster.unit_mib else f", in units of {memory(1, unit_mib)},"
+        besides = f"{cpu_milli / 1000:g} CPU and {format_memory(-(-memory_bytes // _MIB), 1)} of memory"
+        unit = "" if unit_mib == cluster.unit_mib else f", in units of {format_memory(1, unit_mib)},"
         return (
             f" asks for {asked} of GPU memory, {besides}: that{unit} fits on no node even when it is empty; "
             "the pod is kept and will fail"

@@ -16,9 +16,9 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.pod_cards import PodCards, read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_with, score
-from scheduler_plugin.scheduling.ranking import best
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
+from scheduler_plugin.scheduling.ranking import rank_best
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WhatIf:
     """
 
     cluster: Cluster
-    query: Query
+    query: SchedulingRequest
     requirements: HostRequirements
     pods: int = 1
     others: tuple[GangMembers, ...] = ()
@@ -72,8 +72,10 @@ class WhatIf:
         kept = self.find_rows(leaving=leaving, only=only)
         if not len(kept):
             return []
-        scores = score(self.cluster.policies.of(self.query.request), nodes, self.query, kept)
-        return [nodes.names[row] for row in kept[best(scores, nodes.name_rank[kept], len(kept))].tolist()]
+        scores = score_nodes(self.cluster.policies.get_policy(self.query.request), nodes, self.query, kept)
+        return [
+            nodes.names[row] for row in kept[rank_best(scores, nodes.name_rank[kept], len(kept))].tolist()
+        ]
 
     def find_rows(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> RowArray:
         """Rows of the nodes that take it now, in no order; arguments as of `nodes`."""
@@ -117,8 +119,8 @@ class WhatIf:
     def choose_cards(self, node: str) -> Placement | None:
         """Choose the pod's cards on a node as bind does; None where it does not fit."""
         nodes = self.cluster.state.nodes
-        policy = self.cluster.policies.of(self.query.request)
-        return place_with(policy, nodes, nodes.rows[node], self.query)
+        policy = self.cluster.policies.get_policy(self.query.request)
+        return place_by_policy(policy, nodes, nodes.rows[node], self.query)
 
 
 @contextmanager

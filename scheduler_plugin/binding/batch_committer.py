@@ -17,13 +17,13 @@ from allocator.errors import RequestError
 from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.binding.batch_protocol import CommitCall, Outcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
-from scheduler_plugin.binding.committer import Commitment
-from scheduler_plugin.binding.two_tier import Candidate, merge
+from scheduler_plugin.binding.committer import PendingBinding
+from scheduler_plugin.binding.two_tier import ScoredNode, merge_candidates
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.scheduling.node_versions import compute_node_version
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score_nodes
 
 UNDER_WAY: Final = 16
 """Bindings at once: more do not make the API server faster."""
@@ -54,14 +54,14 @@ class BatchCommitter:
             return [refused(pod.uid, why=why) for pod in pods]
         try:
             async with asyncio.timeout(2 * self._binder.timeout_s):
-                await self._binder.open()
+                await self._binder.wait_for_fence()
         except CommitError as error:
             return [refused(pod.uid, why=str(error)) for pod in pods]
         except TimeoutError:
             why = "this gpupack scheduler has not listed the pods since it may bind"
             return [refused(pod.uid, why=why) for pod in pods]
         results: dict[str, PodResult] = {}
-        begun: list[Commitment] = []
+        begun: list[PendingBinding] = []
         for group in call.groups:
             # No await: what one pod takes the next one sees.
             found = self._begin_group(group, call.headroom)
@@ -73,9 +73,9 @@ class BatchCommitter:
         results |= {result.uid: result for result in sent}
         return [results[pod.uid] for pod in pods]
 
-    def _begin_group(self, group: Sequence[PodCandidates], headroom: float) -> list[Commitment] | str:
+    def _begin_group(self, group: Sequence[PodCandidates], headroom: float) -> list[PendingBinding] | str:
         """Assume the cards of all pods of a group, or of none, and say why."""
-        begun: list[Commitment] = []
+        begun: list[PendingBinding] = []
         for pod in group:
             found = self._begin(pod, headroom)
             if isinstance(found, str):
@@ -85,7 +85,7 @@ class BatchCommitter:
             begun.append(found)
         return begun
 
-    def _begin(self, pod: PodCandidates, headroom: float) -> Commitment | str:
+    def _begin(self, pod: PodCandidates, headroom: float) -> PendingBinding | str:
         """Assume a pod's cards on the first node of its list that takes it; why none does."""
         state, now = self._binder.committer.state, self._binder.clock()
         record = state.pods.get(pod.uid)
@@ -104,7 +104,7 @@ class BatchCommitter:
                 why = str(error)
         return why
 
-    def _order(self, pod: PodCandidates) -> list[Candidate]:
+    def _order(self, pod: PodCandidates) -> list[ScoredNode]:
         """Lists 2 and 4 of the two-tier method: as offered, or scored again where a node has changed."""
         state = self._binder.committer.state
         nodes, record = state.nodes, state.pods.get(pod.uid)
@@ -113,14 +113,14 @@ class BatchCommitter:
             for each in pod.nodes
             if (row := nodes.rows.get(each.node)) is not None
         }
-        offered = [Candidate(each.node, float(place), each.version) for place, each in enumerate(pod.nodes)]
+        offered = [ScoredNode(each.node, float(place), each.version) for place, each in enumerate(pod.nodes)]
         changed = len(offered) > 1 and any(versions.get(each.node) != each.version for each in offered)
         if not changed or record is None or record.request is None:
             return [each for each in offered if each.node in versions]
         scores = self._rescore(pod, versions)
         # Places in a list are no scores: where one node is scored again, all are.
         epoch = 0 if scores is None else 1
-        return merge(offered, versions.get, (scores or {}).get, epoch=epoch)
+        return merge_candidates(offered, versions.get, (scores or {}).get, epoch=epoch)
 
     def _rescore(self, pod: PodCandidates, versions: Mapping[str, int]) -> dict[str, float] | None:
         """Filter and score the latest records; None where the pod or its policy cannot be asked."""
@@ -130,16 +130,16 @@ class BatchCommitter:
             return None
         rows = np.array([nodes.rows[name] for name in versions], dtype=np.intp)
         try:
-            query = policies.query(nodes, record.request, record.cpu_milli, record.memory_bytes)
+            query = policies.make_request(nodes, record.request, record.cpu_milli, record.memory_bytes)
             fits = rows[filter_nodes(nodes, query, rows)]
-            scores = score(policies.of(query.request), nodes, query, fits)
+            scores = score_nodes(policies.get_policy(query.request), nodes, query, fits)
         except (RequestError, *POLICY_FAULTS) as error:
             log.warning("not scored again", pod=f"{pod.namespace}/{pod.name}", error=str(error))
             return None
         found = zip(fits.tolist(), scores.tolist(), strict=True)
         return {nodes.names[row]: value for row, value in found if value < np.inf}
 
-    async def _send(self, commitment: Commitment) -> PodResult:
+    async def _send(self, commitment: PendingBinding) -> PodResult:
         uid, node = commitment.pod.uid, commitment.node
         async with self._turns:
             why = await self._binder.finish(commitment)

@@ -1,4 +1,4 @@
-"""Bind: takes the cards, sends the Binding, and settles what an answer, or none, means."""
+"""Bind: assume the cards, send the Binding, and find out its outcome."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,7 +12,7 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
-from scheduler_plugin.binding.committer import Commitment, Committer
+from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import CommitError
 
@@ -22,7 +22,7 @@ _decode_pod = msgspec.json.Decoder(PodLite).decode
 
 
 class BindingApi(Protocol):
-    """What bind needs of the API server; `kubeapi.client.KubeClient` has it."""
+    """BindingApi is the part of the API server that bind needs; `kubeapi.client.KubeClient` has it."""
 
     async def bind(
         self,
@@ -41,8 +41,8 @@ class BindingApi(Protocol):
         ...
 
 
-class Leadership(Protocol):
-    """What bind needs of an election; `kubeapi.lease.LeaseElector` has it."""
+class LeaderStatus(Protocol):
+    """LeaderStatus is the part of an election that bind needs; `kubeapi.lease.LeaseElector` has it."""
 
     @property
     def is_leader(self) -> bool:
@@ -55,8 +55,8 @@ class Leadership(Protocol):
         ...
 
 
-class Outcome(Enum):
-    """What a pod shows of a Binding that was sent for it."""
+class BindingOutcome(Enum):
+    """BindingOutcome is what a pod shows of a Binding that was sent for it."""
 
     BOUND = auto()
     NOT_BOUND = auto()
@@ -65,16 +65,17 @@ class Outcome(Enum):
 
 
 class Binder:
-    """Carries out bind calls.
+    """Binder carries out bind calls.
 
-    Invariant: cards taken for a Binding that was sent stay taken until the answer is a definite refusal, the
-    pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer take effect.
+    Invariant: cards assumed for a Binding that was sent stay assumed until the answer is a definite
+    refusal, the pod is seen bound, gone or changed, or it is read unbound after the Binding could no longer
+    take effect.
 
     The first Binding of a process, of a term as the leader, or after an etcd restore, waits until those of
     the one before can no longer take effect, and until a list of pods made after that shows all that did.
 
     Args:
-        committer: Takes the cards.
+        committer: Chooses and assumes the cards.
         api: The API server.
         clock: Monotonic seconds.
         timeout_s: T, how long a Binding may take effect after it was sent.
@@ -91,7 +92,7 @@ class Binder:
         api: BindingApi,
         clock: Callable[[], float],
         timeout_s: float,
-        leadership: Leadership | None = None,
+        leadership: LeaderStatus | None = None,
         *,
         refresh: Callable[[], Awaitable[None]],
         after_another: bool = True,
@@ -104,19 +105,19 @@ class Binder:
         self.leadership = leadership
         self.refresh = refresh
         self.sleep = sleep
-        self._started = clock() if after_another else float("-inf")
-        self._begun_anew = float("-inf")
-        self._opened: float | None = None
-        self._opening = asyncio.Lock()
-        self._settling: set[asyncio.Task[None]] = set()
-        self._ending = False
-        self._sending = 0
-        self._sent = float("-inf")
+        self._started_at = clock() if after_another else float("-inf")
+        self._fence_restarted_at = float("-inf")
+        self._fenced_term: float | None = None
+        self._fence_lock = asyncio.Lock()
+        self._resolving: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
+        self._in_flight = 0
+        self._last_sent_at = float("-inf")
 
     @property
-    def busy(self) -> bool:
-        """Whether Bindings are on their way to the API server, or were a moment ago."""
-        return self._sending > 0 or self.clock() - self._sent < BUSY_S
+    def is_busy(self) -> bool:
+        """True while Bindings are on their way to the API server, or were a moment ago."""
+        return self._in_flight > 0 or self.clock() - self._last_sent_at < BUSY_S
 
     async def bind(self, namespace: str, name: str, uid: str, node: str) -> str:
         """Bind the pod of this name and UID to a node.
@@ -126,28 +127,28 @@ class Binder:
         """
         try:
             # No await between the last check in here and the request.
-            commitment = await self._begin(namespace, name, uid, node)
+            commitment = await self._assume(namespace, name, uid, node)
         except CommitError as error:
             return str(error)
         except TimeoutError:
             return "this gpupack scheduler has not listed the pods since it may bind"
-        return await self._send_or_doubt(commitment)
+        return await self._send_or_resolve_later(commitment)
 
-    def begin(self, namespace: str, name: str, uid: str, node: str) -> Commitment:
-        """Assume the cards of one pod of several, after `open` and before `finish`.
+    def begin(self, namespace: str, name: str, uid: str, node: str) -> PendingBinding:
+        """Assume the cards of one pod of several, after `wait_for_fence` and before `finish`.
 
         Raises:
             CommitError: the pod cannot be bound there, or this process may not bind now.
         """
-        if self._ending or self._term() != self._opened:
+        if self._is_stopped or self._get_term() != self._fenced_term:
             raise CommitError("this gpupack scheduler may not bind now; it is tried again")
-        return self.committer.begin(namespace, name, uid, node, self.clock())
+        return self.committer.assume(namespace, name, uid, node, self.clock())
 
-    def abandon(self, commitment: Commitment) -> None:
+    def abandon(self, commitment: PendingBinding) -> None:
         """Forget the cards of a pod whose Binding was not sent."""
-        self._roll_back(commitment)
+        self._forget(commitment)
 
-    async def finish(self, commitment: Commitment) -> str:
+    async def finish(self, commitment: PendingBinding) -> str:
         """Send the Binding of a pod whose cards `begin` has assumed, if this process may bind still.
 
         Returns:
@@ -155,101 +156,101 @@ class Binder:
         """
         try:
             # No await between this check and the request.
-            may_send = not self._ending and self._term() == self._opened
+            may_send = not self._is_stopped and self._get_term() == self._fenced_term
         except CommitError:
             may_send = False
         if not may_send:
-            self._roll_back(commitment)
+            self._forget(commitment)
             return "this gpupack scheduler may not bind now; it is tried again"
-        if not self._is_open(commitment):
+        if not self._is_assumed(commitment):
             return "the pod has changed since its cards were chosen; it is tried again"
-        return await self._send_or_doubt(commitment)
+        return await self._send_or_resolve_later(commitment)
 
-    def is_unsettled(self, commitment: Commitment) -> bool:
+    def is_unsettled(self, commitment: PendingBinding) -> bool:
         """Tell whether a Binding may still take effect: its cards are assumed until that is known."""
-        return self._is_open(commitment)
+        return self._is_assumed(commitment)
 
-    async def _send_or_doubt(self, commitment: Commitment) -> str:
+    async def _send_or_resolve_later(self, commitment: PendingBinding) -> str:
         try:
-            return await self._send(commitment)
+            return await self._send_binding(commitment)
         except BaseException:
             # Cancelled, or a fault of ours: what became of the Binding is not known.
-            self._doubt(commitment)
+            self._resolve_later(commitment)
             raise
 
-    async def _begin(self, namespace: str, name: str, uid: str, node: str) -> Commitment:
-        """Take the cards; while this process may not bind yet, hold them, and check again when it may.
+    async def _assume(self, namespace: str, name: str, uid: str, node: str) -> PendingBinding:
+        """Assume the cards. While this process may not bind yet, keep them assumed; check again when it may.
 
-        Held they keep the filters that run meanwhile from choosing the same cards for everybody.
+        Assumed cards keep the filters that run meanwhile from choosing the same cards for everybody.
 
         Raises:
             CommitError: the pod cannot be bound there.
             TimeoutError: the pods were not listed in time.
         """
 
-        def begin() -> Commitment:
-            if self._ending:
+        def begin() -> PendingBinding:
+            if self._is_stopped:
                 raise CommitError("this gpupack scheduler is ending; it is tried again with the next one")
-            return self.committer.begin(namespace, name, uid, node, self.clock())
+            return self.committer.assume(namespace, name, uid, node, self.clock())
 
-        if self._term() == self._opened:
+        if self._get_term() == self._fenced_term:
             return begin()
         held = begin()
         try:
             async with asyncio.timeout(2 * self.timeout_s):
-                await self.open()
+                await self.wait_for_fence()
         finally:
-            self._roll_back(held)
+            self._forget(held)
         return begin()
 
-    def begin_anew(self) -> None:
-        """Wait as after a start: what was known of Bindings under way is of a history that is no more."""
-        self._begun_anew = self.clock()
+    def restart_fence(self) -> None:
+        """Require the wait of a start again, after an etcd restore made Bindings under way unknown."""
+        self._fence_restarted_at = self.clock()
 
-    def end(self) -> None:
-        """Send no Binding any more: whoever leads next counts on that."""
-        self._ending = True
+    def stop_binding(self) -> None:
+        """Send no Binding any more; the next leader relies on that."""
+        self._is_stopped = True
 
     async def close(self) -> None:
         """Stop waiting for the outcome of Bindings without an answer."""
-        for task in self._settling:
+        for task in self._resolving:
             task.cancel()
-        await asyncio.gather(*self._settling, return_exceptions=True)
+        await asyncio.gather(*self._resolving, return_exceptions=True)
 
-    async def open(self) -> None:
+    async def wait_for_fence(self) -> None:
         """Wait until this process may bind.
 
         Raises:
             CommitError: it is not the leader.
         """
-        while (term := self._term()) != self._opened:
-            async with self._opening:
-                if term == self._opened:
+        while (term := self._get_term()) != self._fenced_term:
+            async with self._fence_lock:
+                if term == self._fenced_term:
                     continue
                 wait_s = term + self.timeout_s - self.clock()
                 if wait_s > 0:
                     await self.sleep(wait_s)
-                if term == self._term():
+                if term == self._get_term():
                     await self.refresh()
-                    self._opened = term
+                    self._fenced_term = term
 
-    def _term(self) -> float:
-        """When this process, or its leadership, or a history after an etcd restore, began.
+    def _get_term(self) -> float:
+        """Return when this process, its leadership, or the history after an etcd restore, began.
 
         Raises:
             CommitError: it is not the leader.
         """
         if self.leadership is None:
-            return max(self._started, self._begun_anew)
+            return max(self._started_at, self._fence_restarted_at)
         since = self.leadership.since
         if since is None or not self.leadership.is_leader:
             raise CommitError("this gpupack scheduler is not the leader; the leader binds")
-        return max(since, self._begun_anew)
+        return max(since, self._fence_restarted_at)
 
-    async def _send(self, commitment: Commitment) -> str:
+    async def _send_binding(self, commitment: PendingBinding) -> str:
         pod = commitment.pod
         annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
-        self._sending += 1
+        self._in_flight += 1
         try:
             await self.api.bind(
                 pod.namespace,
@@ -262,65 +263,65 @@ class Binder:
             )
         except KubeApiError as error:
             if error.maybe_done:
-                self._doubt(commitment)
-                if await self._read(commitment) is Outcome.BOUND:
+                self._resolve_later(commitment)
+                if await self._read_outcome(commitment) is BindingOutcome.BOUND:
                     return ""
                 return f"Binding without an answer, its cards stay taken for now: {error.message}"
             if isinstance(error, Conflict):
                 # What the watch has not brought yet, say that somebody else bound it, counts from now.
-                await self._read(commitment)
-            self._roll_back(commitment)
+                await self._read_outcome(commitment)
+            self._forget(commitment)
             return f"Binding refused: {error.message}"
         finally:
-            self._sending -= 1
-            self._sent = self.clock()
+            self._in_flight -= 1
+            self._last_sent_at = self.clock()
         return ""
 
-    async def _read(self, commitment: Commitment) -> Outcome:
-        """Read the pod into the state, and say what it shows of the Binding."""
+    async def _read_outcome(self, commitment: PendingBinding) -> BindingOutcome:
+        """Read the pod into the state, and return what it shows of the Binding."""
         pod = commitment.pod
         try:
             body = await self.api.get(pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
             current = _decode_pod(body)
         except NotFound:
-            return Outcome.GONE
+            return BindingOutcome.GONE
         except (KubeApiError, *UNREADABLE) as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
-            return Outcome.UNKNOWN
+            return BindingOutcome.UNKNOWN
         if current.metadata.uid != pod.uid:
-            return Outcome.GONE
+            return BindingOutcome.GONE
         self.committer.state.apply_pod(current, self.clock())
-        return Outcome.BOUND if current.spec.node_name == commitment.node else Outcome.NOT_BOUND
+        return BindingOutcome.BOUND if current.spec.node_name == commitment.node else BindingOutcome.NOT_BOUND
 
-    def _doubt(self, commitment: Commitment) -> None:
-        """Keep the cards taken, and find out what became of the Binding once it can no longer take effect."""
-        if not self._is_open(commitment):
+    def _resolve_later(self, commitment: PendingBinding) -> None:
+        """Keep the cards assumed, and find out the outcome once the Binding can no longer take effect."""
+        if not self._is_assumed(commitment):
             return
-        task = asyncio.create_task(self._settle(commitment))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        task = asyncio.create_task(self._resolve(commitment))
+        self._resolving.add(task)
+        task.add_done_callback(self._resolving.discard)
 
-    async def _settle(self, commitment: Commitment) -> None:
-        """After T ask the pod itself, for the watch may be late; until it is read the cards stay taken.
+    async def _resolve(self, commitment: PendingBinding) -> None:
+        """Read the pod itself after T, because the watch may be late; until then the cards stay assumed.
 
         A pod that is gone may have been bound before: the watch will say so, and settles the cards. Until it
         does, ask again: whoever said that it is gone need not have been the API server.
         """
-        outcome = Outcome.UNKNOWN
-        while outcome in {Outcome.UNKNOWN, Outcome.GONE}:
+        outcome = BindingOutcome.UNKNOWN
+        while outcome in {BindingOutcome.UNKNOWN, BindingOutcome.GONE}:
             await self.sleep(self.timeout_s)
-            if not self._is_open(commitment):
+            if not self._is_assumed(commitment):
                 return
-            outcome = await self._read(commitment)
-        if outcome is Outcome.NOT_BOUND:
-            self._roll_back(commitment)
+            outcome = await self._read_outcome(commitment)
+        if outcome is BindingOutcome.NOT_BOUND:
+            self._forget(commitment)
 
-    def _is_open(self, commitment: Commitment) -> bool:
-        """Whether the cards are taken still."""
-        take = commitment.take
+    def _is_assumed(self, commitment: PendingBinding) -> bool:
+        """Return True while the cards are assumed."""
+        take = commitment.assumed
         return take is not None and self.committer.state.get_assumed(commitment.pod.uid) is take
 
-    def _roll_back(self, commitment: Commitment) -> None:
-        """Give the cards back, unless the pod has been seen bound or gone in the meantime."""
-        if commitment.take is not None:
-            self.committer.state.forget(commitment.take, self.clock())
+    def _forget(self, commitment: PendingBinding) -> None:
+        """Forget the assumed cards, unless the pod has been seen bound or gone in the meantime."""
+        if commitment.assumed is not None:
+            self.committer.state.forget(commitment.assumed, self.clock())

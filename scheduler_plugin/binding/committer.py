@@ -1,4 +1,4 @@
-"""What bind decides: one pod after the other, the cards are chosen on the node's latest record and taken.
+"""The decision of bind: one pod at a time, cards are chosen on the node's latest record and assumed.
 
 kube-scheduler has chosen the node by then, so there is no list to merge and nothing to score: that the pod
 still fits is all that counts, and choosing its cards answers it, whether or not the node has changed since
@@ -17,32 +17,32 @@ from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import explain_rejections, place_on
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with
-from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, event_text
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import explain_rejections, place_by_card_policy
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy
+from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Commitment:
-    """What a Binding is made of.
+class PendingBinding:
+    """PendingBinding is everything that a Binding is made of.
 
     Attributes:
         pod: The pod, as it was when the cards were taken.
         node: Target.
         assigned: Value of `gpupack.io/assigned`, None where there is nothing to say.
-        take: The cards taken in the state, None for a pod that asks for none.
+        assumed: The assumed pod in the cache, None for a pod that asks for no cards.
     """
 
     pod: PodRecord
     node: str
     assigned: str | None
-    take: AssumedPod | None
+    assumed: AssumedPod | None
 
 
 class Committer:
-    """Takes cards for pods, one at a time and without waiting in between.
+    """Committer assumes cards for pods, one at a time and without waiting in between.
 
     Invariant: between `begin` and the Binding's answer the cards are counted in the state, so a filter that
     runs meanwhile sees them taken.
@@ -52,20 +52,20 @@ class Committer:
         policies: Of the cluster.
     """
 
-    def __init__(self, state: ClusterState, policies: Policies) -> None:
+    def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
         self.state = state
         self.policies = policies
 
-    def begin(self, namespace: str, name: str, uid: str, node: str, now: float) -> Commitment:
-        """Check that a pod fits on a node now, and take the cards.
+    def assume(self, namespace: str, name: str, uid: str, node: str, now: float) -> PendingBinding:
+        """Check that a pod fits on a node now, and assume it there.
 
         Raises:
             CommitError: it cannot be bound there, in words.
         """
         self.state.expire_tombstones(now)
-        pod = self._pod(namespace, name, uid)
+        pod = self._get_pod(namespace, name, uid)
         if pod.charged is None:
-            return Commitment(pod, node, None, None)
+            return PendingBinding(pod, node, None, None)
         if pod.request is None:
             raise CommitError(f"pod {namespace}/{name}: {pod.error}")
         row = self.state.nodes.rows.get(node)
@@ -74,17 +74,17 @@ class Committer:
                 f"node {node} is not known to the gpupack scheduler; allowed: a node it watches"
             )
         try:
-            query = self.policies.query(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+            query = self.policies.make_request(self.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
             with self.state.reservations.charged_against(self.state.nodes, uid, pod.priority):
-                placement = self._place(pod, query, node, row)
+                placement = self._place_pod(pod, query, node, row)
         except (RequestError, *POLICY_FAULTS) as error:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
-        assigned = self._assignment(placement, row)
+        assigned = self._make_assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         take = self.state.assume(uid, node, assigned, now)
-        return Commitment(pod, node, text, take)
+        return PendingBinding(pod, node, text, take)
 
-    def _pod(self, namespace: str, name: str, uid: str) -> PodRecord:
+    def _get_pod(self, namespace: str, name: str, uid: str) -> PodRecord:
         pod = self.state.pods.get(uid)
         what = f"pod {namespace}/{name} (UID {uid})"
         if pod is None:
@@ -104,7 +104,7 @@ class Committer:
             )
         return pod
 
-    def _place(self, pod: PodRecord, query: Query, node: str, row: int) -> Placement:
+    def _place_pod(self, pod: PodRecord, query: SchedulingRequest, node: str, row: int) -> Placement:
         """Choose the cards on the node's latest record.
 
         Raises:
@@ -115,11 +115,11 @@ class Committer:
             reason = FilterReason(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
             )
-            why = event_text(reason, query.request.demands, self.state.unit_mib)
+            why = format_event_text(reason, query.request.demands, self.state.unit_mib)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 
-    def _as_planned(self, pod: PodRecord, query: Query, row: int) -> Placement | None:
+    def _as_planned(self, pod: PodRecord, query: SchedulingRequest, row: int) -> Placement | None:
         """Choose among the cards that the queue planned; None where it planned none, or they are not free.
 
         Pods that it released together fit together on their cards, and need not in another order of binding.
@@ -131,14 +131,16 @@ class Committer:
             card if card.uuid in pod.planned_uuids else replace(card, used_units=card.size_units)
             for card in build_cards(nodes, row)
         ]
-        return place(cards, query.request, query.ask.card_policy)
+        return place(cards, query.request, query.policy_request.card_policy)
 
-    def _choose(self, query: Query, row: int) -> Placement | None:
+    def _choose(self, query: SchedulingRequest, row: int) -> Placement | None:
         """Choose the cards: the node policy's where it chooses any, else the card policy's."""
-        policy = self.policies.of(query.request)
-        return place_with(policy, self.state.nodes, row, query) or place_on(self.state.nodes, row, query)
+        policy = self.policies.get_policy(query.request)
+        return place_by_policy(policy, self.state.nodes, row, query) or place_by_card_policy(
+            self.state.nodes, row, query
+        )
 
-    def _assignment(self, placement: Placement, row: int) -> Assignment | None:
+    def _make_assignment(self, placement: Placement, row: int) -> Assignment | None:
         """Name the cards by UUID; None where the node publishes none."""
         uuids = self.state.nodes.uuids[row]
         if not uuids:

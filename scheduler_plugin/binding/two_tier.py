@@ -1,7 +1,7 @@
-"""Two-tier scheduling of batches: many look at snapshots, one commits (docs/two-tiers.md).
+"""Two-tier scheduling of batches: many workers score snapshots, one commits; see docs/two-tiers.md.
 
-`merge`, `commit` and `decide` are the committer's steps for one list; `Turns` has the order of pods and their
-retries. `two_tier_workers` runs the first tier in processes.
+`merge_candidates`, `commit_first` and `commit_list` are the committer's steps for one list. `TurnQueue` has
+the order of pods and their retries. `benchmarks/two_tier/workers.py` runs the first tier in processes.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ _LONGEST_BACKOFF_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A pod's turn in the queue.
+class PodTurn:
+    """PodTurn is a pod's place in the queue of a batch.
 
     Attributes:
         pod: Its number.
@@ -31,8 +31,8 @@ class Turn:
     not_before_s: float = 0.0
 
 
-class Turns:
-    """The queue of pods: in order, and those that failed again at the tail, later each time.
+class TurnQueue:
+    """TurnQueue is the pods of a batch in order; a pod that failed goes to the tail, later each time.
 
     Args:
         pods: How many.
@@ -50,12 +50,12 @@ class Turns:
             )
         self.attempts = attempts
         self.backoff_s = backoff_s
-        self._queue = deque(Turn(pod) for pod in range(pods))
+        self._queue = deque(PodTurn(pod) for pod in range(pods))
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def next(self, now_s: float) -> Turn | None:
+    def pop_due(self, now_s: float) -> PodTurn | None:
         """Take the first turn that is due; None when none is."""
         for at, turn in enumerate(self._queue):
             if turn.not_before_s <= now_s:
@@ -63,28 +63,28 @@ class Turns:
                 return turn
         return None
 
-    def due_s(self) -> float:
+    def get_next_due_s(self) -> float:
         """When the next turn is due; infinite when the queue is empty."""
         return min((turn.not_before_s for turn in self._queue), default=float("inf"))
 
-    def failed(self, turn: Turn, now_s: float) -> bool:
+    def requeue_failed(self, turn: PodTurn, now_s: float) -> bool:
         """Put a pod back to the tail; False when it has had all its turns."""
         if turn.attempt + 1 >= self.attempts:
             return False
         wait_s = min(_LONGEST_BACKOFF_S, self.backoff_s * 2**turn.attempt)
-        self._queue.append(Turn(turn.pod, turn.attempt + 1, now_s + wait_s))
+        self._queue.append(PodTurn(turn.pod, turn.attempt + 1, now_s + wait_s))
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A node that the first tier found.
+class ScoredNode:
+    """ScoredNode is a node that the first tier found.
 
     Attributes:
         node: Its name.
         score: Lower is better.
-        version: Of the node's record that was scored.
-        epoch: Of the weights that it was scored with.
+        version: Version of the node's record that was scored.
+        epoch: Epoch of the weights that it was scored with.
     """
 
     node: str
@@ -93,13 +93,13 @@ class Candidate:
     epoch: int = 0
 
 
-def merge(
-    offered: Sequence[Candidate],
+def merge_candidates(
+    offered: Sequence[ScoredNode],
     version: Callable[[str], int | None],
     rescore: Callable[[str], float | None],
     *,
     epoch: int = 0,
-) -> list[Candidate]:
+) -> list[ScoredNode]:
     """Turn the first tier's list into the order in which to try nodes.
 
     Args:
@@ -111,7 +111,7 @@ def merge(
     Returns:
         Lists 2 and 4 together, by (score, name).
     """
-    merged: list[Candidate] = []
+    merged: list[ScoredNode] = []
     for candidate in offered:
         latest = version(candidate.node)
         if latest is None:
@@ -125,7 +125,7 @@ def merge(
     return sorted(merged, key=lambda candidate: (candidate.score, candidate.node))
 
 
-def commit(order: Sequence[Candidate], bind: Callable[[str], bool]) -> tuple[str | None, list[str]]:
+def commit_first(order: Sequence[ScoredNode], bind: Callable[[str], bool]) -> tuple[str | None, list[str]]:
     """Try candidates in order until one binds.
 
     Args:
@@ -144,8 +144,8 @@ def commit(order: Sequence[Candidate], bind: Callable[[str], bool]) -> tuple[str
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of one list.
+class CommitResult:
+    """CommitResult is the outcome of one list.
 
     Attributes:
         node: Where the pod was bound, None: nowhere.
@@ -158,15 +158,15 @@ class Decision:
     conflicts: int
 
 
-def decide(
-    offered: Sequence[Candidate],
+def commit_list(
+    offered: Sequence[ScoredNode],
     version: Callable[[str], int | None],
     rescore: Callable[[str], float | None],
     bind: Callable[[str], bool],
     *,
     epoch: int = 0,
     mode: Rescore = "on-epoch",
-) -> Decision:
+) -> CommitResult:
     """Commit one list.
 
     Args:
@@ -180,5 +180,5 @@ def decide(
     if mode == "on-version":
         offered = [replace(candidate, epoch=epoch) for candidate in offered]
     conflicts = sum(version(candidate.node) != candidate.version for candidate in offered)
-    node, tried = commit(merge(offered, version, rescore, epoch=epoch), bind)
-    return Decision(node, tuple(tried), conflicts)
+    node, tried = commit_first(merge_candidates(offered, version, rescore, epoch=epoch), bind)
+    return CommitResult(node, tuple(tried), conflicts)

@@ -1,4 +1,4 @@
-"""Where pods that the queue placed could not be bound: the next node of a pod's list is tried then."""
+"""Nodes on which pods that the queue placed could not be bound: the next node of the list is tried."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ LONGEST_LIST: Final = 4
 
 
 class FailedBindings:
-    """The nodes by UID of the pod."""
+    """FailedBindings is the nodes where a Binding failed, by UID of the pod."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, frozenset[str]] = {}
@@ -28,10 +28,10 @@ class FailedBindings:
             del self._nodes[next(iter(self._nodes))]
 
     def forget(self, uid: str) -> None:
-        """The pod was bound, or is gone."""
+        """Forget a pod that was bound, or is gone."""
         self._nodes.pop(uid, None)
 
-    def untried(self, nodes: NodeArrays, uid: str, rows: RowArray, fits: BoolArray) -> BoolArray:
+    def mask_untried(self, nodes: NodeArrays, uid: str, rows: RowArray, fits: BoolArray) -> BoolArray:
         """Leave out where a Binding failed, while some other node of the list fits.
 
         Args:

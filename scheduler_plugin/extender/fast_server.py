@@ -32,7 +32,7 @@ _LENGTH: Final = re.compile(rb"^(?i:Content-Length):[ \t]*([0-9]{1,12})[ \t]*\r\
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VerbAnswer:
     """What a call is answered with.
 
     Attributes:
@@ -66,18 +66,18 @@ class Answer:
         return head.encode() + self.body
 
 
-Call = Callable[[str, bytes], Awaitable[Answer]]
+Call = Callable[[str, bytes], Awaitable[VerbAnswer]]
 """Answers a verb: its path and the body."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _RequestHead:
     path: str
     size: int
     body_size: int
 
 
-class DirectServer:
+class FastServer:
     """Makes the connections, and ends them.
 
     Args:
@@ -144,12 +144,12 @@ class DirectServer:
 class _Connection(asyncio.Protocol):
     """One connection. One call is answered at a time, in the order in which they come."""
 
-    def __init__(self, server: DirectServer) -> None:
+    def __init__(self, server: FastServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._have = 0
-        self._head: _Head | None = None
+        self._head: _RequestHead | None = None
         self._answering = False
         self._unread_answers = False
         self._paused = False
@@ -263,7 +263,7 @@ class _Connection(asyncio.Protocol):
             other.data_received(self._all())
 
 
-def _read_head(data: bytes, most: int) -> _Head | None:
+def _read_head(data: bytes, most: int) -> _RequestHead | None:
     """Read the headers of a call of the usual form, None where it has another, or its headers no end yet."""
     found = _HEAD.match(data, 0, LONGEST_HEAD)
     if found is None:
@@ -273,7 +273,7 @@ def _read_head(data: bytes, most: int) -> _Head | None:
     length = _LENGTH.search(fields)
     if length is None or len(set(names)) < len(names) or int(length[1]) > most:
         return None
-    return _Head(found[1].decode(), found.end(), int(length[1]))
+    return _RequestHead(found[1].decode(), found.end(), int(length[1]))
 
 
 _dated: tuple[int, str] = (-1, "")

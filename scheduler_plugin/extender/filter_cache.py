@@ -1,4 +1,4 @@
-"""What filter answered a moment ago, so that prioritize need not score the same nodes again."""
+"""Recent results of filter, so that prioritize need not score the same nodes again."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,15 @@ from typing import Final
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 
-MOST_NODES: Final = 256
+MAX_NODES: Final = 256
 """Nodes of an offer; prioritize scores longer lists itself, and 4 096 of all nodes would fill the memory."""
 
-_OFFERS: Final = 4096
+_MAX_RESULTS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """One answer of filter.
+class FilterResult:
+    """FilterResult is the best nodes of one answer of filter.
 
     Attributes:
         policy: What ranked the nodes.
@@ -28,36 +28,36 @@ class Offer:
     epoch: int
     versions: Mapping[str, int]
 
-    def holds(self, nodes: NodeArrays, names: Iterable[str]) -> bool:
-        """Tell whether neither these nodes nor the weights have changed since."""
+    def is_current(self, nodes: NodeArrays, names: Iterable[str]) -> bool:
+        """Return True if neither these nodes nor the weights have changed since."""
         rows = nodes.rows
         return self.epoch == self.policy.epoch and all(
             name in rows and self.versions.get(name) == nodes.version[rows[name]] for name in names
         )
 
 
-class Offers:
+class FilterResultCache:
     """The answers by pod UID.
 
     Args:
         limit: Pods that are remembered.
     """
 
-    def __init__(self, limit: int = _OFFERS) -> None:
+    def __init__(self, limit: int = _MAX_RESULTS) -> None:
         self._limit = limit
-        self._offers: OrderedDict[str, Offer] = OrderedDict()
+        self._offers: OrderedDict[str, FilterResult] = OrderedDict()
 
-    def put(self, uid: str, offer: Offer) -> None:
-        """Remember an answer; it replaces the pod's earlier one."""
+    def add(self, uid: str, offer: FilterResult) -> None:
+        """Remember a result, in place of the pod's earlier one."""
         self._offers[uid] = offer
         self._offers.move_to_end(uid)
         if len(self._offers) > self._limit:
             self._offers.popitem(last=False)
 
-    def look(self, uid: str) -> Offer | None:
-        """A pod's answer."""
+    def get(self, uid: str) -> FilterResult | None:
+        """Return a pod's result, None where there is none."""
         return self._offers.get(uid)
 
-    def forget(self, uid: str) -> None:
-        """Drop a pod's answer: it was bound, or is gone."""
+    def remove(self, uid: str) -> None:
+        """Remove the result of a pod that was bound, or is gone."""
         self._offers.pop(uid, None)

@@ -1,30 +1,30 @@
-"""What filter found: its answer, and what others do with it afterwards."""
+"""The reply of filter: its answer, and what retries, preemption and reports need afterwards."""
 
 from dataclasses import dataclass, field
 
 from scheduler_plugin.extender.node_set import NodeSet
-from scheduler_plugin.extender.unschedulable_pods import Refusal
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
-    """What filter found.
+class FilterReply:
+    """FilterReply is the answer of filter, and what others need afterwards.
 
     Attributes:
         answer: For kube-scheduler.
         refused: UID of a pod that only found no room, else empty.
         passed: UID of a pod that asks for cards and found a node, else empty.
-        refusal: Why no node will do, for people.
+        unschedulable: Why no node will do, for people.
         evictable: Names of nodes, not always all, on which pods may be evicted for this one.
-        among: Nodes to look at once more later; with `refused` only.
-        tried: The pod, where its node policy was asked, and the best row; None: it held the pod back.
+        asked_nodes: Nodes to look at once more later; with `refused` only.
+        attempt: The pod, where its node policy was asked, and the best row; None: it held the pod back.
     """
 
     answer: bytes
     refused: str = ""
     passed: str = ""
-    refusal: Refusal | None = field(default=None, compare=False)
+    unschedulable: UnschedulablePod | None = field(default=None, compare=False)
     evictable: tuple[str, ...] = ()
-    among: NodeSet | None = field(default=None, compare=False)
-    tried: tuple[Query, int | None] | None = field(default=None, compare=False)
+    asked_nodes: NodeSet | None = field(default=None, compare=False)
+    attempt: tuple[SchedulingRequest, int | None] | None = field(default=None, compare=False)

@@ -90,7 +90,7 @@ class Acceptor:
             connection.close()
 
 
-async def listeners(host: str | None, port: int) -> list[socket.socket]:
+async def open_listeners(host: str | None, port: int) -> list[socket.socket]:
     """Bind a socket for each address of a host, None for all of the machine's.
 
     Raises:

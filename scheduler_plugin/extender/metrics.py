@@ -1,4 +1,4 @@
-"""What the extender tells Prometheus."""
+"""The metrics of the extender."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
@@ -12,13 +12,13 @@ from kubeapi.metrics import make_process_registry
 from scheduler_plugin.binding.batch_protocol import Outcome
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, Waiting
+from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import REASONS
 
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
-    from scheduler_plugin.binding.binder import Leadership
-    from scheduler_plugin.extender.retry import SecondLooks
+    from scheduler_plugin.binding.binder import LeaderStatus
+    from scheduler_plugin.extender.retry import RefusedPodRetrier
     from scheduler_plugin.preemption.preemptor import Preemptor
 
 VERBS: Final = ("filter", "prioritize", "bind", "preempt")
@@ -28,8 +28,8 @@ _MIB: Final = 1 << 20
 _REASONS: Final = (*(reason.metric_label for reason in REASONS), INVALID, NOT_REFUSED)
 
 
-class Freshness(Protocol):
-    """How old the view of the API server is; `cache.watcher.Watcher` tells."""
+class ViewFreshness(Protocol):
+    """ViewFreshness is the age of the view of the API server; `cache.watcher.Watcher` has it."""
 
     @property
     def age_s(self) -> float:
@@ -79,7 +79,7 @@ class Metrics:
         if cluster is not None:
             self.registry.register(cluster)
 
-    def follow_looks(self, looks: "SecondLooks") -> None:
+    def follow_retrier(self, looks: "RefusedPodRetrier") -> None:
         """Count what looks again at refused pods find."""
         found = Counter(
             "gpupack_scheduler_second_looks_total",
@@ -88,7 +88,7 @@ class Metrics:
         )
         looks.fits.connect(lambda _uid: found.inc())
 
-    def follow(self, preemptor: "Preemptor") -> None:
+    def follow_preemptor(self, preemptor: "Preemptor") -> None:
         """Count what a preemptor does."""
         attempts = Counter(
             "gpupack_preemption_attempts_total",
@@ -117,7 +117,7 @@ class Metrics:
 
 
 class ClusterMetrics(Collector):
-    """What is known of the cluster, read when Prometheus asks.
+    """ClusterMetrics reads the cache when Prometheus scrapes.
 
     Args:
         state: The cluster.
@@ -130,10 +130,10 @@ class ClusterMetrics(Collector):
     def __init__(
         self,
         state: ClusterState,
-        freshness: Freshness,
-        waiting: Waiting,
+        freshness: ViewFreshness,
+        waiting: UnschedulablePods,
         events: "EventRecorder",
-        leadership: "Leadership | None" = None,
+        leadership: "LeaderStatus | None" = None,
     ) -> None:
         self._state = state
         self._freshness = freshness
@@ -220,7 +220,7 @@ class ClusterMetrics(Collector):
             "not_refused: kube-scheduler has not asked yet, or ruled out every node itself.",
             labels=["reason"],
         )
-        counts = self._waiting.by_reason()
+        counts = self._waiting.count_by_reason()
         for reason in _REASONS:
             family.add_metric([reason], counts[reason])
         yield family

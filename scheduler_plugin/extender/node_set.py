@@ -14,7 +14,7 @@ from scheduler_plugin.cache.node_arrays import NodeArrays
 
 @dataclass(frozen=True, slots=True)
 class NodeSet:
-    """Some nodes; all that there are once nodes have come or gone, for then rows mean others.
+    """NodeSet is a set of nodes; it means all nodes once nodes have come or gone, for then rows are others.
 
     Attributes:
         bits: One for each row.
@@ -25,7 +25,7 @@ class NodeSet:
     epoch: int = -1
 
     @classmethod
-    def of(cls, nodes: NodeArrays, rows: RowArray) -> Self:
+    def from_rows(cls, nodes: NodeArrays, rows: RowArray) -> Self:
         """Take the nodes of these rows."""
         member = np.zeros(nodes.row_count, dtype=np.bool_)
         member[rows] = True

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from kubeapi.addresses import split_address
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.extender.listening import Acceptor, listeners
-from scheduler_plugin.extender.server import Service, make_open_app
+from scheduler_plugin.extender.listening import Acceptor, open_listeners
+from scheduler_plugin.extender.server import ExtenderService, make_open_app
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def observable(service: Service, address: str | None) -> AsyncIterator[None]:
+async def serve_open_endpoints(service: ExtenderService, address: str | None) -> AsyncIterator[None]:
     """Serve /healthz, /readyz and /metrics while the context is open.
 
     Args:
@@ -42,7 +42,7 @@ async def observable(service: Service, address: str | None) -> AsyncIterator[Non
     try:
         host, port = split_address(address)
         try:
-            for listener in await listeners(host or None, port):
+            for listener in await open_listeners(host or None, port):
                 listening.append(Acceptor(listener, protocol, None))
                 listening[-1].start()
         except OSError as error:

@@ -1,17 +1,17 @@
-"""What the extender says of pods: lines of its log, and Events on the pods. Nothing in here waits."""
+"""Log lines and Events about pods. Nothing in here waits."""
 
 from collections.abc import Callable
 
 import structlog
 
 from kubeapi.events import EventRecorder, EventType, ObjectRef, pod_ref
-from scheduler_plugin.binding.binder import Leadership
+from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.protocol import BindArgs
-from scheduler_plugin.extender.unschedulable_pods import Refusal, Waiting
-from scheduler_plugin.scheduling.reasons import memory
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod, UnschedulablePods
+from scheduler_plugin.scheduling.reasons import format_memory
 
 ASSIGNED = "CardsAssigned"
 WAITING = "WaitingForCards"
@@ -21,8 +21,8 @@ SHORT_UUID = 12
 log = structlog.get_logger(__name__)
 
 
-class Reporter:
-    """Tells people what became of pods.
+class PodReporter:
+    """PodReporter reports to people what became of pods.
 
     Args:
         state: The cluster.
@@ -31,7 +31,7 @@ class Reporter:
         leadership: Only the leader writes Events; None without an election.
 
     Attributes:
-        waiting: The pods that wait.
+        unschedulable_pods: The pods that were refused and wait.
     """
 
     def __init__(
@@ -39,25 +39,25 @@ class Reporter:
         state: ClusterState,
         clock: Callable[[], float],
         events: EventRecorder | None = None,
-        leadership: Leadership | None = None,
+        leadership: LeaderStatus | None = None,
     ) -> None:
         self._state = state
         self._clock = clock
         self._events = events
         self._leadership = leadership
-        self.waiting = Waiting(state.pods)
-        state.pod_resolved.connect(self._settled)
+        self.unschedulable_pods = UnschedulablePods(state.pods)
+        state.pod_resolved.connect(self._report_resolved)
 
-    def filtered(self, found: Filtered) -> None:
+    def report_filter(self, found: FilterReply) -> None:
         """A filter call was answered."""
-        if found.refusal is not None:
-            self._refused(found.refusal)
+        if found.unschedulable is not None:
+            self._report_refusal(found.unschedulable)
         elif found.passed:
-            self._no_longer(found.passed, "a node has room")
+            self._report_no_longer_waiting(found.passed, "a node has room")
 
-    def bound(self, args: BindArgs, took_s: float) -> None:
-        """A pod was bound."""
-        cards = self._cards(args.pod_uid, args.node)
+    def report_bound(self, args: BindArgs, took_s: float) -> None:
+        """Report a bound pod."""
+        cards = self._format_cards(args.pod_uid, args.node)
         log.info(
             "bound",
             pod=f"{args.pod_namespace}/{args.pod_name}",
@@ -65,36 +65,36 @@ class Reporter:
             cards=cards,
             ms=round(took_s * 1000, 1),
         )
-        self._no_longer(args.pod_uid, "bound")
+        self._report_no_longer_waiting(args.pod_uid, "bound")
         if cards:
             pod = pod_ref(args.pod_namespace, args.pod_name, args.pod_uid)
-            self._event(pod, "Normal", ASSIGNED, f"Assigned on node {args.node}: {cards}")
+            self._send_event(pod, "Normal", ASSIGNED, f"Assigned on node {args.node}: {cards}")
 
-    def _refused(self, refusal: Refusal) -> None:
-        if not self.waiting.refused(refusal, self._clock()):
+    def _report_refusal(self, refusal: UnschedulablePod) -> None:
+        if not self.unschedulable_pods.record_refusal(refusal, self._clock()):
             return
         pod = refusal.metadata
-        text = refusal.text(self._state)
+        text = refusal.format_text(self._state)
         log.info("pod waits", pod=f"{pod.namespace}/{pod.name}", why=text)
-        self._event(pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
+        self._send_event(pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
 
-    def _settled(self, pod: PodRecord) -> None:
-        """A pod was seen bound, by anybody, or ended or is gone."""
-        self._no_longer(pod.uid, f"bound to node {pod.node}" if pod.node else "gone")
+    def _report_resolved(self, pod: PodRecord) -> None:
+        """Report a pod that was seen bound, by anybody, or ended or is gone."""
+        self._report_no_longer_waiting(pod.uid, f"bound to node {pod.node}" if pod.node else "gone")
 
-    def _no_longer(self, uid: str, why: str) -> None:
-        pod = self.waiting.ended(uid)
+    def _report_no_longer_waiting(self, uid: str, why: str) -> None:
+        pod = self.unschedulable_pods.remove_pod(uid)
         if pod is not None:
             waited_s = round(self._clock() - pod.since, 1)
             log.info("pod waits no longer", pod=pod.pod, why=why, waited_s=waited_s)
 
-    def _event(self, pod: ObjectRef, kind: EventType, reason: str, message: str) -> None:
+    def _send_event(self, pod: ObjectRef, kind: EventType, reason: str, message: str) -> None:
         leads = self._leadership is None or self._leadership.is_leader
         if self._events is not None and leads:
             self._events.event(pod, kind, reason, message)
 
-    def _cards(self, uid: str, node: str) -> str:
-        """The cards that a pod was bound with: each container's, the container named where there are more."""
+    def _format_cards(self, uid: str, node: str) -> str:
+        """Format the cards of a bound pod by container; the container is named where there are several."""
         take = self._state.get_assumed(uid)
         pod = self._state.pods.get(uid)
         assigned = take.assigned if take is not None else None if pod is None else pod.assigned
@@ -106,7 +106,7 @@ class Reporter:
         texts = [
             (f"{container}: " if len(assigned) > 1 else "")
             + ", ".join(
-                f"card {index_of.get(uuid, '?')} ({uuid[:SHORT_UUID]}) {memory(units, unit_mib)}"
+                f"card {index_of.get(uuid, '?')} ({uuid[:SHORT_UUID]}) {format_memory(units, unit_mib)}"
                 for uuid, units in shares
             )
             for container, shares in assigned.items()

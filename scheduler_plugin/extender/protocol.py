@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 class _Args(msgspec.Struct):
     pod: PodLite | None = msgspec.field(name="Pod", default=None)
-    nodes: "_NodeList | None" = msgspec.field(name="Nodes", default=None)
+    nodes: "_ArgsNodeList | None" = msgspec.field(name="Nodes", default=None)
     node_names: list[str] | None = msgspec.field(name="NodeNames", default=None)
 
 
-class _NodeList(msgspec.Struct):
+class _ArgsNodeList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 

@@ -1,4 +1,4 @@
-"""A second look at pods that were refused, for those that kube-scheduler would not ask for again.
+"""Retry refused pods that kube-scheduler would leave waiting.
 
 It tries a refused pod again when something in the cluster changes. Two kinds of pods are left waiting by
 that, until the next change anywhere or for five minutes: those for which kube-scheduler read of the change
@@ -22,26 +22,26 @@ import structlog
 
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
 from kubeapi.paths import pod_path
-from scheduler_plugin.binding.binder import Leadership
+from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
-from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.node_set import NodeSet
 from scheduler_plugin.extender.verbs import Extender
 
-AFTER_S: Final = 1.0
+RETRY_AFTER_S: Final = 1.0
 """A refused pod is looked at after so long: by then kube-scheduler asks again itself, as a rule."""
 
-HELD_AGAIN_S: Final = 5.0
+HELD_RETRY_AFTER_S: Final = 5.0
 """A pod that its node policy holds back has its next round after so long, if nothing else has it tried."""
 
-AT_ONCE: Final = 16
+PODS_PER_ROUND: Final = 16
 """Pods that are looked at in one round, one round a second."""
 
-REMEMBERED: Final = 1024
+MAX_REFUSED_PODS: Final = 1024
 """The pods refused last; with more that wait, something changes all the time."""
 
-UNKNOWN_S: Final = 10.0
+UNKNOWN_POD_S: Final = 10.0
 """A refused pod that our view does not have after so long is gone."""
 
 WRITE_S: Final = 10.0
@@ -56,19 +56,19 @@ class _Condition(msgspec.Struct):
     status: str = ""
 
 
-class _Status(msgspec.Struct):
+class _ConditionedStatus(msgspec.Struct):
     conditions: list[_Condition] | None = None
 
 
-class _Pod(msgspec.Struct):
-    status: _Status = msgspec.field(default_factory=_Status)
+class _ConditionedPod(msgspec.Struct):
+    status: _ConditionedStatus = msgspec.field(default_factory=_ConditionedStatus)
 
 
-_decode = msgspec.json.Decoder(_Pod).decode
+_decode = msgspec.json.Decoder(_ConditionedPod).decode
 
 
 class PatchApi(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """PatchApi is the part of the API server that is needed; `kubeapi.client.KubeClient` has it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
         """Read an object."""
@@ -82,13 +82,13 @@ class PatchApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Refused:
-    among: NodeSet
-    at: float
+class _RefusedPod:
+    asked_nodes: NodeSet
+    refused_at: float
 
 
-class SecondLooks:
-    """Looks again at refused pods, and has kube-scheduler try those that fit by then.
+class RefusedPodRetrier:
+    """RefusedPodRetrier checks refused pods again, and makes kube-scheduler retry those that fit by then.
 
     Args:
         extender: Answers again.
@@ -98,7 +98,7 @@ class SecondLooks:
         leadership: Only the leader asks; None without an election.
 
     Attributes:
-        fits: Says which pod was found to fit.
+        fits: Signals the UID of a pod that was found to fit.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class SecondLooks:
         api: PatchApi,
         clock: Callable[[], float],
         stale: Callable[[], str],
-        leadership: Leadership | None = None,
+        leadership: LeaderStatus | None = None,
     ) -> None:
         self.fits: Signal[[str]] = Signal()
         self._extender = extender
@@ -115,69 +115,75 @@ class SecondLooks:
         self._clock = clock
         self._stale = stale
         self._leadership = leadership
-        self._refused: OrderedDict[str, _Refused] = OrderedDict()
+        self._refused: OrderedDict[str, _RefusedPod] = OrderedDict()
         self._term: float | None = None
-        extender.state.pod_resolved.connect(self._settled)
+        extender.state.pod_resolved.connect(self._forget_pod)
 
-    def note(self, found: Filtered) -> None:
+    def record_reply(self, found: FilterReply) -> None:
         """A filter call was answered."""
         self._refused.pop(found.refused or found.passed, None)
-        if found.among is not None:
-            self._remember(found.refused, found.among)
+        if found.asked_nodes is not None:
+            self._add_refused(found.refused, found.asked_nodes)
 
-    def _remember(self, uid: str, among: NodeSet) -> None:
-        self._refused[uid] = _Refused(among, self._clock())
-        if len(self._refused) > REMEMBERED:
+    def _add_refused(self, uid: str, among: NodeSet) -> None:
+        self._refused[uid] = _RefusedPod(among, self._clock())
+        if len(self._refused) > MAX_REFUSED_PODS:
             self._refused.popitem(last=False)
 
     async def run(self) -> None:
         """Look once a second until cancelled."""
         while True:
-            await asyncio.sleep(AFTER_S)
-            await self.look()
+            await asyncio.sleep(RETRY_AFTER_S)
+            await self.run_once()
 
-    async def look(self) -> None:
-        """Look at the pods that have waited long enough, those not looked at for longest first."""
+    async def run_once(self) -> None:
+        """Check the pods that have waited long enough, those not checked for longest first."""
         term = self._leadership.since if self._leadership is not None else 0.0
         if term is None or self._stale():
             return
         if term != self._term:
             self._term = term
-            self._take_over()
+            self._add_waiting_pods()
         now = self._clock()
-        due = [(uid, refused) for uid, refused in self._refused.items() if now >= refused.at + AFTER_S]
-        for uid, refused in due[:AT_ONCE]:
+        due = [
+            (uid, refused)
+            for uid, refused in self._refused.items()
+            if now >= refused.refused_at + RETRY_AFTER_S
+        ]
+        for uid, refused in due[:PODS_PER_ROUND]:
             await asyncio.sleep(0)  # calls under way come first
             if self._stale():
                 return
             if self._refused.get(uid) is not refused:
                 continue
             self._refused.move_to_end(uid)
-            pod = self._passing(uid, refused)
-            if pod is not None and not await self._have_it_tried(pod, known=bool(refused.among.bits)):
+            pod = self._pop_if_passing(uid, refused)
+            if pod is not None and not await self._request_retry(pod, known=bool(refused.asked_nodes.bits)):
                 self._refused.setdefault(uid, refused)
                 return
 
-    def _take_over(self) -> None:
-        """Take every pod that waits as refused; kube-scheduler's calls correct that within a second."""
+    def _add_waiting_pods(self) -> None:
+        """Treat every pod that waits as refused; kube-scheduler's calls correct that within a second."""
         for pod in self._extender.state.pods.values():
             waits = pod.request is not None and not (pod.node or pod.ended or pod.is_gated)
             if waits and pod.uid not in self._refused:
-                self._remember(pod.uid, NodeSet())
+                self._add_refused(pod.uid, NodeSet())
 
-    def _passing(self, uid: str, refused: _Refused) -> PodRecord | None:
-        """Look at one; it is forgotten, and answered, where a node will do by now."""
+    def _pop_if_passing(self, uid: str, refused: _RefusedPod) -> PodRecord | None:
+        """Check one pod; if a node can take it by now, forget and return it."""
         state = self._extender.state
         pod = state.pods.get(uid)
         if pod is None:
-            if self._clock() >= refused.at + UNKNOWN_S:
+            if self._clock() >= refused.refused_at + UNKNOWN_POD_S:
                 del self._refused[uid]
             return None
         if state.get_assumed(uid) is not None:
             return None
         try:
             now = self._clock()
-            if not self._extender.would_pass(pod, refused.among, now, held=now >= refused.at + HELD_AGAIN_S):
+            if not self._extender.would_pass(
+                pod, refused.asked_nodes, now, held=now >= refused.refused_at + HELD_RETRY_AFTER_S
+            ):
                 return None
         except Exception:
             # As in filter, nobody else suffers from what a policy of another package may raise.
@@ -186,8 +192,8 @@ class SecondLooks:
         del self._refused[uid]
         return pod
 
-    async def _have_it_tried(self, pod: PodRecord, *, known: bool) -> bool:
-        """Change the pod, upon which kube-scheduler tries it again.
+    async def _request_retry(self, pod: PodRecord, *, known: bool) -> bool:
+        """Change the pod's status, so that kube-scheduler tries it again.
 
         Where it is not `known` that the pod was refused, the pod is asked: kube-scheduler has not come to it
         yet, or another scheduler has it, where its status does not say so.
@@ -196,7 +202,7 @@ class SecondLooks:
         and empties again: nothing of this stays. It may change the status of pods, as kube-scheduler may.
 
         Returns:
-            Whether this is done with; False where it may work later.
+            False if it did not work and may work later, else True.
         """
         name, path = f"{pod.namespace}/{pod.name}", pod_path(pod.namespace, pod.name)
         probed = {
@@ -216,12 +222,12 @@ class SecondLooks:
             return isinstance(error, NotFound | Invalid | Conflict)
         return True
 
-    def _settled(self, pod: PodRecord) -> None:
-        """A pod was seen bound, or is gone."""
+    def _forget_pod(self, pod: PodRecord) -> None:
+        """Forget a pod that was seen bound, or is gone."""
         self._refused.pop(pod.uid, None)
 
 
 def _was_refused(body: bytes) -> bool:
-    """Tell whether a pod says that it could not be scheduled."""
+    """Return True if a pod's status says that it could not be scheduled."""
     conditions = _decode(body).status.conditions or ()
     return any(each.type == "PodScheduled" and each.status == "False" for each in conditions)

@@ -14,16 +14,16 @@ from kubeapi.errors import shorten
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitReply, decode_commit_call
 from scheduler_plugin.binding.batch_protocol import encode as encode_commit
-from scheduler_plugin.binding.binder import Binder, Leadership
+from scheduler_plugin.binding.binder import Binder, LeaderStatus
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.extender.fast_server import Answer
-from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.fast_server import VerbAnswer
+from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.metrics import Metrics
-from scheduler_plugin.extender.pod_events import Reporter
+from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.protocol import decode_bind, encode_bind, encode_filter_error
-from scheduler_plugin.extender.retry import SecondLooks
-from scheduler_plugin.extender.stale_refusals import WAIT_S, Patience
+from scheduler_plugin.extender.retry import RefusedPodRetrier
+from scheduler_plugin.extender.stale_refusals import WAIT_S, StaleRefusalWait
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.preemptor import Preemptor
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS
@@ -54,13 +54,13 @@ _WHOLE: Final = "; allowed: a whole one, encoded as its headers say"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Verb = Callable[[bytes], Awaitable[Answer]]
+Verb = Callable[[bytes], Awaitable[VerbAnswer]]
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ExtenderService:
     """What the handlers work on.
 
     Attributes:
@@ -69,11 +69,11 @@ class Service:
         watcher: The view of the API server.
         metrics: For Prometheus.
         clock: Monotonic seconds.
-        patience: For which refused pods to wait a moment.
+        stale_refusal_wait: For which refused pods to wait a moment.
         reporter: Tells people what became of pods.
         leadership: None without an election.
         preemptor: Evicts pods where kube-scheduler's own preemption sees no need; None where nobody does.
-        looks: Looks again at refused pods later; None where nobody does.
+        retrier: Looks again at refused pods later; None where nobody does.
         batch: Binds pods that a queue hands over; None: no queue may.
         standby_is_ready: Who leads is told by a label on its pod; else readiness tells.
     """
@@ -83,15 +83,15 @@ class Service:
     watcher: Watcher
     metrics: Metrics
     clock: Callable[[], float]
-    patience: Patience
-    reporter: Reporter
-    leadership: Leadership | None = None
+    stale_refusal_wait: StaleRefusalWait
+    reporter: PodReporter
+    leadership: LeaderStatus | None = None
     preemptor: Preemptor | None = None
-    looks: SecondLooks | None = None
+    retrier: RefusedPodRetrier | None = None
     batch: BatchCommitter | None = None
     standby_is_ready: bool = False
 
-    async def call(self, path: str, body: bytes) -> Answer:
+    async def answer(self, path: str, body: bytes) -> VerbAnswer:
         """Answer a verb, whatever its body is and whatever happens.
 
         Rubbish gets one clear line with status 400 or 422, a fault of ours becomes the verb's error.
@@ -104,33 +104,33 @@ class Service:
         if self._is_standby:
             self.metrics.errors.labels(path.strip("/")).inc()
             log.warning("request refused", path=path, error=STANDBY)
-            return Answer(f"{STANDBY}\n".encode(), status=503, content_type=_TEXT, is_last=True)
+            return VerbAnswer(f"{STANDBY}\n".encode(), status=503, content_type=_TEXT, is_last=True)
         try:
             return await self.verbs[path](body)
         except ProtocolError as error:
             self.metrics.errors.labels(path.strip("/")).inc()
             log.warning("request refused", path=path, error=str(error))
-            return Answer(f"{error}\n".encode(), status=error.status, content_type=_TEXT)
+            return VerbAnswer(f"{error}\n".encode(), status=error.status, content_type=_TEXT)
         except POLICY_FAULTS as error:
             log.warning("a policy failed", path=path, error=str(error))
-            return self._failed(path, str(error))
+            return self._answer_error(path, str(error))
         except Exception:
             log.exception("call failed", path=path)
-            return self._failed(path, FAULT)
+            return self._answer_error(path, FAULT)
 
-    def _failed(self, path: str, why: str) -> Answer:
+    def _answer_error(self, path: str, why: str) -> VerbAnswer:
         """Answer with an error: kube-scheduler reads no text with another status than 200."""
         self.metrics.errors.labels(path.strip("/")).inc()
         encode = _ENCODE_ERROR.get(path)
         if encode is None:
-            return Answer(f"{why}\n".encode(), status=500, content_type=_TEXT)
-        return Answer(encode(why))
+            return VerbAnswer(f"{why}\n".encode(), status=500, content_type=_TEXT)
+        return VerbAnswer(encode(why))
 
     @property
     def _is_standby(self) -> bool:
         return self.leadership is not None and not self.leadership.is_leader
 
-    def cut_off(self, path: str) -> None:
+    def record_cut_off(self, path: str) -> None:
         """Count and tell a call whose client went away before its body was here."""
         self.metrics.errors.labels(path.strip("/")).inc()
         log.warning("request refused", path=path, error=f"body cannot be read: its client went away{_WHOLE}")
@@ -146,80 +146,82 @@ class Service:
         }
         return verbs if self.batch is None else {**verbs, "/commit": self.commit}
 
-    async def filter(self, body: bytes) -> Answer:
+    async def filter(self, body: bytes) -> VerbAnswer:
         """POST /filter."""
         began = perf_counter()
         found = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
         if found.refused:
-            found = await self._reconsidered(body, found)
+            found = await self._filter_again(body, found)
         uid = found.refused or found.passed
         if self.preemptor is not None and uid:
-            self.preemptor.note(uid, found.evictable)
-        if self.looks is not None and uid:
-            self.looks.note(found)
-        self.extender.answered(found)
-        self.reporter.filtered(found)
-        return self._done("filter", perf_counter() - took_s, found.answer)
+            self.preemptor.record_refusal(uid, found.evictable)
+        if self.retrier is not None and uid:
+            self.retrier.record_reply(found)
+        self.extender.record_attempt(found)
+        self.reporter.report_filter(found)
+        return self._finish("filter", perf_counter() - took_s, found.answer)
 
-    async def _reconsidered(self, body: bytes, refusal: Filtered) -> Filtered:
+    async def _filter_again(self, body: bytes, refusal: FilterReply) -> FilterReply:
         """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
-        found, patience, uid = refusal, self.patience, refusal.refused
+        found, patience, uid = refusal, self.stale_refusal_wait, refusal.refused
 
         def passes() -> bool:
             nonlocal found
             found = self.extender.filter(body, self.clock(), self.watcher.stale)
             return not found.refused
 
-        if patience.is_worth_it(uid):
-            if await patience.news.until(passes, WAIT_S):
-                patience.note_passed(uid)
+        if patience.should_wait(uid):
+            if await patience.activity.wait_until(passes, WAIT_S):
+                patience.record_passed(uid)
                 return found
-            patience.note_in_vain()
-        patience.note_refused(uid)
+            patience.record_vain_wait()
+        patience.record_refused(uid)
         return found
 
-    async def prioritize(self, body: bytes) -> Answer:
+    async def prioritize(self, body: bytes) -> VerbAnswer:
         """POST /prioritize."""
         began = perf_counter()
         answer = self.extender.prioritize(body, self.clock(), self.watcher.stale)
-        return self._done("prioritize", began, answer)
+        return self._finish("prioritize", began, answer)
 
-    async def bind(self, body: bytes) -> Answer:
+    async def bind(self, body: bytes) -> VerbAnswer:
         """POST /bind."""
         began = perf_counter()
         args = decode_bind(body)
         # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
-        await self.patience.news.until(lambda: self._is_released(args.pod_uid), BIND_WAIT_S)
+        await self.stale_refusal_wait.activity.wait_until(
+            lambda: self._is_released(args.pod_uid), BIND_WAIT_S
+        )
         error = self.watcher.stale or await self.binder.bind(
             args.pod_namespace, args.pod_name, args.pod_uid, args.node
         )
         if error:
-            self.extender.bind_failed(args.pod_uid, args.node)
+            self.extender.record_bind_failure(args.pod_uid, args.node)
             self.metrics.errors.labels("bind").inc()
             log.warning("not bound", pod=f"{args.pod_namespace}/{args.pod_name}", node=args.node, error=error)
         else:
-            self.reporter.bound(args, perf_counter() - began)
-        return self._done("bind", began, encode_bind(error))
+            self.reporter.report_bound(args, perf_counter() - began)
+        return self._finish("bind", began, encode_bind(error))
 
     def _is_released(self, uid: str) -> bool:
         """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.is_gated
 
-    async def commit(self, body: bytes) -> Answer:
+    async def commit(self, body: bytes) -> VerbAnswer:
         """POST /commit: pods of batch mode, each with its list of nodes."""
         began = perf_counter()
         call = decode_commit_call(body)
         results = await self.batch.commit(call) if self.batch is not None else []
         for result in results:
             self.metrics.committed.labels(result.outcome.value).inc()
-        return self._done("commit", began, encode_commit(CommitReply(tuple(results))))
+        return self._finish("commit", began, encode_commit(CommitReply(tuple(results))))
 
-    async def preempt(self, body: bytes) -> Answer:
+    async def preempt(self, body: bytes) -> VerbAnswer:
         """POST /preempt."""
         began = perf_counter()
-        return self._done("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
+        return self._finish("preempt", began, self.extender.preempt(body, self.clock(), self.watcher.stale))
 
     async def healthz(self, _: web.Request) -> web.Response:
         """GET /healthz: the process answers."""
@@ -239,7 +241,7 @@ class Service:
 
     async def any_form(self, request: web.Request) -> web.Response:
         """POST of a verb in a form that `direct` leaves to aiohttp."""
-        answer = await self.call(request.path, await _body(request))
+        answer = await self.answer(request.path, await _body(request))
         headers = {"Content-Type": answer.content_type}
         if answer.timing:
             headers["Server-Timing"] = answer.timing
@@ -248,10 +250,10 @@ class Service:
             response.force_close()
         return response
 
-    def _done(self, verb: str, began: float, answer: bytes) -> Answer:
+    def _finish(self, verb: str, began: float, answer: bytes) -> VerbAnswer:
         took_s = perf_counter() - began
         self.metrics.handled.labels(verb).observe(took_s)
-        return Answer(answer, took_s)
+        return VerbAnswer(answer, took_s)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -307,7 +309,7 @@ async def _only_known_clients(request: web.Request, handler: Handler) -> web.Str
     return await handler(request)
 
 
-def make_app(service: Service, *, only_known_clients: bool = False) -> web.Application:
+def make_app(service: ExtenderService, *, only_known_clients: bool = False) -> web.Application:
     """Build the application.
 
     Args:
@@ -322,12 +324,12 @@ def make_app(service: Service, *, only_known_clients: bool = False) -> web.Appli
     return _app(service, routes, guards)
 
 
-def make_open_app(service: Service) -> web.Application:
+def make_open_app(service: ExtenderService) -> web.Application:
     """Build the application that anybody may ask: it has no verbs."""
     return _app(service, _open_routes(service), [])
 
 
-def _open_routes(service: Service) -> list[web.RouteDef]:
+def _open_routes(service: ExtenderService) -> list[web.RouteDef]:
     return [
         web.get("/healthz", service.healthz),
         web.get("/readyz", service.readyz),
@@ -335,7 +337,9 @@ def _open_routes(service: Service) -> list[web.RouteDef]:
     ]
 
 
-def _app(service: Service, routes: list[web.RouteDef], guards: Sequence[Middleware]) -> web.Application:
+def _app(
+    service: ExtenderService, routes: list[web.RouteDef], guards: Sequence[Middleware]
+) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY, middlewares=[*guards, _explain])
     app[METRICS] = service.metrics
     app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)

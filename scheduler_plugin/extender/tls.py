@@ -44,9 +44,9 @@ class ServerTls:
         """Look at the files now and then, until cancelled."""
         while True:
             await sleep(LOOK_S)
-            self.look()
+            self.reload()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Use the files as they are now if they have changed; files that cannot be used change nothing."""
         contents = self._contents()
         if contents == self._seen:

@@ -1,4 +1,4 @@
-"""The verbs filter and prioritize: bytes in, bytes out, on the state's arrays. Pure."""
+"""The verbs filter, prioritize and preempt: bytes in, bytes out, on the state's arrays. Pure."""
 
 from dataclasses import replace
 from typing import Final
@@ -16,8 +16,8 @@ from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_reques
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.failed_bindings import FailedBindings
-from scheduler_plugin.extender.filter_cache import MOST_NODES, Offer, Offers
-from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.filter_cache import MAX_NODES, FilterResult, FilterResultCache
+from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.node_set import NodeSet
 from scheduler_plugin.extender.protocol import (
     CallDecoder,
@@ -31,29 +31,34 @@ from scheduler_plugin.extender.protocol import (
     encode_refused,
     encode_scores,
 )
-from scheduler_plugin.extender.unschedulable_pods import Refusal
-from scheduler_plugin.preemption.node_victims import room_on
-from scheduler_plugin.preemption.reprieving import VictimSet, victims_on
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
+from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.reprieving import VictimSet, choose_victims
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import CodeArray, explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.pending_pods import Backlog
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, lesson, score, scores_of
-from scheduler_plugin.scheduling.policies.registry import Ask
-from scheduler_plugin.scheduling.ranking import BEST, best, protocol_scores
-from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, event_text
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.pending_pods import PendingPods
+from scheduler_plugin.scheduling.placing import (
+    POLICY_FAULTS,
+    compute_scores,
+    make_learning_request,
+    score_nodes,
+)
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
+from scheduler_plugin.scheduling.ranking import MAX_SCORE, convert_to_protocol, rank_best
+from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 SHORTLIST: Final = 16
 
-MOST_EVICTABLE: Final = 256
-"""Nodes of a refusal that are remembered for preemption; the next refusal begins with the ones after them."""
+MAX_EVICTABLE: Final = 256
+"""Most nodes of a refusal that are remembered for preemption; the next refusal begins after them."""
 
-REMEMBERED_SETTLED: Final = 4096
+MAX_RESOLVED: Final = 4096
 """Pods that were bound or are gone: a filter call for one of them may still be on its way."""
 
 
 class Extender:
-    """The first, optimistic tier: looks at a snapshot and takes nothing.
+    """Extender answers the verbs from the cache; it assumes no cards.
 
     Args:
         state: The cluster.
@@ -63,14 +68,14 @@ class Extender:
         rank_all_pods: Prioritize ranks nodes for pods that ask for no card, too.
 
     Attributes:
-        backlog: The pods that wait, for policies that want to know.
-        left: Says the UID of a pod for which kube-scheduler was told whom to evict.
+        pending_pods: The pods that wait, for policies whose weights depend on them.
+        left_to_kube_scheduler: Signals the UID of a pod for which kube-scheduler was told whom to evict.
     """
 
     def __init__(
         self,
         state: ClusterState,
-        policies: Policies,
+        policies: ClusterPolicies,
         shortlist: int = SHORTLIST,
         budgets: DisruptionBudgets | None = None,
         *,
@@ -79,20 +84,20 @@ class Extender:
         self.state = state
         self.budgets = budgets or DisruptionBudgets()
         self.policies = policies
-        self.backlog = Backlog(state, policies)
-        self.offers = Offers()
+        self.pending_pods = PendingPods(state, policies)
+        self.filter_results = FilterResultCache()
         self.shortlist = shortlist
         self._rank_all_pods = rank_all_pods
-        self.left: Signal[[str]] = Signal()
+        self.left_to_kube_scheduler: Signal[[str]] = Signal()
         self._calls = CallDecoder()
-        self._settled_uids: dict[str, None] = {}
-        self._failed = FailedBindings()
+        self._resolved_uids: dict[str, None] = {}
+        self._failed_bindings = FailedBindings()
         self._first_evictable = 0
-        state.pod_resolved.connect(self._settled)
+        state.pod_resolved.connect(self._handle_resolved)
         state.set_other_resources(policies.other_resources)
         policies.resources_changed.connect(state.set_other_resources)
 
-    def filter(self, body: bytes, now: float, stale: str = "") -> Filtered:
+    def filter(self, body: bytes, now: float, stale: str = "") -> FilterReply:
         """Answer a filter call.
 
         Args:
@@ -108,24 +113,24 @@ class Extender:
         if not requests_cards(pod, self.state.resource):
             return self._pass_all(candidates)
         if is_requeued(pod):
-            return Filtered(self._refuse_everywhere(candidates, REQUEUED))
+            return FilterReply(self._refuse_everywhere(candidates, REQUEUED))
         if stale:
-            return Filtered(encode_filter_error(stale))
+            return FilterReply(encode_filter_error(stale))
         self.state.expire_tombstones(now)
         try:
-            query = self._query(pod)
+            query = self._make_request(pod)
         except RequestError as error:
-            refusal = Refusal(pod.metadata, problem=str(error))
-            return Filtered(self._refuse_everywhere(candidates, str(error)), refusal=refusal)
+            refusal = UnschedulablePod(pod.metadata, problem=str(error))
+            return FilterReply(self._refuse_everywhere(candidates, str(error)), unschedulable=refusal)
         if query is None:
             return self._pass_all(candidates)
         with self.state.reservations.charged_against(
             self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
         ):
-            return self._filter(pod, candidates, query, now)
+            return self._filter_cards(pod, candidates, query, now)
 
     def would_pass(self, pod: PodRecord, among: NodeSet, now: float, *, held: bool = False) -> bool:
-        """Tell whether a node will do by now for a pod that was refused; no attempt to place it.
+        """Return True if a node can take a refused pod by now. This is no attempt to place the pod.
 
         Args:
             pod: As it is known.
@@ -136,7 +141,7 @@ class Extender:
         self.state.expire_tombstones(now)
         if pod.request is None or pod.is_gated:
             return False
-        query = self.policies.query(
+        query = self.policies.make_request(
             self.state.nodes,
             pod.request,
             pod.cpu_milli,
@@ -150,15 +155,17 @@ class Extender:
                 fitting_rows = rows[filter_nodes(self.state.nodes, query, rows)]
                 if held:
                     return bool(len(fitting_rows))
-                scores = self._scores(bool(pod.planned_uuids) and len(rows) == 1, query, fitting_rows)
+                scores = self._score_fitting(bool(pod.planned_uuids) and len(rows) == 1, query, fitting_rows)
         except POLICY_FAULTS:
             return False
         return bool((scores < np.inf).any())
 
-    def _filter(self, pod: PodLite, candidates: Candidates, query: Query, now: float) -> Filtered:
+    def _filter_cards(
+        self, pod: PodLite, candidates: Candidates, query: SchedulingRequest, now: float
+    ) -> FilterReply:
         """Answer for a pod that asks for cards."""
-        rows, at = self._known(candidates)
-        fits = self._failed.untried(
+        rows, at = self._find_rows(candidates)
+        fits = self._failed_bindings.mask_untried(
             self.state.nodes, pod.metadata.uid, rows, filter_nodes(self.state.nodes, query, rows)
         )
         ranks_by_itself = ranks_nodes_itself(pod)
@@ -170,39 +177,39 @@ class Extender:
             placed = bool(only.any())
             fits = only if placed else fits
         fitting_rows = rows[fits]
-        self.backlog.count(now)
-        scores = self._scores(placed, query, fitting_rows)
+        self.pending_pods.report_to_policies(now)
+        scores = self._score_fitting(placed, query, fitting_rows)
         limit = len(rows) if self.shortlist <= 0 or ranks_by_itself else self.shortlist
-        first = best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
+        first = rank_best(scores, self.state.nodes.name_rank[fitting_rows], limit) if len(scores) else scores
         tried = (query, int(fitting_rows[first[0]]) if len(first) else None) if len(scores) else None
         if not len(first):
-            return replace(self._refuse(pod, candidates, query, rows, at, fits), tried=tried)
+            return replace(self._refuse(pod, candidates, query, rows, at, fits), attempt=tried)
         positions = fits.nonzero()[0][first]
         chosen = (positions if at is None else at[positions]).tolist()
         if pod.status.nominated_node_name:
-            chosen = self._with_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
-        if not ranks_by_itself and len(first) <= MOST_NODES:
-            self._offer(pod, query, fitting_rows[first])
-        return Filtered(
-            encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, tried=tried
+            chosen = self._add_nominated(pod, candidates, chosen, fitting_rows[scores < np.inf])
+        if not ranks_by_itself and len(first) <= MAX_NODES:
+            self._cache_result(pod, query, fitting_rows[first])
+        return FilterReply(
+            encode_passed(candidates, self.state.nodes, chosen), passed=pod.metadata.uid, attempt=tried
         )
 
-    def bind_failed(self, uid: str, node: str) -> None:
-        """A Binding failed: of a pod that the queue placed the next node of its list is next."""
+    def record_bind_failure(self, uid: str, node: str) -> None:
+        """Record a failed Binding: for a pod that the queue placed, the next node of its list is next."""
         pod = self.state.pods.get(uid)
         if pod is not None and pod.planned_uuids:
-            self._failed.add(uid, node)
+            self._failed_bindings.add(uid, node)
 
-    def answered(self, found: Filtered) -> None:
-        """kube-scheduler gets this answer: an attempt to place the pod, for policies that count them."""
-        if found.tried is not None:
-            self.policies.attempted(self.state.nodes, *found.tried)
+    def record_attempt(self, found: FilterReply) -> None:
+        """Report an answer to kube-scheduler as an attempt, to policies that count attempts."""
+        if found.attempt is not None:
+            self.policies.record_attempt(self.state.nodes, *found.attempt)
 
-    def _scores(self, placed: bool, query: Query, fitting_rows: RowArray) -> FloatArray:
+    def _score_fitting(self, placed: bool, query: SchedulingRequest, fitting_rows: RowArray) -> FloatArray:
         """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
         if placed:
             return np.zeros(len(fitting_rows), dtype=np.float64)
-        return score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
+        return score_nodes(self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows)
 
     def prioritize(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a prioritize call: 10 for the best node, one less for each next, never below 0.
@@ -216,43 +223,45 @@ class Extender:
         result = np.zeros(len(candidates.rows(self.state.nodes)), dtype=np.int32)
         if stale or ranks_nodes_itself(pod):
             return encode_scores(candidates, self.state.nodes, result)
-        offered = self._as_offered(pod.metadata.uid, candidates)
+        offered = self._order_as_filtered(pod.metadata.uid, candidates)
         if offered is not None:
-            result[offered[:BEST]] = BEST - np.arange(min(BEST, len(offered)))
+            result[offered[:MAX_SCORE]] = MAX_SCORE - np.arange(min(MAX_SCORE, len(offered)))
             return encode_scores(candidates, self.state.nodes, result)
         self.state.expire_tombstones(now)
         try:
-            query = self._query(pod)
+            query = self._make_request(pod)
         except RequestError:
             return encode_scores(candidates, self.state.nodes, result)
-        rows, at = self._known(candidates)
+        rows, at = self._find_rows(candidates)
         if query is None:
             if self._rank_all_pods:
-                result[slice(None) if at is None else at] = self._plain_ranks(pod, rows)
+                result[slice(None) if at is None else at] = self._rank_for_plain_pod(pod, rows)
             return encode_scores(candidates, self.state.nodes, result)
         with self.state.reservations.charged_against(
             self.state.nodes, pod.metadata.uid, pod.spec.priority or 0
         ):
             positions = np.flatnonzero(filter_nodes(self.state.nodes, query, rows))
             fitting_rows = rows[positions]
-            scores = score(self.policies.of(query.request), self.state.nodes, query, fitting_rows)
-        ranked = protocol_scores(scores, self.state.nodes.name_rank[fitting_rows])
+            scores = score_nodes(
+                self.policies.get_policy(query.request), self.state.nodes, query, fitting_rows
+            )
+        ranked = convert_to_protocol(scores, self.state.nodes.name_rank[fitting_rows])
         result[positions if at is None else at[positions]] = ranked
         return encode_scores(candidates, self.state.nodes, result)
 
-    def _plain_ranks(self, pod: PodLite, rows: RowArray) -> IntArray:
+    def _rank_for_plain_pod(self, pod: PodLite, rows: RowArray) -> IntArray:
         """Rank nodes for a pod that asks for no card: int32[m], by the cluster's policy."""
         nodes = self.state.nodes
         asked = parse_pod_request(pod, self.state.resource)
-        ask = Ask(
+        ask = PolicyRequest(
             asked.cpu_milli,
             asked.memory_bytes,
             (),
             pod=pod.metadata.uid,
             other_resources=asked.other_resources,
         )
-        scores = scores_of(self.policies.of_cluster, nodes, ask, rows)
-        return protocol_scores(scores, nodes.name_rank[rows])
+        scores = compute_scores(self.policies.cluster_policy, nodes, ask, rows)
+        return convert_to_protocol(scores, nodes.name_rank[rows])
 
     def preempt(self, body: bytes, now: float, stale: str = "") -> bytes:
         """Answer a preempt call: the victims of each node on which evicting pods frees the cards.
@@ -274,7 +283,7 @@ class Extender:
             return encode_preempt({})
         self.state.expire_tombstones(now)
         try:
-            query = self._query(args.pod)
+            query = self._make_request(args.pod)
         except RequestError:
             return encode_preempt({})
         if query is None:
@@ -287,47 +296,51 @@ class Extender:
         answer: dict[str, MetaVictims] = {}
         with self.state.reservations.charged_against(self.state.nodes, uid, priority):
             for node, victims in proposed.items():
-                room = room_on(self.state, node, query)
+                room = read_node(self.state, node, query)
                 if room is not None:
                     named = VictimSet(tuple(pod.uid for pod in victims.pods or ()), victims.pdb_violations)
-                    chosen = victims_on(room, query, priority, named, self.budgets, self.state.pods)
+                    chosen = choose_victims(room, query, priority, named, self.budgets, self.state.pods)
                     if chosen is not None:
                         answer[node] = MetaVictims([MetaPod(each) for each in chosen.uids], chosen.violations)
         if answer:
-            self.left(uid)
+            self.left_to_kube_scheduler(uid)
         return encode_preempt(answer)
 
-    def _settled(self, pod: PodRecord) -> None:
-        """Tell policies that learn of a pod that was bound, by anybody, or will never be."""
-        self.offers.forget(pod.uid)
-        self._failed.forget(pod.uid)
-        self._settled_uids[pod.uid] = None
-        if len(self._settled_uids) > REMEMBERED_SETTLED:
-            del self._settled_uids[next(iter(self._settled_uids))]
+    def _handle_resolved(self, pod: PodRecord) -> None:
+        """Report a pod that was bound, by anybody, or is gone, to policies that learn."""
+        self.filter_results.remove(pod.uid)
+        self._failed_bindings.forget(pod.uid)
+        self._resolved_uids[pod.uid] = None
+        if len(self._resolved_uids) > MAX_RESOLVED:
+            del self._resolved_uids[next(iter(self._resolved_uids))]
         for learner in self.policies.learners:
             request = pod.charged if pod.node else None
-            learner.settled(pod.uid, None if request is None else self._lesson(pod, request))
+            learner.pod_resolved(
+                pod.uid, None if request is None else self._make_learning_request(pod, request)
+            )
 
-    def _lesson(self, pod: PodRecord, request: PodRequest) -> Ask:
-        """What a bound pod asked for, for policies that learn."""
+    def _make_learning_request(self, pod: PodRecord, request: PodRequest) -> PolicyRequest:
+        """Make the request of a bound pod, for policies that learn."""
         nodes, ask = (
             self.state.nodes,
-            self.policies.lesson(request, pod.cpu_milli, pod.memory_bytes, others=pod.other_resources),
+            self.policies.make_policy_request(
+                request, pod.cpu_milli, pod.memory_bytes, others=pod.other_resources
+            ),
         )
         row = nodes.rows.get(pod.node)
         rows = np.array([] if row is None else [row], dtype=np.intp)
-        return lesson(nodes, Query(request, ask), rows)
+        return make_learning_request(nodes, SchedulingRequest(request, ask), rows)
 
     def _refuse_everywhere(self, candidates: Candidates, why: str) -> bytes:
         everywhere = (why, False, range(len(candidates.rows(self.state.nodes))))
         return encode_refused(candidates, self.state.nodes, [everywhere])
 
-    def _pass_all(self, candidates: Candidates) -> Filtered:
+    def _pass_all(self, candidates: Candidates) -> FilterReply:
         """Answer for a pod that asks for nothing of ours."""
         everywhere = range(len(candidates.rows(self.state.nodes)))
-        return Filtered(encode_passed(candidates, self.state.nodes, everywhere))
+        return FilterReply(encode_passed(candidates, self.state.nodes, everywhere))
 
-    def _as_offered(self, uid: str, candidates: Candidates) -> list[int] | None:
+    def _order_as_filtered(self, uid: str, candidates: Candidates) -> list[int] | None:
         """Order nodes as filter did a moment ago.
 
         Returns:
@@ -335,23 +348,23 @@ class Extender:
             node has changed since, and the policy's weights have not either.
         """
         names = candidates.few
-        offer = self.offers.look(uid)
+        offer = self.filter_results.get(uid)
         if offer is None or not names:
             return None
         places = {name: position for position, name in enumerate(names)}
         asked = [name for name in offer.versions if name in places]
-        if len(asked) != len(names) or not offer.holds(self.state.nodes, asked):
+        if len(asked) != len(names) or not offer.is_current(self.state.nodes, asked):
             return None
         return [places[name] for name in asked]
 
-    def _query(self, pod: PodLite) -> Query | None:
+    def _make_request(self, pod: PodLite) -> SchedulingRequest | None:
         """Read what the pod asks for; None when it asks for nothing."""
         found = parse_pod_request(pod, self.state.resource)
         if found.error:
             raise RequestError(found.error)
         if found.request is None:
             return None
-        return self.policies.query(
+        return self.policies.make_request(
             self.state.nodes,
             found.request,
             found.cpu_milli,
@@ -360,8 +373,8 @@ class Extender:
             found.other_resources,
         )
 
-    def _known(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
-        """Rows of the candidates that have one, and where they stand; None: all have one, in order."""
+    def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
+        """Find the rows of candidates that have one, and their positions; None: all have one, in order."""
         rows = candidates.rows(self.state.nodes)
         if not len(rows) or int(rows.min()) >= 0:
             return rows, None
@@ -372,12 +385,12 @@ class Extender:
         self,
         pod: PodLite,
         candidates: Candidates,
-        query: Query,
+        query: SchedulingRequest,
         rows: RowArray,
         at: RowArray | None,
         held: BoolArray,
-    ) -> Filtered:
-        """Say of every node why not; `held` are nodes that fit but that the policy refuses for now.
+    ) -> FilterReply:
+        """Answer with the reason of every node; `held` are nodes that fit but that the policy holds back.
 
         kube-scheduler dry-runs preemption on nodes that it may take for curable by that. It has passed these
         ones itself, so it finds no victim, calls that an error (up to 1.37), and writes the errors into the
@@ -391,16 +404,19 @@ class Extender:
         found: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
         found[~held] = explain_rejections(self.state.nodes, query, rows[~held])
         codes[slice(None) if at is None else at] = found
-        if pod.metadata.uid not in self._settled_uids:
+        if pod.metadata.uid not in self._resolved_uids:
             for learner in self.policies.learners:
                 learner.pending(
-                    pod.metadata.uid, self.state.nodes, lesson(self.state.nodes, query, rows), rows
+                    pod.metadata.uid,
+                    self.state.nodes,
+                    make_learning_request(self.state.nodes, query, rows),
+                    rows,
                 )
-        kept = candidates.rows(self.state.nodes) == self._kept_for(pod)
+        kept = candidates.rows(self.state.nodes) == self._find_reserved_row(pod)
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
             reason = FilterReason(code)
-            text = event_text(reason, query.request.demands, self.state.unit_mib)
+            text = format_event_text(reason, query.request.demands, self.state.unit_mib)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
                 for curable in (True, False)
@@ -410,33 +426,35 @@ class Extender:
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if can_preempt(pod) and not held.any():
-            evictable = self._evictable(rows[found == FilterReason.NOT_FREE])
-        refusal = Refusal(pod.metadata, counts, query, rows)
-        among = NodeSet.of(self.state.nodes, rows)
-        return Filtered(answer, pod.metadata.uid, refusal=refusal, evictable=evictable, among=among)
+            evictable = self._list_evictable(rows[found == FilterReason.NOT_FREE])
+        refusal = UnschedulablePod(pod.metadata, counts, query, rows)
+        among = NodeSet.from_rows(self.state.nodes, rows)
+        return FilterReply(
+            answer, pod.metadata.uid, unschedulable=refusal, evictable=evictable, asked_nodes=among
+        )
 
-    def _kept_for(self, pod: PodLite) -> int:
-        """Row of the node that is being kept for a pod; one that there is not, where none is."""
+    def _find_reserved_row(self, pod: PodLite) -> int:
+        """Find the row of the node that is reserved for a pod; the row count where there is none."""
         nodes = self.state.nodes
         reservation = self.state.reservations.get_reservation(pod.metadata.uid)
         return nodes.rows.get(reservation.node if reservation is not None else "", nodes.row_count)
 
-    def _evictable(self, rows: RowArray) -> tuple[str, ...]:
-        """Names of some nodes, others with each call where there are more than are remembered."""
-        first = self._first_evictable % len(rows) if len(rows) > MOST_EVICTABLE else 0
-        self._first_evictable = first + MOST_EVICTABLE
+    def _list_evictable(self, rows: RowArray) -> tuple[str, ...]:
+        """List names of some nodes, others with each call where there are more than are remembered."""
+        first = self._first_evictable % len(rows) if len(rows) > MAX_EVICTABLE else 0
+        self._first_evictable = first + MAX_EVICTABLE
         names = self.state.nodes.names
-        return tuple(names[row] for row in np.roll(rows, -first)[:MOST_EVICTABLE].tolist())
+        return tuple(names[row] for row in np.roll(rows, -first)[:MAX_EVICTABLE].tolist())
 
-    def _offer(self, pod: PodLite, query: Query, rows: RowArray) -> None:
+    def _cache_result(self, pod: PodLite, query: SchedulingRequest, rows: RowArray) -> None:
         """Remember the best nodes and their versions for prioritize."""
         nodes = self.state.nodes
-        policy = self.policies.of(query.request)
+        policy = self.policies.get_policy(query.request)
         names = [nodes.names[row] for row in rows.tolist()]
         versions = dict(zip(names, nodes.version[rows].tolist(), strict=True))
-        self.offers.put(pod.metadata.uid, Offer(policy, policy.epoch, versions))
+        self.filter_results.add(pod.metadata.uid, FilterResult(policy, policy.epoch, versions))
 
-    def _with_nominated(
+    def _add_nominated(
         self, pod: PodLite, candidates: Candidates, chosen: list[int], fitting_rows: RowArray
     ) -> list[int]:
         """Add the node that preemption has emptied for the pod, if it fits and was cut off."""

@@ -1,4 +1,4 @@
-"""A node as preemption sees it: what each of its pods would free, and how sets of victims compare."""
+"""A node under preemption: the units that each of its pods would free, and the order of victim sets."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pod_cards import read_pod_cards
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 LIFT: Final = 1 << 31
 """Added to priorities before they are summed, as kube-scheduler does: fewer victims are a smaller sum."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """One node as preemption sees it.
+class NodeUnderPreemption:
+    """NodeUnderPreemption is one node, with what each of its pods would free.
 
     Attributes:
         cards: Its cards now, in word order.
@@ -36,8 +36,8 @@ class Room:
     cpu_short: int
     memory_short: int
 
-    def after(self, victims: Iterable[str]) -> tuple[Card, ...]:
-        """The cards once the victims are gone."""
+    def get_cards_without(self, victims: Iterable[str]) -> tuple[Card, ...]:
+        """Return the cards as they are once the victims are gone."""
         gone = [0] * len(self.cards)
         for uid in victims:
             for card, units in self.freed.get(uid, {}).items():
@@ -47,13 +47,16 @@ class Room:
             for card, units, can_open in zip(self.cards, gone, self.open_units, strict=True)
         )
 
-    def fits(self, query: Query, victims: Iterable[str]) -> bool:
-        """Tell whether the pod has its cards once the victims are gone."""
-        return place(self.after(victims), query.request, query.ask.card_policy) is not None
+    def fits_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
+        """Return True if the pod has its cards once the victims are gone."""
+        return (
+            place(self.get_cards_without(victims), query.request, query.policy_request.card_policy)
+            is not None
+        )
 
-    def has_units(self, query: Query, victims: Iterable[str]) -> bool:
-        """Tell whether the sum of free units suffices once the victims are gone, whatever the cards."""
-        cards = self.after(victims)
+    def has_units_without(self, query: SchedulingRequest, victims: Iterable[str]) -> bool:
+        """Return True if the sum of free units suffices once the victims are gone, on whatever cards."""
+        cards = self.get_cards_without(victims)
         sizes = [size for size in self.open_units if size]
         asked = sum(
             demand.cards * min((demand.units_on(size) for size in sizes), default=0)
@@ -61,8 +64,8 @@ class Room:
         )
         return sum(max(0, card.size_units - card.used_units) for card in cards) >= asked
 
-    def has_host(self, victims: Collection[str]) -> bool:
-        """Tell whether cpu and memory suffice once the victims are gone."""
+    def has_host_without(self, victims: Collection[str]) -> bool:
+        """Return True if cpu and memory suffice once the victims are gone."""
         gone = [self.pods[uid] for uid in victims if uid in self.pods]
         return (
             sum(pod.cpu_milli for pod in gone) >= self.cpu_short
@@ -70,8 +73,8 @@ class Room:
         )
 
 
-def room_on(state: ClusterState, node: str, query: Query) -> Room | None:
-    """Look at a node; None where its cards, or shares of them, cannot be had."""
+def read_node(state: ClusterState, node: str, query: SchedulingRequest) -> NodeUnderPreemption | None:
+    """Read a node; None where its cards, or percent of them, cannot be had."""
     record = state.node_records.get(node)
     row = state.nodes.rows.get(node)
     if record is None or row is None or not state.nodes.usable[row]:
@@ -82,29 +85,31 @@ def room_on(state: ClusterState, node: str, query: Query) -> Room | None:
     taken = (nodes.used[row] + nodes.assumed[row]).tolist()
     open_units = tuple(nodes.evictable[row, : int(nodes.cards[row])].tolist())
     pod_cards = read_pod_cards(record, open_units)
-    return Room(
+    return NodeUnderPreemption(
         # More than a card's size may be taken; all of it must go before anything is free.
         cards=tuple(replace(card, used_units=taken[i]) for i, card in enumerate(build_cards(nodes, row))),
         open_units=open_units,
         pods=record.pods,
         freed={uid: pod_cards.get_freed_units(uid) for uid in record.pods},
-        cpu_short=query.ask.cpu_milli + int(nodes.cpu_used[row]) - int(nodes.cpu_capacity[row]),
-        memory_short=query.ask.memory_bytes + int(nodes.memory_used[row]) - int(nodes.memory_capacity[row]),
+        cpu_short=query.policy_request.cpu_milli + int(nodes.cpu_used[row]) - int(nodes.cpu_capacity[row]),
+        memory_short=query.policy_request.memory_bytes
+        + int(nodes.memory_used[row])
+        - int(nodes.memory_capacity[row]),
     )
 
 
-def eviction_order(pod: PodRecord) -> tuple[int, float, str]:
+def make_eviction_key(pod: PodRecord) -> tuple[int, float, str]:
     """Order pods as kube-scheduler does: the least important one is evicted first."""
-    return pod.priority, -_started_at(pod), pod.uid
+    return pod.priority, -_get_start_time(pod), pod.uid
 
 
-def cost(victims: Collection[PodRecord]) -> tuple[int, int, int, float]:
+def compute_cost(victims: Collection[PodRecord]) -> tuple[int, int, int, float]:
     """Compare sets of victims as kube-scheduler does; smaller is better."""
     largest = max((pod.priority for pod in victims), default=-LIFT)
-    since = min((_started_at(pod) for pod in victims if pod.priority == largest), default=float("inf"))
+    since = min((_get_start_time(pod) for pod in victims if pod.priority == largest), default=float("inf"))
     return largest, sum(pod.priority + LIFT for pod in victims), len(victims), -since
 
 
-def _started_at(pod: PodRecord) -> float:
-    """When the kubelet took a pod, seconds since the epoch; later than all others before that."""
+def _get_start_time(pod: PodRecord) -> float:
+    """Return when the kubelet took a pod, seconds since the epoch; infinite before that."""
     return pod.started_at or float("inf")

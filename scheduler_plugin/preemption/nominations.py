@@ -1,4 +1,4 @@
-"""The pods that cards are being kept for, from the choice of victims until they are bound.
+"""Nominations: reserved cards, from the choice of victims until the pod is bound.
 
 What is kept is in the pod's status.nominatedNodeName too: kube-scheduler counts it, and a process that
 starts finds it there. It is a hint: kube-scheduler may clear it, and sets it for its own preemptions, whose
@@ -17,18 +17,18 @@ from kubeapi.eviction import EvictionApi, nominate
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.preemption.victims import Eligible, Plan
+from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan
 
-KEPT_S: Final = 60.0
+RESERVED_AFTER_EVICTION_S: Final = 60.0
 """Cards are kept for so long after the last victim has gone."""
 
-SEEN_S: Final = 30.0
+EVICTION_TIMEOUT_S: Final = 30.0
 """A pod that does not leave so long after its eviction was accepted counts as one that stays."""
 
-ANNOUNCED_S: Final = 15.0
+REANNOUNCE_AFTER_S: Final = 15.0
 """A nomination that kube-scheduler has cleared is written again after so long."""
 
-FOREIGN_S: Final = 30.0
+FOREIGN_NOMINATION_S: Final = 30.0
 """For so long a nomination that is not ours is taken for a preemption of kube-scheduler's own."""
 
 log = structlog.get_logger(__name__)
@@ -38,19 +38,19 @@ _decode_pod = msgspec.json.Decoder(PodLite).decode
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """Cards that are being kept.
+    """Nomination is cards that are reserved for a pod for which others are evicted.
 
     Attributes:
-        pod: For whom.
-        plan: Where, and who goes.
-        ours: We evict for it; else somebody else does, or an earlier process of ours did.
+        pod: The pod.
+        plan: The node, its cards and the victims.
+        ours: True if this process evicts for it; else kube-scheduler does, or an earlier process did.
         since: When it began, seconds of the clock.
         announced_at: When its node was written into the pod last.
         free_since: When the last victim had gone.
     """
 
     pod: PodRecord
-    plan: Plan
+    plan: PreemptionPlan
     ours: bool
     since: float
     announced_at: float = float("-inf")
@@ -58,12 +58,12 @@ class Nomination:
 
     @property
     def node(self) -> str:
-        """Where the cards are."""
+        """Name of the node that has the cards."""
         return self.plan.reservation.node
 
 
-def waits(pod: PodRecord) -> bool:
-    """Tell whether a pod waits for cards.
+def is_waiting(pod: PodRecord) -> bool:
+    """Return True if a pod waits for cards.
 
     It does not once it has a node, has ended, is being deleted, or waits for its turn in its queue again.
     """
@@ -86,8 +86,8 @@ class Nominations:
         state: ClusterState,
         api: EvictionApi,
         clock: Callable[[], float],
-        eligible: Callable[[], Eligible],
-        plan: Callable[[PodRecord, str], Plan | None],
+        eligible: Callable[[], EvictionRules],
+        plan: Callable[[PodRecord, str], PreemptionPlan | None],
     ) -> None:
         self._state = state
         self._api = api
@@ -97,24 +97,24 @@ class Nominations:
         self._by_uid: dict[str, Nomination] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
-    def of(self, uid: str) -> Nomination | None:
-        """What is being kept for a pod."""
+    def get_nomination(self, uid: str) -> Nomination | None:
+        """Return a pod's nomination, None where there is none."""
         return self._by_uid.get(uid)
 
     def is_foreign(self, pod: PodRecord) -> bool:
-        """Tell whether somebody else may be preempting for a pod."""
+        """Return True if kube-scheduler may be preempting for a pod."""
         seen = self._seen.get((pod.uid, pod.nominated), self._clock())
-        return bool(pod.nominated) and self._clock() < seen + FOREIGN_S
+        return bool(pod.nominated) and self._clock() < seen + FOREIGN_NOMINATION_S
 
-    def begin(self, pod: PodRecord, plan: Plan, *, ours: bool = True) -> Nomination:
-        """Keep the cards of a plan for a pod from now on."""
+    def nominate(self, pod: PodRecord, plan: PreemptionPlan, *, ours: bool = True) -> Nomination:
+        """Reserve the cards of a plan for a pod."""
         nomination = Nomination(pod, plan, ours, self._clock())
         self._by_uid[pod.uid] = nomination
         self._state.reservations.add_reservation(plan.reservation)
         return nomination
 
-    def drop(self, uid: str) -> None:
-        """Keep nothing for a pod any more; does nothing when nothing is being kept."""
+    def remove_nomination(self, uid: str) -> None:
+        """Remove a pod's nomination, if there is one."""
         self._by_uid.pop(uid, None)
         self._state.reservations.remove_reservation(uid)
 
@@ -124,8 +124,8 @@ class Nominations:
         Raises:
             KubeApiError: the pod is gone, or the API server did not do it.
         """
-        for other in self._displaced(nomination):
-            await self.end(other)
+        for other in self._withdraw_displaced(nomination):
+            await self.withdraw(other)
         pod = nomination.pod
         nomination.announced_at = self._clock()
         body = await nominate(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
@@ -135,7 +135,7 @@ class Nominations:
         except UNREADABLE as error:
             log.warning("pod not read", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    def _displaced(self, nomination: Nomination) -> list[Nomination]:
+    def _withdraw_displaced(self, nomination: Nomination) -> list[Nomination]:
         reservation = nomination.plan.reservation
         cards = reservation.units.keys()
         return [
@@ -146,10 +146,10 @@ class Nominations:
             and not other.plan.reservation.get_current_units(reservation.uuids).keys().isdisjoint(cards)
         ]
 
-    async def end(self, nomination: Nomination) -> None:
+    async def withdraw(self, nomination: Nomination) -> None:
         """Keep the cards no more, and say so: pods that were refused for that are tried again then."""
         pod = nomination.pod
-        self.drop(pod.uid)
+        self.remove_nomination(pod.uid)
         if not nomination.ours:
             return
         try:
@@ -157,28 +157,28 @@ class Nominations:
         except KubeApiError as error:
             log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    async def leave(self, nomination: Nomination) -> None:
+    async def withdraw_if_waiting(self, nomination: Nomination) -> None:
         """Keep the cards no more for a pod that waits no more; say so of one whose turn may come again."""
         pod = self._state.pods.get(nomination.pod.uid)
         if pod is not None and pod.is_requeued:
-            await self.end(nomination)
+            await self.withdraw(nomination)
         else:
-            self.drop(nomination.pod.uid)
+            self.remove_nomination(nomination.pod.uid)
 
-    async def follow(self) -> list[tuple[PodRecord, str]]:
-        """Look at everything that is being kept.
+    async def review_all(self) -> list[tuple[PodRecord, str]]:
+        """Review all nominations.
 
         Returns:
             Pods that we evicted for and that nothing is kept for any more though they wait, and why.
         """
-        self._adopt()
+        self._adopt_nominated()
         unserved = []
         for uid, nomination in list(self._by_uid.items()):
             pod = self._state.pods.get(uid)
-            if pod is None or not waits(pod):
-                await self.leave(nomination)
-            elif why := self._failure(nomination):
-                await self.end(nomination)
+            if pod is None or not is_waiting(pod):
+                await self.withdraw_if_waiting(nomination)
+            elif why := self._explain_failure(nomination):
+                await self.withdraw(nomination)
                 if nomination.ours:
                     unserved.append((pod, why))
             elif nomination.ours and pod.nominated != nomination.node:
@@ -186,18 +186,20 @@ class Nominations:
         return unserved
 
     async def _announce_again(self, nomination: Nomination) -> None:
-        if self._clock() < nomination.announced_at + ANNOUNCED_S:
+        if self._clock() < nomination.announced_at + REANNOUNCE_AFTER_S:
             return
         try:
             await self.announce(nomination)
         except KubeApiError as error:
             log.info("nomination not written", pod=nomination.pod.name, error=str(error))
 
-    def _failure(self, nomination: Nomination) -> str:
-        """Say why cards need not be kept any longer; empty while they have to be."""
+    def _explain_failure(self, nomination: Nomination) -> str:
+        """Explain why cards need not be reserved any longer; empty while they have to be."""
         if self._has_lost_cards(nomination):
             return f"node {nomination.node} has lost a card that was kept for it"
-        return "the cards that were kept for it were not taken in time" if self._is_late(nomination) else ""
+        return (
+            "the cards that were kept for it were not taken in time" if self._is_overdue(nomination) else ""
+        )
 
     def _has_lost_cards(self, nomination: Nomination) -> bool:
         """Tell whether the node publishes its cards without one of those that are kept."""
@@ -206,26 +208,26 @@ class Nominations:
         reservation = nomination.plan.reservation
         return bool(uuids) and len(reservation.get_current_units(uuids)) < len(reservation.units)
 
-    def _is_late(self, nomination: Nomination) -> bool:
+    def _is_overdue(self, nomination: Nomination) -> bool:
         """Tell whether the cards have been free for long enough."""
         now = self._clock()
-        if any(self._still_there(uid, nomination) for uid in nomination.plan.going):
+        if any(self._is_still_leaving(uid, nomination) for uid in nomination.plan.leaving_or_evicted):
             nomination.free_since = None
             return False
         if nomination.free_since is None:
             nomination.free_since = now
-        return now >= nomination.free_since + KEPT_S
+        return now >= nomination.free_since + RESERVED_AFTER_EVICTION_S
 
-    def _still_there(self, uid: str, nomination: Nomination) -> bool:
+    def _is_still_leaving(self, uid: str, nomination: Nomination) -> bool:
         """Tell whether a victim is still about to leave."""
         victim = self._state.pods.get(uid)
         if victim is None or victim.ended:
             return False
         if victim.grace_ends_at is None:
-            return self._clock() < nomination.since + SEEN_S
-        return self._eligible().leaving(victim)
+            return self._clock() < nomination.since + EVICTION_TIMEOUT_S
+        return self._eligible().is_leaving(victim)
 
-    def _adopt(self) -> None:
+    def _adopt_nominated(self) -> None:
         """Keep cards for nominated pods too that nothing is being kept for, where nobody else need go."""
         now = self._clock()
         wanted = {(uid, self._state.pods[uid].nominated) for uid in self._state.nominated}
@@ -234,11 +236,11 @@ class Nominations:
             pod = self._state.pods[uid]
             if (
                 uid in self._by_uid
-                or now >= seen + FOREIGN_S
-                or not waits(pod)
+                or now >= seen + FOREIGN_NOMINATION_S
+                or not is_waiting(pod)
                 or self._state.get_assumed(uid)
             ):
                 continue
             plan = self._plan(pod, node)
             if plan is not None and not plan.victims:
-                self.begin(pod, plan, ours=False)
+                self.nominate(pod, plan, ours=False)

@@ -1,4 +1,4 @@
-"""The verb preempt: which pods must go so that a card, and not only a sum, becomes free. Pure.
+"""The victims of the verb preempt: pods that must go so that a card, not only a sum, becomes free. Pure.
 
 kube-scheduler's own dry run knows sums only. Its victims are kept where they free the cards. Elsewhere
 they are chosen anew as its plugin DefaultPreemption chooses, with the cards in place of the sums:
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, find_violations
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.preemption.node_victims import Room, cost, eviction_order
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, compute_cost, make_eviction_key
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class VictimSet:
-    """Pods of one node that have to go.
+    """VictimSet is pods of one node that have to go.
 
     Attributes:
         uids: The most important one first: kube-scheduler takes the first one's priority for the largest.
@@ -33,8 +33,8 @@ class VictimSet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fixed:
-    """Victims of kube-scheduler's that stay victims.
+class _FixedVictims:
+    """Victims named by kube-scheduler that stay victims.
 
     Attributes:
         foreign: Those that ask for no cards, or of which nothing is known.
@@ -47,9 +47,9 @@ class _Fixed:
     violations: int
 
 
-def victims_on(
-    room: Room,
-    query: Query,
+def choose_victims(
+    room: NodeUnderPreemption,
+    query: SchedulingRequest,
     priority: int,
     proposed: VictimSet,
     budgets: DisruptionBudgets,
@@ -68,12 +68,12 @@ def victims_on(
     Returns:
         At least one victim, or None where evicting pods does not free the cards.
     """
-    if room.fits(query, proposed.uids):
+    if room.fits_without(query, proposed.uids):
         return proposed if proposed.uids else None
     if not budgets.synced:
         return None
     named = [room.pods[uid] for uid in proposed.uids if uid in room.pods]
-    fixed = _fixed(room, query, proposed, named, budgets)
+    fixed = _find_fixed(room, query, proposed, named, budgets)
     records = [pods[uid] for uid in fixed.foreign if uid in pods]
     # The foreign ones go in any case.
     room = replace(
@@ -87,55 +87,61 @@ def victims_on(
 
     def suffices(gone: Collection[str]) -> bool:
         # kube-scheduler has found that cpu and memory suffice without the victims that it named.
-        has_host = room.has_host(gone) or trusted.issubset(gone)
-        return has_host and room.fits(query, gone)
+        has_host = room.has_host_without(gone) or trusted.issubset(gone)
+        return has_host and room.fits_without(query, gone)
 
     found = [
         chosen
-        for group in (lower, *_by_card(room, lower))
-        if (chosen := _reprieved(group, fixed.unexplained, suffices, budgets)) is not None
+        for group in (lower, *_group_by_card(room, lower))
+        if (chosen := _reprieve(group, fixed.unexplained, suffices, budgets)) is not None
     ]
-    best = min(found, key=lambda chosen: _rank(chosen, budgets), default=None)
+    best = min(found, key=lambda chosen: _make_rank(chosen, budgets), default=None)
     if best is None:
         return None
-    order = sorted([*best, *records], key=eviction_order, reverse=True)
+    order = sorted([*best, *records], key=make_eviction_key, reverse=True)
     unknown = [uid for uid in fixed.foreign if uid not in pods]
-    count = len(_violating(best, budgets)) + fixed.violations
+    count = len(_find_violating(best, budgets)) + fixed.violations
     return VictimSet((*(pod.uid for pod in order), *unknown), count)
 
 
-def _fixed(
-    room: Room, query: Query, proposed: VictimSet, named: Sequence[PodRecord], budgets: DisruptionBudgets
-) -> _Fixed:
+def _find_fixed(
+    room: NodeUnderPreemption,
+    query: SchedulingRequest,
+    proposed: VictimSet,
+    named: Sequence[PodRecord],
+    budgets: DisruptionBudgets,
+) -> _FixedVictims:
     """Find which of kube-scheduler's victims stay victims whatever cards are cleared."""
     foreign = tuple(uid for uid in proposed.uids if uid not in room.pods)
     # How many of all its victims violate a budget is all that kube-scheduler says.
-    violations = min(len(foreign), max(0, proposed.violations - len(_violating(named, budgets))))
+    violations = min(len(foreign), max(0, proposed.violations - len(_find_violating(named, budgets))))
     uids = {pod.uid for pod in named}
     unexplained = tuple(
-        pod for pod in named if room.has_host(uids - {pod.uid}) and room.has_units(query, uids - {pod.uid})
+        pod
+        for pod in named
+        if room.has_host_without(uids - {pod.uid}) and room.has_units_without(query, uids - {pod.uid})
     )
-    return _Fixed(foreign, unexplained, violations)
+    return _FixedVictims(foreign, unexplained, violations)
 
 
-def _by_card(room: Room, pods: Sequence[PodRecord]) -> Iterable[list[PodRecord]]:
+def _group_by_card(room: NodeUnderPreemption, pods: Sequence[PodRecord]) -> Iterable[list[PodRecord]]:
     """Group pods by the cards they are on."""
     for card in range(len(room.cards)):
         yield [pod for pod in pods if card in room.freed[pod.uid]]
 
 
-def _reprieved(
+def _reprieve(
     group: Sequence[PodRecord],
     fixed: Sequence[PodRecord],
     suffices: Callable[[Collection[str]], bool],
     budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
-    """Reprieve whom of a group it is possible to; None where not even the whole group suffices."""
+    """Reprieve as many pods of a group as possible; None where not even the whole group suffices."""
     gone = {pod.uid: pod for pod in (*group, *fixed)}
     if not group or not suffices(gone):
         return None
-    protected = _violating([*group, *fixed], budgets)
-    by_importance = sorted(group, key=eviction_order, reverse=True)
+    protected = _find_violating([*group, *fixed], budgets)
+    by_importance = sorted(group, key=make_eviction_key, reverse=True)
     for pod in sorted(by_importance, key=lambda pod: pod.uid not in protected):
         del gone[pod.uid]
         if not suffices(gone):
@@ -143,11 +149,11 @@ def _reprieved(
     return list(gone.values())
 
 
-def _violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> frozenset[str]:
-    """Find who violates a budget; the most important ones use up first what budgets allow."""
-    return find_violations(budgets, sorted(pods, key=eviction_order, reverse=True))
+def _find_violating(pods: Iterable[PodRecord], budgets: DisruptionBudgets) -> frozenset[str]:
+    """Find pods whose eviction violates a budget; the most important pods use the budgets first."""
+    return find_violations(budgets, sorted(pods, key=make_eviction_key, reverse=True))
 
 
-def _rank(victims: Sequence[PodRecord], budgets: DisruptionBudgets) -> tuple[object, ...]:
+def _make_rank(victims: Sequence[PodRecord], budgets: DisruptionBudgets) -> tuple[object, ...]:
     """Order sets of victims as kube-scheduler orders nodes."""
-    return len(_violating(victims, budgets)), *cost(victims), sorted(pod.uid for pod in victims)
+    return len(_find_violating(victims, budgets)), *compute_cost(victims), sorted(pod.uid for pod in victims)

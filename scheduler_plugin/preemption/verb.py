@@ -1,4 +1,4 @@
-"""The preemptor's parts put together: the work, and Events about it."""
+"""The preemption service: the preemptor, and the Events about its work."""
 
 import time
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from typing import Protocol
 
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder, EventType, pod_ref
-from scheduler_plugin.binding.binder import Leadership
+from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.preemption.preemptor import Preemptor
-from scheduler_plugin.preemption.victims import Plan
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.preemption.victims import PreemptionPlan
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 
-class View(Protocol):
-    """A view of the cluster that may grow old."""
+class TrustedView(Protocol):
+    """TrustedView is a view of the cluster that may grow old."""
 
     @property
     def stale(self) -> str:
-        """Why it cannot be trusted; empty when it can."""
+        """The reason why it cannot be trusted; empty when it can."""
         ...
 
 
-class Preemption:
-    """Everything that preempting takes.
+class PreemptionService:
+    """PreemptionService runs the preemptor and reports its work as Events.
 
     Args:
         state: The cluster.
@@ -44,13 +44,13 @@ class Preemption:
     def __init__(
         self,
         state: ClusterState,
-        policies: Policies,
+        policies: ClusterPolicies,
         budgets: DisruptionBudgets,
         client: KubeClient,
         clock: Callable[[], float],
         events: EventRecorder,
-        view: View,
-        leadership: Leadership | None,
+        view: TrustedView,
+        leadership: LeaderStatus | None,
     ) -> None:
         self.preemptor = Preemptor(
             state,
@@ -63,25 +63,27 @@ class Preemption:
             stale=lambda: view.stale,
         )
         self._events = events
-        self.preemptor.began.connect(self._began)
-        self.preemptor.evicted.connect(self._evicted)
-        self.preemptor.failed.connect(self._failed)
+        self.preemptor.began.connect(self._report_began)
+        self.preemptor.evicted.connect(self._report_evicted)
+        self.preemptor.failed.connect(self._report_failed)
 
     async def run(self) -> None:
         """Preempt until cancelled."""
         await self.preemptor.run()
 
-    def _began(self, pod: PodRecord, plan: Plan) -> None:
+    def _report_began(self, pod: PodRecord, plan: PreemptionPlan) -> None:
         names = ", ".join(f"{victim.namespace}/{victim.name}" for victim in plan.victims)
         what = f"evicting {names}" if names else "waiting for pods that are leaving"
-        self._tell(pod, "Nominated", f"Keeping GPU memory on node {plan.reservation.node} for it: {what}")
+        self._send_event(
+            pod, "Nominated", f"Keeping GPU memory on node {plan.reservation.node} for it: {what}"
+        )
 
-    def _evicted(self, victim: PodRecord, pod: PodRecord, node: str) -> None:
+    def _report_evicted(self, victim: PodRecord, pod: PodRecord, node: str) -> None:
         why = f"for pod {pod.namespace}/{pod.name} of priority {pod.priority}, which needs its GPU memory"
-        self._tell(victim, "Preempted", f"Evicted from node {node} {why}")
+        self._send_event(victim, "Preempted", f"Evicted from node {node} {why}")
 
-    def _failed(self, pod: PodRecord, why: str) -> None:
-        self._tell(pod, "PreemptionFailed", why, "Warning")
+    def _report_failed(self, pod: PodRecord, why: str) -> None:
+        self._send_event(pod, "PreemptionFailed", why, "Warning")
 
-    def _tell(self, pod: PodRecord, reason: str, message: str, kind: EventType = "Normal") -> None:
+    def _send_event(self, pod: PodRecord, reason: str, message: str, kind: EventType = "Normal") -> None:
         self._events.event(pod_ref(pod.namespace, pod.name, pod.uid), kind, reason, message)

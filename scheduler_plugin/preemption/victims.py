@@ -1,4 +1,4 @@
-"""Whom to evict so that a pod gets cards, where kube-scheduler's own preemption sees no need. Pure.
+"""The victims of our own preemption, where kube-scheduler's preemption sees no need. Pure.
 
 kube-scheduler counts a node's units as one sum. Where the sum suffices and no card does, it looks for no
 victims at all. Here they are chosen card by card, by its order of criteria: no PodDisruptionBudget is
@@ -15,19 +15,25 @@ from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_b
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.reservations import Reservation
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.preemption.node_victims import LIFT, Room, cost, eviction_order, room_on
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.preemption.node_victims import (
+    LIFT,
+    NodeUnderPreemption,
+    compute_cost,
+    make_eviction_key,
+    read_node,
+)
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
-OVERDUE_S: Final = 60.0
+OVERDUE_AFTER_S: Final = 60.0
 """A pod that is there so long after its grace period ended is not about to leave: its kubelet may be gone."""
 
-MOST_SUMS: Final = 4096
+MAX_SUMS: Final = 4096
 """Sums of units that are kept while the cheapest victims of a card are looked for; beyond, a simpler way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Eligible:
-    """Who may go.
+class EvictionRules:
+    """EvictionRules tells which pods may be evicted.
 
     Attributes:
         budgets: PodDisruptionBudgets.
@@ -39,12 +45,12 @@ class Eligible:
     spared: Collection[str]
     wall_s: float
 
-    def leaving(self, pod: PodRecord) -> bool:
-        """Tell whether a pod is about to leave."""
-        return pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_S
+    def is_leaving(self, pod: PodRecord) -> bool:
+        """Return True if a pod is about to leave."""
+        return pod.grace_ends_at is not None and self.wall_s < pod.grace_ends_at + OVERDUE_AFTER_S
 
-    def admits(self, pod: PodRecord, priority: int) -> bool:
-        """Tell whether a pod may be evicted for one of this priority."""
+    def can_evict(self, pod: PodRecord, priority: int) -> bool:
+        """Return True if a pod may be evicted for one of this priority."""
         return (
             pod.priority < priority
             and pod.grace_ends_at is None
@@ -55,11 +61,11 @@ class Eligible:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One node's way to make room.
+class PreemptionPlan:
+    """PreemptionPlan is the victims of one node, and the cards that they free for a pod.
 
     Attributes:
-        reservation: The cards that the pod gets, and whose.
+        reservation: The cards that are reserved for the pod.
         victims: Pods to evict; none where those that are leaving suffice.
         leaving: UIDs of the pods on these cards that leave anyway.
     """
@@ -69,17 +75,19 @@ class Plan:
     leaving: frozenset[str]
 
     @property
-    def going(self) -> frozenset[str]:
+    def leaving_or_evicted(self) -> frozenset[str]:
         """UIDs of all pods that the cards become free of."""
         return self.leaving.union(victim.uid for victim in self.victims)
 
     @property
     def cost(self) -> tuple[int, int, int, float, str]:
-        """Smaller is better: largest priority, their sum, how many, how long ago they started, node."""
-        return (*cost(self.victims), self.reservation.node)
+        """Cost, smaller is better: largest priority, sum of priorities, number, time of start, node."""
+        return (*compute_cost(self.victims), self.reservation.node)
 
 
-def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligible: Eligible) -> Plan | None:
+def plan_on_node(
+    state: ClusterState, node: str, query: SchedulingRequest, pod: PodRecord, eligible: EvictionRules
+) -> PreemptionPlan | None:
     """Find the cheapest victims of one node; None where evicting pods does not help.
 
     Args:
@@ -89,55 +97,55 @@ def plan_on(state: ClusterState, node: str, query: Query, pod: PodRecord, eligib
         pod: The pod.
         eligible: Who may go.
     """
-    room = room_on(state, node, query)
+    room = read_node(state, node, query)
     if room is None:
         return None
-    leaving = [uid for uid, each in room.pods.items() if eligible.leaving(each)]
+    leaving = [uid for uid, each in room.pods.items() if eligible.is_leaving(each)]
     candidates = [
         each
-        for uid, each in sorted(room.pods.items(), key=lambda item: eviction_order(item[1]))
-        if room.freed[uid] and eligible.admits(each, pod.priority)
+        for uid, each in sorted(room.pods.items(), key=lambda item: make_eviction_key(item[1]))
+        if room.freed[uid] and eligible.can_evict(each, pod.priority)
     ]
-    victims = _cheapest(room, query, leaving, candidates, eligible.budgets)
+    victims = _find_cheapest(room, query, leaving, candidates, eligible.budgets)
     gone = [*leaving, *(victim.uid for victim in victims or ())]
-    placement = place(room.after(gone), query.request, query.ask.card_policy)
+    placement = place(room.get_cards_without(gone), query.request, query.policy_request.card_policy)
     if victims is None or placement is None:
         return None
     own = {uid for uid in leaving if not placement.charge.keys().isdisjoint(room.freed[uid])}
     uuids = state.nodes.uuids[state.nodes.rows[node]]
     reservation = Reservation(pod.uid, pod.priority, node, placement.charge, uuids)
-    return Plan(reservation, tuple(victims), frozenset(own))
+    return PreemptionPlan(reservation, tuple(victims), frozenset(own))
 
 
-def _cheapest(
-    room: Room,
-    query: Query,
+def _find_cheapest(
+    room: NodeUnderPreemption,
+    query: SchedulingRequest,
     leaving: Sequence[str],
     candidates: Sequence[PodRecord],
     budgets: DisruptionBudgets,
 ) -> list[PodRecord] | None:
-    """The cheapest set that makes room and keeps the budgets; of several demands a small one."""
+    """Find the cheapest set that frees the cards and keeps the budgets; for several demands a small one."""
 
     def fits(victims: Iterable[PodRecord]) -> bool:
-        return room.fits(query, [*leaving, *(victim.uid for victim in victims)])
+        return room.fits_without(query, [*leaving, *(victim.uid for victim in victims)])
 
     if fits(()):
         return []
-    kept = _keeping(candidates, budgets)
+    kept = _list_within_budgets(candidates, budgets)
     choices: tuple[Callable[[], list[PodRecord] | None], ...] = (
-        lambda: _by_card(room, query, leaving, candidates),
-        lambda: _by_card(room, query, leaving, kept),
-        lambda: _up_to_priority(kept, fits),
+        lambda: _find_cheapest_by_card(room, query, leaving, candidates),
+        lambda: _find_cheapest_by_card(room, query, leaving, kept),
+        lambda: _list_up_to_priority(kept, fits),
     )
     for choose in choices:
         group = choose()
         if group is not None and keeps_budgets(budgets, group) and fits(group):
-            return _needed(group, fits)
+            return _drop_needless(group, fits)
     return None
 
 
-def _keeping(candidates: Sequence[PodRecord], budgets: DisruptionBudgets) -> list[PodRecord]:
-    """As many of the least important candidates as may all go without violating a budget."""
+def _list_within_budgets(candidates: Sequence[PodRecord], budgets: DisruptionBudgets) -> list[PodRecord]:
+    """List the least important candidates that may all go without violating a budget."""
     kept: list[PodRecord] = []
     for pod in candidates:
         if not budgets.list_covering(pod) or keeps_budgets(budgets, [*kept, pod]):
@@ -145,10 +153,10 @@ def _keeping(candidates: Sequence[PodRecord], budgets: DisruptionBudgets) -> lis
     return kept
 
 
-def _up_to_priority(
+def _list_up_to_priority(
     candidates: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
 ) -> list[PodRecord] | None:
-    """All candidates up to the smallest priority with which the pod fits."""
+    """List all candidates up to the smallest priority with which the pod fits."""
     for priority in sorted({pod.priority for pod in candidates}):
         group = [pod for pod in candidates if pod.priority <= priority]
         if fits(group):
@@ -156,9 +164,11 @@ def _up_to_priority(
     return None
 
 
-def _needed(victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]) -> list[PodRecord]:
-    """Let off whoever need not go, the most important first."""
-    kept = sorted(victims, key=eviction_order)
+def _drop_needless(
+    victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], bool]
+) -> list[PodRecord]:
+    """Drop victims that need not go, the most important first."""
+    kept = sorted(victims, key=make_eviction_key)
     for pod in reversed(kept.copy()):
         rest = [each for each in kept if each is not pod]
         if fits(rest):
@@ -166,10 +176,13 @@ def _needed(victims: Sequence[PodRecord], fits: Callable[[Iterable[PodRecord]], 
     return kept
 
 
-def _by_card(
-    room: Room, query: Query, leaving: Sequence[str], candidates: Sequence[PodRecord]
+def _find_cheapest_by_card(
+    room: NodeUnderPreemption,
+    query: SchedulingRequest,
+    leaving: Sequence[str],
+    candidates: Sequence[PodRecord],
 ) -> list[PodRecord] | None:
-    """For a pod of one demand: the cheapest victims of each card, and of these the cheapest cards.
+    """Find, for a pod of one demand, the cheapest victims of each card, and of these the cheapest cards.
 
     The largest priority that has to go is that of the last card needed, cards ordered by the largest
     priority that each needs. With that known, each card's victims are those with the smallest sum.
@@ -178,7 +191,7 @@ def _by_card(
         return None
     demand = query.request.demands[0]
     needs: dict[int, int] = {}
-    for position, card in enumerate(room.after(leaving)):
+    for position, card in enumerate(room.get_cards_without(leaving)):
         size, units = room.open_units[position], demand.units_on(card.size_units)
         if size >= units and query.request.selector.admits(card):
             needs[position] = units - size + card.used_units
@@ -187,7 +200,9 @@ def _by_card(
         for card in needs
     }
     levels = sorted(
-        level for card, need in needs.items() if (level := _level(of_card[card], need)) is not None
+        level
+        for card, need in needs.items()
+        if (level := _find_priority_level(of_card[card], need)) is not None
     )
     if len(levels) < demand.cards:
         return None
@@ -195,16 +210,20 @@ def _by_card(
     sets = [
         chosen
         for card, need in needs.items()
-        if (chosen := _smallest_sum([each for each in of_card[card] if each[1].priority <= largest], need))
+        if (
+            chosen := _find_smallest_sum(
+                [each for each in of_card[card] if each[1].priority <= largest], need
+            )
+        )
         is not None
     ]
-    sets.sort(key=lambda chosen: cost(chosen)[1:])
+    sets.sort(key=lambda chosen: compute_cost(chosen)[1:])
     victims = {pod.uid: pod for chosen in sets[: demand.cards] for pod in chosen}
     return list(victims.values()) if len(sets) >= demand.cards else None
 
 
-def _level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
-    """The smallest priority up to which a card's pods have to go to free so many units; None: never."""
+def _find_priority_level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
+    """Find the smallest priority up to which a card's pods must go to free so many units; None: never."""
     if need <= 0:
         return -LIFT
     freed = 0
@@ -215,8 +234,8 @@ def _level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:
     return None
 
 
-def _smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodRecord] | None:
-    """Of one card's pods, those with the smallest sum of priorities that free so many units."""
+def _find_smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodRecord] | None:
+    """Find those pods of one card with the smallest sum of priorities that free so many units."""
     if need <= 0:
         return []
     best: Mapping[int, tuple[int, tuple[PodRecord, ...]]] = {0: (0, ())}
@@ -227,6 +246,6 @@ def _smallest_sum(pods: Sequence[tuple[int, PodRecord]], need: int) -> list[PodR
             if reached not in grown or raised < grown[reached][0]:
                 grown[reached] = (raised, (*chosen, pod))
         best = grown
-        if len(best) > MOST_SUMS:
+        if len(best) > MAX_SUMS:
             return [pod for _, pod in pods]
     return list(best[need][1]) if need in best else None

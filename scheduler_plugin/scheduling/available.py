@@ -1,4 +1,4 @@
-"""What a cluster has, for somebody whose selector matches none of it. Pure."""
+"""The models and UUIDs of a cluster, for people whose selector matches none of them. Pure."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 
 
-def offered(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:
-    """Name what a selector is best compared with: models, or UUIDs where the models are admitted.
+def describe_available(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) -> str:
+    """List what a selector is best compared with: models, or UUIDs where the models are admitted.
 
     Args:
         nodes: The nodes.
@@ -39,7 +39,7 @@ def offered(nodes: NodeArrays, selector: Selector, rows: RowArray, most: int) ->
     return shown + (f" and {more} more {what}" if more > 0 else "")
 
 
-def widened(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
+def widen_patterns(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector | None:
     """Put stars around those model patterns of a selector that then match a model which is there.
 
     Args:
@@ -61,7 +61,7 @@ def widened(nodes: NodeArrays, selector: Selector, rows: RowArray) -> Selector |
     return replace(selector, models=found) if found else None
 
 
-def say_widened(wider: Selector | None) -> str:
+def explain_widened(wider: Selector | None) -> str:
     """Say which patterns with stars would match, to go on with after a semicolon; empty for none."""
     if wider is None:
         return ""

@@ -15,24 +15,24 @@ from scheduler_plugin.cache.arrays import FloatArray, LongArray
 CardCosts = Callable[[LongArray, LongArray, int], FloatArray]
 """From int64[m, K] sizes and free units, and units asked, to float64[m, K]; inf where they are not free."""
 
-_KNOWN: dict[str, tuple[CardPolicy, CardCosts | None]] = {}
+_COSTS_BY_NAME: dict[str, tuple[CardPolicy, CardCosts | None]] = {}
 
 
-def card_costs(name: str) -> CardCosts | None:
-    """A card policy for arrays; None where only its `costs` can tell, node by node.
+def get_array_costs(name: str) -> CardCosts | None:
+    """Return a card policy's function for arrays; None where it has only `costs`, for one node at a time.
 
     Raises:
         PolicyError: of allocator: there is no such policy. The function raises it, too, where what the policy
             gives is no costs.
     """
     policy = card_policy(name)
-    known = _KNOWN.get(name)
+    known = _COSTS_BY_NAME.get(name)
     if known is None or known[0] is not policy:
-        known = _KNOWN[name] = policy, _for_arrays(name, policy)
+        known = _COSTS_BY_NAME[name] = policy, _make_array_costs(name, policy)
     return known[1]
 
 
-def _for_arrays(name: str, policy: Any) -> CardCosts | None:
+def _make_array_costs(name: str, policy: Any) -> CardCosts | None:
     array_costs = getattr(policy, "array_costs", None)
     if array_costs is not None:
 
@@ -50,10 +50,10 @@ def _for_arrays(name: str, policy: Any) -> CardCosts | None:
             return costs
 
         return computed
-    return _by_fill(name) if getattr(policy, "by_fill", False) else None
+    return _make_costs_by_fill(name) if getattr(policy, "by_fill", False) else None
 
 
-def _by_fill(name: str) -> CardCosts:
+def _make_costs_by_fill(name: str) -> CardCosts:
     @lru_cache(maxsize=1024)
     def table(size: int, units: int) -> FloatArray:
         """Costs of a card by its free units: float64[size + 1]."""

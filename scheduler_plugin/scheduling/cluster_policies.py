@@ -1,4 +1,4 @@
-"""Policies of the cluster and of single pods, and a pod's request made ready for them."""
+"""The node policies in use: the cluster's own, and those that pods name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,30 +10,30 @@ from allocator.request import PodRequest, unknown_policy
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.cache.signals import Signal
-from scheduler_plugin.scheduling.card_costs import card_costs
-from scheduler_plugin.scheduling.filtering import Selectors
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.card_costs import get_array_costs
+from scheduler_plugin.scheduling.filtering import SelectorMasks
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from scheduler_plugin.scheduling.policies.registry import (
-    Ask,
     AttemptCounter,
     BacklogReader,
     CardChooser,
     CardDemand,
     Learner,
     NodePolicy,
-    other_resources,
+    PolicyRequest,
+    get_other_resources,
 )
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 
-def slow_line(policy: NodePolicy, name: str) -> str:
-    """Say that a card policy is asked card by card for each node that a node policy ranks; empty: it is not.
+def explain_slow_policy(policy: NodePolicy, name: str) -> str:
+    """Explain that a card policy is called node by node for a node policy; empty if it is not.
 
     Args:
         policy: The node policy.
-        name: Of the card policy.
+        name: Name of the card policy.
     """
-    if not isinstance(policy, CardChooser) or node_policy_chooses(name) or card_costs(name) is not None:
+    if not isinstance(policy, CardChooser) or node_policy_chooses(name) or get_array_costs(name) is not None:
         return ""
     return (
         f"{CARD_POLICIES.called(name)} has neither array_costs nor by_fill: node policies that look "
@@ -41,13 +41,13 @@ def slow_line(policy: NodePolicy, name: str) -> str:
     )
 
 
-class Policies:
-    """The cluster's policies, and those that pods may name instead.
+class ClusterPolicies:
+    """ClusterPolicies is the cluster's policies, and those that pods name instead.
 
     Args:
         node_policy: Name of the cluster's node policy.
         card_policy_name: Name of the cluster's card policy.
-        parameters: Of the cluster's node policy, text by name.
+        parameters: Parameters of the cluster's node policy, text by name.
         defaults: Parameters of policies where nobody says otherwise, by name of the policy.
 
     Raises:
@@ -55,11 +55,11 @@ class Policies:
 
     Attributes:
         learners: The policies in use that learn from what happens to pods.
-        backlog_readers: Those whose weights depend on the pods that wait.
-        other_resources: Further resources that those want to see, in the order of their names.
-        resources_changed: Says that they are others now.
-        slow: Says, once a card policy, why it takes long, see `slow_line`.
-        told: What it has said.
+        backlog_readers: The policies in use whose weights depend on the pods that wait.
+        other_resources: Further resources that the policies want to see, in the order of their names.
+        resources_changed: Signals a change of `other_resources`.
+        slow_policy_found: Signals, once for each card policy, why it is slow, see `explain_slow_policy`.
+        warnings: Texts that `slow_policy_found` has signalled.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class Policies:
         card_policy(card_policy_name)
         self.node_policy = node_policy
         self._defaults = dict(defaults or {})
-        self._first = (node_policy, dict(parameters or {}))
+        self._initial = (node_policy, dict(parameters or {}))
         self._parameters = self._with_defaults({node_policy: parameters or {}})
         self.card_policy = card_policy_name
-        self._selectors = Selectors()
-        self._made: dict[str, NodePolicy] = {}
+        self._selectors = SelectorMasks()
+        self._policies: dict[str, NodePolicy] = {}
         self._counters: dict[str, AttemptCounter] = {}
         self.learners: list[Learner] = []
         self.backlog_readers: list[BacklogReader] = []
         self.other_resources: tuple[str, ...] = ()
         self.resources_changed: Signal[[Sequence[str]]] = Signal()
-        self.slow: Signal[[str]] = Signal()
-        self.told: list[str] = []
-        self._looked_at: set[tuple[str, str]] = set()
-        self._add(node_policy, make(node_policy, self._parameters[node_policy]))
+        self.slow_policy_found: Signal[[str]] = Signal()
+        self.warnings: list[str] = []
+        self._checked: set[tuple[str, str]] = set()
+        self._add_policy(node_policy, make_policy(node_policy, self._parameters[node_policy]))
 
     def _with_defaults(self, parameters: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
         """Complete parameters by those that hold where nobody says otherwise."""
@@ -95,12 +95,12 @@ class Policies:
         }
 
     @property
-    def of_cluster(self) -> NodePolicy:
+    def cluster_policy(self) -> NodePolicy:
         """The policy of pods that name none."""
-        return self._made[self.node_policy]
+        return self._policies[self.node_policy]
 
     def configure(self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]) -> bool:
-        """Take another node policy of the cluster, and parameters of this and of those that pods name.
+        """Replace the cluster's node policy and the parameters of policies.
 
         What a policy has learned is forgotten where anything changes.
 
@@ -109,43 +109,43 @@ class Policies:
             parameters: By name of the policy, in place of those of the beginning; text by name.
 
         Returns:
-            Whether anything changed.
+            True if anything changed.
 
         Raises:
             PolicyError: a policy does not exist, or refuses its parameters; then nothing has changed.
         """
-        first, texts = self._first
+        first, texts = self._initial
         name = first if node_policy is None else node_policy
         known = self._with_defaults({first: texts, **parameters})
         if (name, known) == (self.node_policy, self._parameters):
             return False
-        made = {each: make(each, known.get(each)) for each in {name, *known}}
+        made = {each: make_policy(each, known.get(each)) for each in {name, *known}}
         self.node_policy, self._parameters = name, known
-        for kept in (self._made, self._counters, self.learners, self.backlog_readers):
+        for kept in (self._policies, self._counters, self.learners, self.backlog_readers):
             kept.clear()
-        self._see(made.values())
-        self._add(name, made[name])
+        self._set_other_resources(made.values())
+        self._add_policy(name, made[name])
         return True
 
-    def of(self, request: PodRequest) -> NodePolicy:
-        """The policy that ranks nodes for a pod: its own, else the cluster's."""
+    def get_policy(self, request: PodRequest) -> NodePolicy:
+        """Return the policy that ranks nodes for a pod: the pod's own, else the cluster's."""
         name = request.node_policy or self.node_policy
-        policy = self._made.get(name)
+        policy = self._policies.get(name)
         if policy is None:
-            policy = self._add(name, make(name, self._parameters.get(name)))
+            policy = self._add_policy(name, make_policy(name, self._parameters.get(name)))
         return policy
 
-    def _see(self, policies: Iterable[NodePolicy]) -> None:
-        """Say which further resources these policies want to see."""
-        wanted = tuple(sorted({name for policy in policies for name in other_resources(policy)}))
+    def _set_other_resources(self, policies: Iterable[NodePolicy]) -> None:
+        """Collect the further resources that these policies want to see."""
+        wanted = tuple(sorted({name for policy in policies for name in get_other_resources(policy)}))
         if wanted != self.other_resources:
             self.other_resources = wanted
             self.resources_changed(wanted)
 
-    def _add(self, name: str, policy: NodePolicy) -> NodePolicy:
-        self._made[name] = policy
-        if not set(other_resources(policy)) <= set(self.other_resources):
-            self._see(self._made.values())
+    def _add_policy(self, name: str, policy: NodePolicy) -> NodePolicy:
+        self._policies[name] = policy
+        if not set(get_other_resources(policy)) <= set(self.other_resources):
+            self._set_other_resources(self._policies.values())
         if isinstance(policy, Learner):
             self.learners.append(policy)
         if isinstance(policy, BacklogReader):
@@ -154,8 +154,8 @@ class Policies:
             self._counters[name] = policy
         return policy
 
-    def attempted(self, nodes: NodeArrays, query: Query, row: int | None) -> None:
-        """Count an attempt to place a pod, where its policy counts them.
+    def record_attempt(self, nodes: NodeArrays, query: SchedulingRequest, row: int | None) -> None:
+        """Report an attempt to place a pod to its policy, where the policy counts attempts.
 
         Args:
             nodes: The arrays.
@@ -164,9 +164,9 @@ class Policies:
         """
         counter = self._counters.get(query.request.node_policy or self.node_policy)
         if counter is not None:
-            counter.attempted(nodes, query.ask.pod, row)
+            counter.record_attempt(nodes, query.policy_request.pod, row)
 
-    def query(
+    def make_request(
         self,
         nodes: NodeArrays,
         request: PodRequest,
@@ -174,8 +174,8 @@ class Policies:
         memory_bytes: int,
         pod: str = "",
         others: ResourceAmounts = (),
-    ) -> Query:
-        """Make a pod's request ready.
+    ) -> SchedulingRequest:
+        """Make the scheduling request of a pod.
 
         Args:
             nodes: The arrays that it will be asked of, before any of them changes.
@@ -190,29 +190,29 @@ class Policies:
         """
         if request.node_policy is not None and request.node_policy not in NODE_POLICIES:
             raise unknown_policy(POD_NODE_POLICY, request.node_policy, NODE_POLICIES)
-        ask = self.lesson(request, cpu_milli, memory_bytes, pod, others)
+        ask = self.make_policy_request(request, cpu_milli, memory_bytes, pod, others)
         names = request.node_policy or self.node_policy, ask.card_policy
-        if names not in self._looked_at:
-            self._looked_at.add(names)
-            self._tell_slow(slow_line(self.of(request), ask.card_policy))
-        admits = self._selectors.mask(nodes, request.selector)
-        return Query(request, ask if admits is None else replace(ask, admits=admits))
+        if names not in self._checked:
+            self._checked.add(names)
+            self._warn_slow(explain_slow_policy(self.get_policy(request), ask.card_policy))
+        admits = self._selectors.get_mask(nodes, request.selector)
+        return SchedulingRequest(request, ask if admits is None else replace(ask, admits=admits))
 
-    def _tell_slow(self, line: str) -> None:
-        if line and line not in self.told:
-            self.told.append(line)
-            self.slow(line)
+    def _warn_slow(self, line: str) -> None:
+        if line and line not in self.warnings:
+            self.warnings.append(line)
+            self.slow_policy_found(line)
 
-    def lesson(
+    def make_policy_request(
         self,
         request: PodRequest,
         cpu_milli: int,
         memory_bytes: int,
         pod: str = "",
         others: ResourceAmounts = (),
-    ) -> Ask:
-        """Write a pod's request for policies that learn: with the selector, without the cards it admits."""
-        return Ask(
+    ) -> PolicyRequest:
+        """Make the request as policies see it: with the selector, without the mask of admitted cards."""
+        return PolicyRequest(
             cpu_milli=cpu_milli,
             memory_bytes=memory_bytes,
             demands=tuple(CardDemand(d.per_card, d.cards) for d in request.demands),

@@ -16,10 +16,15 @@ from allocator.selector import Selector
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import REASONS, FilterReason
-from scheduler_plugin.scheduling.request import Query, by_size, in_units, units_by_card
+from scheduler_plugin.scheduling.request import (
+    SchedulingRequest,
+    compute_units_by_card,
+    group_by_card_size,
+    with_units_for,
+)
 
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
 
@@ -29,7 +34,7 @@ _SIZE: Final = 1 << 32
 """Factor of a card's size where size and free units are one number."""
 
 
-class Selectors:
+class SelectorMasks:
     """Card masks by selector, brought up to date by row when an inventory changes.
 
     Args:
@@ -40,7 +45,7 @@ class Selectors:
         self._limit = limit
         self._known: dict[Selector, tuple[BoolArray, LongArray]] = {}
 
-    def mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
+    def get_mask(self, nodes: NodeArrays, selector: Selector) -> BoolArray | None:
         """Tell which cards a selector admits: bool[R, K], None for all."""
         if selector.admits_all:
             return None
@@ -50,7 +55,7 @@ class Selectors:
             made = np.full(nodes.row_count, -1, dtype=np.int64)
         stale = np.flatnonzero(made != nodes.inventory_version)
         if stale.size:
-            mask[stale] = _admitted(nodes, selector, stale)
+            mask[stale] = _compute_mask(nodes, selector, stale)
             made[stale] = nodes.inventory_version[stale]
         self._known[selector] = (mask, made)
         if len(self._known) > self._limit:
@@ -58,7 +63,7 @@ class Selectors:
         return mask
 
 
-def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
+def _compute_mask(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArray:
     """Ask the selector: once a model, once a UUID."""
     # The last entry is for cards of unknown model, index -1.
     models = np.array([selector.admits_model(model) for model in (*nodes.model_names, "")], dtype=np.bool_)
@@ -71,7 +76,7 @@ def _admitted(nodes: NodeArrays, selector: Selector, rows: RowArray) -> BoolArra
     return admitted
 
 
-def filter_nodes(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+def filter_nodes(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes have the cards for a pod.
 
     Args:
@@ -83,42 +88,44 @@ def filter_nodes(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         bool[m].
     """
     if not query.request.percent:
-        return _fitting(nodes, query, rows)
+        return _filter_even_rows(nodes, query, rows)
     fits: BoolArray = nodes.percent[rows]
-    sizes = by_size(nodes, rows)
-    for size, at in sizes.even:
-        fits[at] &= _fitting(nodes, in_units(query, size), rows[at])
-    fits[sizes.mixed] &= _mixed(nodes, query, rows[sizes.mixed])
+    sizes = group_by_card_size(nodes, rows)
+    for size, at in sizes.uniform:
+        fits[at] &= _filter_even_rows(nodes, with_units_for(query, size), rows[at])
+    fits[sizes.mixed] &= _filter_mixed_rows(nodes, query, rows[sizes.mixed])
     return fits
 
 
-def _fitting(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
-    ask = query.ask
+def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    ask = query.policy_request
     fits: BoolArray = nodes.usable[rows]
     for demand in ask.demands:
         fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
     if len(ask.demands) > 1:
-        left = np.flatnonzero(fits & ~_surely_together(nodes, ask, rows))
+        left = np.flatnonzero(fits & ~_fit_with_any_cards(nodes, ask, rows))
         if left.size:
-            fits[left] = _together(nodes, query, rows[left])
+            fits[left] = _fit_together(nodes, query, rows[left])
     return fits
 
 
-def _mixed(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+def _filter_mixed_rows(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
+) -> BoolArray:
     """Tell which nodes fit a pod that asks for percent, where the cards of a node differ in size."""
     fits: BoolArray = nodes.usable[rows]
-    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         there = (nodes.evictable if emptied else nodes.free)[rows] >= units
-        if query.ask.admits is not None:
-            there &= query.ask.admits[rows]
+        if query.policy_request.admits is not None:
+            there &= query.policy_request.admits[rows]
         fits &= np.count_nonzero(there, axis=1) >= demand.cards
     left = np.flatnonzero(fits)
     if len(query.request.demands) > 1 and left.size:
-        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
     return fits
 
 
-def _has_cards(nodes: NodeArrays, ask: Ask, rows: RowArray, units: int, cards: int) -> BoolArray:
+def _has_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, units: int, cards: int) -> BoolArray:
     """Tell which nodes have so many cards with so many free units."""
     if cards > nodes.free_order.shape[0]:
         return np.zeros(len(rows), dtype=np.bool_)
@@ -130,7 +137,7 @@ def _has_cards(nodes: NodeArrays, ask: Ask, rows: RowArray, units: int, cards: i
     return admitted
 
 
-def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
+def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes fit whatever cards are chosen: the choices before spoil one card each."""
     sure: BoolArray = np.ones(len(rows), dtype=np.bool_)
     cards = 0
@@ -140,26 +147,28 @@ def _surely_together(nodes: NodeArrays, ask: Ask, rows: RowArray) -> BoolArray:
     return sure
 
 
-def _together(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+def _fit_together(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
+) -> BoolArray:
     """Tell where all demands fit together; `query` is in units, and each of them fits by itself."""
-    ask = query.ask
-    costs = card_costs(ask.card_policy)
+    ask = query.policy_request
+    costs = get_array_costs(ask.card_policy)
     fits: BoolArray = np.zeros(len(rows), dtype=np.bool_)
     if costs is not None and all(demand.cards == 1 for demand in ask.demands):
         fits = place_many(nodes, ask, rows, costs, emptied=emptied)
     left = np.flatnonzero(~fits)
     if left.size:
-        left = left[_could_by_sums(nodes, ask, rows[left], emptied=emptied)]
-        fits[left] = _largest_first(nodes, ask, rows[left], emptied=emptied)
+        left = left[_could_fit_by_sums(nodes, ask, rows[left], emptied=emptied)]
+        fits[left] = _fit_largest_first(nodes, ask, rows[left], emptied=emptied)
         left = left[~fits[left]]
     if left.size:
-        fits[left] = _exactly(nodes, query, rows[left], emptied=emptied)
+        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
     return fits
 
 
-def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+def _could_fit_by_sums(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Rule out nodes by what is free in all, and by how many demands of each amount the cards can hold."""
-    free = _free(nodes, ask, rows, emptied=emptied)
+    free = _get_free(nodes, ask, rows, emptied=emptied)
     could: BoolArray = free.sum(axis=1) >= ask.gpu_units
     for units in {demand.units for demand in ask.demands}:
         larger = [demand.cards for demand in ask.demands if demand.units >= units]
@@ -168,12 +177,12 @@ def _could_by_sums(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool
     return could
 
 
-def _largest_first(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> BoolArray:
+def _fit_largest_first(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> BoolArray:
     """Place the largest demand first, as `allocator.exact` begins: what fits so it finds, too.
 
     One card: the fullest that has the units. Several cards: the emptiest.
     """
-    free = _free(nodes, ask, rows, emptied=emptied)
+    free = _get_free(nodes, ask, rows, emptied=emptied)
     ok: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for units, cards in sorted(ask.demands, reverse=True):
         fits = free >= units
@@ -184,15 +193,17 @@ def _largest_first(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool
     return ok
 
 
-def _free(nodes: NodeArrays, ask: Ask, rows: RowArray, *, emptied: bool) -> LongArray:
+def _get_free(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool) -> LongArray:
     """Free units of the cards that the pod may have, int64[m, K]; 0 of the others."""
     free: LongArray = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
     return free if ask.admits is None else np.where(ask.admits[rows], free, 0)
 
 
-def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+def _fit_exactly(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
+) -> BoolArray:
     """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
-    free = _free(nodes, query.ask, rows, emptied=emptied)
+    free = _get_free(nodes, query.policy_request, rows, emptied=emptied)
     # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
     sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
     kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
@@ -206,19 +217,19 @@ def _exactly(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool =
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
         # What a search that was cut off did not find the policy may find on this node's own cards.
-        fits.append(_placed(nodes, query, row, emptied=emptied) if fit is None else fit)
+        fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
 
 
-def _placed(nodes: NodeArrays, query: Query, row: int, *, emptied: bool) -> bool:
+def _can_place(nodes: NodeArrays, query: SchedulingRequest, row: int, *, emptied: bool) -> bool:
     """Do what `place_many` does, on one node."""
     left = (nodes.evictable if emptied else nodes.free)[row].tolist()
     cards = [replace(card, used_units=card.size_units - left[card.index]) for card in build_cards(nodes, row)]
-    return place(cards, query.request, query.ask.card_policy) is not None
+    return place(cards, query.request, query.policy_request.card_policy) is not None
 
 
 def place_many(
-    nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
+    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, *, emptied: bool = False
 ) -> BoolArray:
     """Take one card for each demand in turn, for many nodes at once.
 
@@ -238,10 +249,12 @@ def place_many(
         bool[m], every demand found its cards.
     """
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    return take_many(nodes, ask, rows, costs_of, free)
+    return place_many_into(nodes, ask, rows, costs_of, free)
 
 
-def take_many(nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, free: LongArray) -> BoolArray:
+def place_many_into(
+    nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, costs_of: CardCosts, free: LongArray
+) -> BoolArray:
     """Do what `place_many` does on cards of which so much is free, and take what is placed off that.
 
     Args:
@@ -278,14 +291,14 @@ def take_many(nodes: NodeArrays, ask: Ask, rows: RowArray, costs_of: CardCosts, 
     return ok
 
 
-def place_on(nodes: NodeArrays, row: int, query: Query) -> Placement | None:
+def place_by_card_policy(nodes: NodeArrays, row: int, query: SchedulingRequest) -> Placement | None:
     """Choose a pod's cards on one node, None where it does not fit; the scalar, exact way."""
     if not nodes.usable[row] or (query.request.percent and not nodes.percent[row]):
         return None
-    return place(build_cards(nodes, row), query.request, query.ask.card_policy)
+    return place(build_cards(nodes, row), query.request, query.policy_request.card_policy)
 
 
-def explain_rejections(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeArray:
+def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> CodeArray:
     """Say why nodes that `filter_nodes` refused cannot take a pod.
 
     Args:
@@ -298,7 +311,7 @@ def explain_rejections(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeA
         NOT_FREE. NO_SUCH_CARD stands for NOT_ADMITTED where no card of the whole cluster is admitted,
         a likely typo.
     """
-    ask = query.ask
+    ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
     codes[~_could_fit(nodes, query, rows)] = FilterReason.TOO_SMALL
     if ask.admits is not None:
@@ -315,21 +328,21 @@ def explain_rejections(nodes: NodeArrays, query: Query, rows: RowArray) -> CodeA
     return codes
 
 
-def _could_fit(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """Tell which nodes could take the pod if every other pod were evicted."""
     if not query.request.percent:
-        return _large_enough(nodes, query, rows)
+        return _could_fit_in_units(nodes, query, rows)
     enough: BoolArray = np.zeros(len(rows), dtype=np.bool_)
-    sizes = by_size(nodes, rows)
-    for size, at in sizes.even:
-        enough[at] = _large_enough(nodes, in_units(query, size), rows[at])
-    enough[sizes.mixed] = _mixed(nodes, query, rows[sizes.mixed], emptied=True)
+    sizes = group_by_card_size(nodes, rows)
+    for size, at in sizes.uniform:
+        enough[at] = _could_fit_in_units(nodes, with_units_for(query, size), rows[at])
+    enough[sizes.mixed] = _filter_mixed_rows(nodes, query, rows[sizes.mixed], emptied=True)
     return enough
 
 
-def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
+def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
     """The same for a pod that asks for units."""
-    ask = query.ask
+    ask = query.policy_request
     sizes = nodes.evictable[rows]
     if ask.admits is not None:
         sizes = np.where(ask.admits[rows], sizes, 0)
@@ -338,5 +351,5 @@ def _large_enough(nodes: NodeArrays, query: Query, rows: RowArray) -> BoolArray:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
     if len(ask.demands) > 1:
         left = np.flatnonzero(enough)
-        enough[left] = _together(nodes, query, rows[left], emptied=True)
+        enough[left] = _fit_together(nodes, query, rows[left], emptied=True)
     return enough

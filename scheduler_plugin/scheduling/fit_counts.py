@@ -11,7 +11,7 @@ from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.reasons import FilterReason
-from scheduler_plugin.scheduling.request import Query, units_by_card
+from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 MOST_SEARCHED: Final = 256
 """Cards, and demands, for which all ways are tried; of more only the sums are compared."""
@@ -20,7 +20,9 @@ MOST_COUNTED: Final = 4096
 """Pods of a node that are counted at most."""
 
 
-def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool = False) -> LongArray:
+def count_most_pods(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, *, emptied: bool = False
+) -> LongArray:
     """Count the pods of one request that nodes can have at once, by their cards.
 
     Args:
@@ -34,14 +36,14 @@ def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool 
         containers, each on cards of its own.
     """
     free = (nodes.evictable if emptied else nodes.free)[rows].astype(np.int64)
-    if query.ask.admits is not None:
-        free = np.where(query.ask.admits[rows], free, 0)
+    if query.policy_request.admits is not None:
+        free = np.where(query.policy_request.admits[rows], free, 0)
     has_cards = nodes.size[rows] > 0
     most: LongArray = np.full(len(rows), MOST_COUNTED, dtype=np.int64)
     total = np.zeros(free.shape, dtype=np.int64)
-    for demand, units in zip(query.request.demands, units_by_card(nodes, query, rows), strict=True):
+    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
         slots = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
-        most = np.minimum(most, _on_different_cards(slots, demand.cards))
+        most = np.minimum(most, _count_card_groups(slots, demand.cards))
         total += units * demand.cards
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
@@ -54,7 +56,7 @@ def most_pods(nodes: NodeArrays, query: Query, rows: RowArray, *, emptied: bool 
     return most
 
 
-def could_all_fit(nodes: NodeArrays, kinds: Iterable[tuple[Query, int]]) -> bool:
+def can_ever_hold_all(nodes: NodeArrays, kinds: Iterable[tuple[SchedulingRequest, int]]) -> bool:
     """Tell whether cards could ever hold pods that ask for different things at once, with nobody else there.
 
     Nodes, models, processor and memory are left out, so they may have no room all the same. Where the answer
@@ -67,7 +69,9 @@ def could_all_fit(nodes: NodeArrays, kinds: Iterable[tuple[Query, int]]) -> bool
     usable = nodes.usable
     sizes = nodes.evictable[usable]
     demands = [demand for query, pods in kinds for demand in query.request.demands * pods]
-    if int(sizes.astype(np.int64).sum()) < sum(_least(demand, sizes) * demand.cards for demand in demands):
+    if int(sizes.astype(np.int64).sum()) < sum(
+        _compute_least_units(demand, sizes) * demand.cards for demand in demands
+    ):
         return False
     cards = [(size, size) for size in sizes[sizes > 0].tolist()]
     if len(cards) > MOST_SEARCHED or len(demands) > MOST_SEARCHED:
@@ -76,14 +80,14 @@ def could_all_fit(nodes: NodeArrays, kinds: Iterable[tuple[Query, int]]) -> bool
     return found.picks is not None or not found.complete
 
 
-def _least(demand: Demand, sizes: IntArray) -> int:
+def _compute_least_units(demand: Demand, sizes: IntArray) -> int:
     """The fewest units that a demand takes of a card."""
     if not demand.percent:
         return demand.per_card
     return min((demand.units_on(size) for size in np.unique(sizes[sizes > 0]).tolist()), default=0)
 
 
-def _on_different_cards(slots: LongArray, cards: int) -> LongArray:
+def _count_card_groups(slots: LongArray, cards: int) -> LongArray:
     """Count the groups of so many different cards of a node, each card in as many groups as it has slots."""
     if cards == 1:
         result: LongArray = np.minimum(slots.sum(axis=1), MOST_COUNTED)

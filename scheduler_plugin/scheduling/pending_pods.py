@@ -1,4 +1,4 @@
-"""The pods that wait in a cluster, for policies whose weights depend on them."""
+"""The pending pods of a cluster, for policies whose weights depend on them."""
 
 from typing import Final
 
@@ -8,67 +8,67 @@ from allocator.errors import RequestError
 from allocator.names import PLACEHOLDER_LABEL
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.placing import lesson
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.placing import make_learning_request
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
-COUNT_S: Final = 1.0
-"""So often the waiting pods are counted, when somebody asks."""
+COUNT_INTERVAL_S: Final = 1.0
+"""Seconds between two counts of the pending pods."""
 
-MOST_SHAPES: Final = 256
-"""Kinds of pods that are counted, those of most pods first: each costs a look at every node."""
+MAX_SHAPES: Final = 256
+"""Most kinds of pods that are counted, those with most pods first: each kind is compared with every node."""
 
 
-class Backlog:
-    """Counts the pods that wait, for the policies that want to know.
+class PendingPods:
+    """PendingPods counts the pods that wait, for the policies that implement `BacklogReader`.
 
     Args:
         state: The cluster, with all of its pods.
         policies: Of the cluster.
     """
 
-    def __init__(self, state: ClusterState, policies: Policies) -> None:
+    def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
         self._state = state
         self._policies = policies
-        self._counted = float("-inf")
+        self._counted_at = float("-inf")
 
-    def count(self, now: float) -> None:
+    def report_to_policies(self, now: float) -> None:
         """Tell the policies who waits, unless that was a moment ago.
 
         Args:
             now: Seconds.
         """
         readers = self._policies.backlog_readers
-        if not readers or now < self._counted + COUNT_S:
+        if not readers or now < self._counted_at + COUNT_INTERVAL_S:
             return
-        self._counted = now
+        self._counted_at = now
         # Pods that ask alike were read alike: comparing requests by identity is enough, and fast.
         shapes: dict[tuple[object, ...], list[PodRecord]] = {}
         for pod in self._state.pods.values():
-            if not pod.node and self._waits(pod):
+            if not pod.node and self._is_waiting(pod):
                 asked_for = (id(pod.request), pod.cpu_milli, pod.memory_bytes, pod.other_resources)
                 shapes.setdefault(asked_for, []).append(pod)
-        most = sorted(shapes.values(), key=len, reverse=True)[:MOST_SHAPES]
+        most = sorted(shapes.values(), key=len, reverse=True)[:MAX_SHAPES]
         asked = []
         for pods in most:
-            ask = self._ask(pods[0])
+            ask = self._make_policy_request(pods[0])
             if ask is not None:
                 asked.append((ask, [pod.uid for pod in pods]))
         for reader in readers:
             reader.waiting(self._state.nodes, asked)
 
-    def _waits(self, pod: PodRecord) -> bool:
+    def _is_waiting(self, pod: PodRecord) -> bool:
         """Whether a pod without a node waits for one."""
         if pod.ended or pod.error or pod.grace_ends_at is not None or PLACEHOLDER_LABEL in pod.labels:
             return False
         return self._state.get_assumed(pod.uid) is None
 
-    def _ask(self, pod: PodRecord) -> Ask | None:
+    def _make_policy_request(self, pod: PodRecord) -> PolicyRequest | None:
         """What a pod asks for; None where it waits for its own name of a policy that does not exist."""
         if pod.request is None:
-            return Ask(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
+            return PolicyRequest(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
         try:
-            query = self._policies.query(
+            query = self._policies.make_request(
                 self._state.nodes,
                 pod.request,
                 pod.cpu_milli,
@@ -77,4 +77,4 @@ class Backlog:
             )
         except RequestError:
             return None
-        return lesson(self._state.nodes, query, np.arange(self._state.nodes.row_count))
+        return make_learning_request(self._state.nodes, query, np.arange(self._state.nodes.row_count))

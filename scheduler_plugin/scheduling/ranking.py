@@ -6,11 +6,11 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import FloatArray, IntArray, LongArray, RowArray
 
-BEST: Final = 10
+MAX_SCORE: Final = 10
 """Highest score of the extender protocol."""
 
 
-def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
+def rank_best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
     """Find the first candidates by (score, name), in order.
 
     Args:
@@ -22,7 +22,7 @@ def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
         intp[k], positions in `scores`, best first, k <= limit.
     """
     if limit == 1:
-        return _best_one(scores, name_ranks)
+        return _rank_best_one(scores, name_ranks)
     positions = np.flatnonzero(scores < np.inf)
     if positions.size > limit:
         kept = scores[positions]
@@ -37,7 +37,7 @@ def best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray:
     return positions[order]
 
 
-def _best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
+def _rank_best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
     """What `best` finds with a limit of 1: our manifests ask for just that, once a pod."""
     if not len(scores):
         return np.zeros(0, dtype=np.intp)
@@ -49,7 +49,7 @@ def _best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
     return ties[first : first + 1]
 
 
-def protocol_scores(scores: FloatArray, name_ranks: LongArray) -> IntArray:
+def convert_to_protocol(scores: FloatArray, name_ranks: LongArray) -> IntArray:
     """Map scores to the protocol: 10 for the best, one less for each next one, never below 0.
 
     kube-scheduler breaks equal scores at random, so the first eleven differ; raw scores rounded to 0..10
@@ -63,6 +63,6 @@ def protocol_scores(scores: FloatArray, name_ranks: LongArray) -> IntArray:
         int32[m].
     """
     result: IntArray = np.zeros(len(scores), dtype=np.int32)
-    first = best(scores, name_ranks, BEST)
-    result[first] = BEST - np.arange(len(first), dtype=np.int32)
+    first = rank_best(scores, name_ranks, MAX_SCORE)
+    result[first] = MAX_SCORE - np.arange(len(first), dtype=np.int32)
     return result

@@ -47,7 +47,7 @@ class FilterReason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class ReasonWording:
     """Everything that is said of one reason; its metric label and JSON name are made of its own name.
 
     Attributes:
@@ -64,34 +64,34 @@ class Wording:
 
 
 REASONS: Final = {
-    FilterReason.HELD_BACK: Wording(
+    FilterReason.HELD_BACK: ReasonWording(
         "held back by the node policy", "held back by the node policy for now", freed_by_ends=True
     ),
-    FilterReason.NOT_FREE: Wording(None, None, freed_by_ends=True),
-    FilterReason.TOO_SMALL: Wording(None, None, freed_by_ends=True),
-    FilterReason.NOT_ADMITTED: Wording(None, None, freed_by_ends=True),
-    FilterReason.NO_SUCH_CARD: Wording(
+    FilterReason.NOT_FREE: ReasonWording(None, None, freed_by_ends=True),
+    FilterReason.TOO_SMALL: ReasonWording(None, None, freed_by_ends=True),
+    FilterReason.NOT_ADMITTED: ReasonWording(None, None, freed_by_ends=True),
+    FilterReason.NO_SUCH_CARD: ReasonWording(
         "no card of the cluster that the pod's gpu-model and gpu-uuid admit", None, freed_by_ends=True
     ),
-    FilterReason.NO_PLUGIN: Wording(
+    FilterReason.NO_PLUGIN: ReasonWording(
         "the node's kubelet has no gpupack device plugin at the moment",
         "the kubelet has no gpupack device plugin now: is the daemon running there?",
         Exclusion.NO_PLUGIN,
     ),
-    FilterReason.CORRUPT_WORDS: Wording(
+    FilterReason.CORRUPT_WORDS: ReasonWording(
         "corrupt gpupack words on the node",
         "the packed words of the node cannot be read: see gpupack top",
         Exclusion.CORRUPT,
     ),
-    FilterReason.OTHER_UNIT: Wording(
+    FilterReason.OTHER_UNIT: ReasonWording(
         "gpupack words of another unit on the node",
         "the node counts in another unit than {unit}",
         Exclusion.OTHER_UNIT,
     ),
-    FilterReason.UNKNOWN_NODE: Wording(
+    FilterReason.UNKNOWN_NODE: ReasonWording(
         "node not known to the gpupack scheduler yet", "the node is not known yet", Exclusion.VACANT
     ),
-    FilterReason.NO_WORDS: Wording(
+    FilterReason.NO_WORDS: ReasonWording(
         "no gpupack words on the node",
         "no GPU memory is offered there: no gpupack daemon has published cards",
         Exclusion.NO_WORDS,
@@ -100,31 +100,33 @@ REASONS: Final = {
 """Every reason with its wording, those of nodes first that come closest to taking the pod."""
 
 
-def memory(units: int, unit_mib: int) -> str:
+def format_memory(units: int, unit_mib: int) -> str:
     """Write an amount of GPU memory for people: in GiB where it is whole, else in MiB."""
     mib = units * unit_mib
     return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"
 
 
-def amount(demand: Demand, unit_mib: int) -> str:
+def format_amount(demand: Demand, unit_mib: int) -> str:
     """Write what a demand takes of each card: "8 GiB", "50 percent"."""
-    return f"{demand.per_card} percent" if demand.percent else memory(demand.per_card, unit_mib)
+    return f"{demand.per_card} percent" if demand.percent else format_memory(demand.per_card, unit_mib)
 
 
-def _of_size(demand: Demand, unit_mib: int) -> str:
-    what = amount(demand, unit_mib)
+def _format_card_size(demand: Demand, unit_mib: int) -> str:
+    what = format_amount(demand, unit_mib)
     return f"of which {what} is a unit" if demand.percent else f"of {what} or more"
 
 
-def demanded(demands: Sequence[Demand], unit_mib: int) -> str:
+def format_demands(demands: Sequence[Demand], unit_mib: int) -> str:
     """Write what a pod asks of cards: "8 GiB", "2 x 8 GiB + 4 GiB", "50 percent"."""
     return " + ".join(
-        amount(demand, unit_mib) if demand.cards == 1 else f"{demand.cards} x {amount(demand, unit_mib)}"
+        format_amount(demand, unit_mib)
+        if demand.cards == 1
+        else f"{demand.cards} x {format_amount(demand, unit_mib)}"
         for demand in demands
     )
 
 
-def event_text(reason: FilterReason, demands: Sequence[Demand], unit_mib: int) -> str:
+def format_event_text(reason: FilterReason, demands: Sequence[Demand], unit_mib: int) -> str:
     """Say why a node cannot take a pod.
 
     Args:
@@ -136,18 +138,18 @@ def event_text(reason: FilterReason, demands: Sequence[Demand], unit_mib: int) -
     if fixed is not None:
         return fixed
     if len(demands) > 1:
-        what = demanded(demands, unit_mib)
+        what = format_demands(demands, unit_mib)
         return {
             FilterReason.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
             FilterReason.TOO_SMALL: f"no healthy cards that hold {what} together",
         }.get(reason, f"no cards with {what} free")
-    cards, each = demands[0].cards, amount(demands[0], unit_mib)
+    cards, each = demands[0].cards, format_amount(demands[0], unit_mib)
     if cards == 1:
         return {
             FilterReason.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
-            FilterReason.TOO_SMALL: f"no healthy card {_of_size(demands[0], unit_mib)}",
+            FilterReason.TOO_SMALL: f"no healthy card {_format_card_size(demands[0], unit_mib)}",
         }.get(reason, f"no card with {each} free")
     return {
         FilterReason.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
-        FilterReason.TOO_SMALL: f"no {cards} healthy cards {_of_size(demands[0], unit_mib)}",
+        FilterReason.TOO_SMALL: f"no {cards} healthy cards {_format_card_size(demands[0], unit_mib)}",
     }.get(reason, f"no {cards} cards with {each} free each")

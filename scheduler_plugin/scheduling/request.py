@@ -1,4 +1,4 @@
-"""A pod's request, ready to be asked of the arrays; in units, also where the pod asks for percent of a card.
+"""The request of a pod for filter and policies: in units, also where the pod asks for percent of a card.
 
 What a share of a card is in units depends on the card's size. On the rows whose cards are all of one size a
 pod that asks for percent is a pod that asks for units, so filter and policies are asked once for each size:
@@ -11,45 +11,46 @@ import numpy as np
 
 from allocator.request import PodRequest
 from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A pod's request, ready to be asked of the arrays.
+class SchedulingRequest:
+    """SchedulingRequest is the card request of a pod, with all that filter and policies need.
 
     Attributes:
         request: What the pod asks of cards.
-        ask: The same as policies see it; of a pod that asks for percent only `in_units` of this is.
+        policy_request: The request as policies see it. For a pod that asks for percent, use the one of
+            `with_units_for`.
     """
 
     request: PodRequest
-    ask: Ask
+    policy_request: PolicyRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BySize:
-    """Positions of rows by the size of their cards.
+class NodesByCardSize:
+    """NodesByCardSize is positions of rows, by the size of their cards.
 
     Attributes:
-        even: Where all cards of a row have one size: the size and the positions.
+        uniform: Where all cards of a row have one size: the size and the positions.
         mixed: Where they differ.
     """
 
-    even: tuple[tuple[int, RowArray], ...]
+    uniform: tuple[tuple[int, RowArray], ...]
     mixed: RowArray
 
 
-def in_units(query: Query, size: int) -> Query:
-    """What a pod asks for where all cards have `size` units."""
+def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
+    """Return the request in units of cards that all have `size` units."""
     if not query.request.percent:
         return query
     demands = tuple(CardDemand(d.units_on(size), d.cards) for d in query.request.demands)
-    return replace(query, ask=replace(query.ask, demands=demands))
+    return replace(query, policy_request=replace(query.policy_request, demands=demands))
 
 
-def by_size(view: ClusterView, rows: RowArray) -> BySize:
-    """Sort rows by the size of their cards; rows without cards count as of size 0."""
+def group_by_card_size(view: ClusterView, rows: RowArray) -> NodesByCardSize:
+    """Group rows by the size of their cards; rows without cards count as of size 0."""
     sizes = view.size[rows]
     largest = sizes.max(axis=1, initial=0)
     same = (sizes == largest[:, None]) | (np.arange(sizes.shape[1]) >= view.cards[rows][:, None])
@@ -57,11 +58,11 @@ def by_size(view: ClusterView, rows: RowArray) -> BySize:
     groups = tuple(
         (size, np.flatnonzero(even & (largest == size))) for size in np.unique(largest[even]).tolist()
     )
-    return BySize(groups, np.flatnonzero(~even))
+    return NodesByCardSize(groups, np.flatnonzero(~even))
 
 
-def units_by_card(view: ClusterView, query: Query, rows: RowArray) -> list[LongArray]:
-    """Units that each demand takes of each card: int64[m, K] for each; more than the card has: not there."""
+def compute_units_by_card(view: ClusterView, query: SchedulingRequest, rows: RowArray) -> list[LongArray]:
+    """Compute the units of each demand on each card: int64[m, K] for each demand."""
     sizes = view.size[rows].astype(np.int64)
     known = {size: [d.units_on(size) for d in query.request.demands] for size in np.unique(sizes).tolist()}
     result = []
@@ -73,8 +74,8 @@ def units_by_card(view: ClusterView, query: Query, rows: RowArray) -> list[LongA
     return result
 
 
-def usual_size(view: ClusterView, rows: RowArray) -> int:
-    """The size of cards that most of the rows have, 0 where there are no cards."""
+def find_usual_card_size(view: ClusterView, rows: RowArray) -> int:
+    """Find the size that most cards of the rows have, 0 where there are no cards."""
     sizes = view.size[rows]
     values, counts = np.unique(sizes[sizes > 0], return_counts=True)
     return int(values[counts.argmax()]) if values.size else 0

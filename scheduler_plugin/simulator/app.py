@@ -16,9 +16,9 @@ from typing import Any
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
-from scheduler_plugin.scheduling.cluster_policies import slow_line
+from scheduler_plugin.scheduling.cluster_policies import explain_slow_policy
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
@@ -113,7 +113,7 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
     runs: dict[Task, Run] = {}
     _configure(options)
     rankers = [NODE_POLICIES.made(variant.policy) for variant in options.variants()]
-    for line in dict.fromkeys(slow_line(each, options.card_policy) for each in rankers):
+    for line in dict.fromkeys(explain_slow_policy(each, options.card_policy) for each in rankers):
         if line:
             warn(line)
     progress(0, len(tasks))
@@ -167,7 +167,7 @@ def replay_one(
     return _named(options, variant, seed) | result | queued_result(replaying, what, config)
 
 
-def _ranked(options: Options, variant: Variant, workload: Workload) -> NodePolicy:
+def _ranked(options: Options, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
     known = workload if variant.workload == TRACE else None
     return policy_for(variant.policy, options.parameters.get(variant.policy, {}), known)
 
@@ -186,7 +186,7 @@ def _configure(options: Options) -> None:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 
 
-def _fragmented(workload: Workload, cluster: Cluster) -> float:
+def _fragmented(workload: TypicalWorkload, cluster: Cluster) -> float:
     return fragmented(causes(cluster, workload))
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.simulator.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ RESTS: Final = "rests on other cards of a node that fits"
 USABLE: Final = "usable"
 
 
-def causes(cluster: Cluster, workload: Workload) -> dict[str, float]:
+def causes(cluster: Cluster, workload: TypicalWorkload) -> dict[str, float]:
     """Split the free GPU, as a typical pod sees it.
 
     Args:

@@ -16,9 +16,9 @@ from scheduler_plugin.cache.host_resources import HostRequest, fits_host, list_h
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.queue.capacity.dominant_share import Resources
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_with
-from scheduler_plugin.scheduling.policies.registry import Ask, CardChooser, CardDemand, NodePolicy
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.placing import place_by_policy
+from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest
 from scheduler_plugin.simulator.trace import CARD, TraceNode, TracePod
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class PodKind:
         host: What a pod asks for beside cards.
     """
 
-    ask: Ask
+    ask: PolicyRequest
     nodes: BoolArray | None
     units: int
     asked: int
-    query: Query | None
+    query: SchedulingRequest | None
     host: HostRequest
 
     @property
@@ -125,7 +125,7 @@ class Cluster:
         if pod.models:
             nodes = self.admitted(selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
-        ask = Ask(
+        ask = PolicyRequest(
             cpu_milli=pod.cpu_milli,
             memory_bytes=pod.memory_mib * MIB,
             demands=tuple(
@@ -143,7 +143,9 @@ class Cluster:
                 ContainerRequest(f"c{number}", each * pod.cards_each, "main")
                 for number, each in enumerate(amounts)
             )
-            query = Query(PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask)
+            query = SchedulingRequest(
+                PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask
+            )
         return PodKind(ask, nodes, ask.gpu_units, pod.asked, query, ask.host)
 
     def admitted(self, selector: Selector) -> BoolArray:
@@ -224,7 +226,7 @@ class Cluster:
             return {}
         by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.ask.card_policy)
         if by_node or not kind.is_plain:
-            placement = place_with(policy, self.arrays, row, kind.query)
+            placement = place_by_policy(policy, self.arrays, row, kind.query)
             return {} if placement is None else placement.charge
         units, count = kind.ask.demands[0]
         cards = self._cards.get(row)

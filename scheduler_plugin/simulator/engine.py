@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 from scheduler_plugin.simulator.placer import Place, Placer
@@ -51,9 +51,9 @@ class Outcome:
     wall_s: float = 0.0
 
 
-def typical(cluster: Cluster, pods: Sequence[TracePod]) -> Workload:
+def typical(cluster: Cluster, pods: Sequence[TracePod]) -> TypicalWorkload:
     """The typical workload of a pod list: every kind, by how often it is there."""
-    workload = Workload()
+    workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
         workload.add(cluster.kind(pod, "").ask, count)
     return workload

@@ -12,7 +12,7 @@ from allocator.policies import CARD_POLICIES
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.registry import make, other_resources
+from scheduler_plugin.scheduling.policies.registry import get_other_resources, make_policy
 from scheduler_plugin.simulator.placer import knows_workloads
 from scheduler_plugin.simulator.trace import CARD
 
@@ -88,8 +88,8 @@ class Options:
         Raises:
             PolicyError: a policy that there is not, or parameters that it refuses.
         """
-        made = (make(policy, self.parameters.get(policy)) for policy in self.policies)
-        return tuple(sorted({name for policy in made for name in other_resources(policy)}))
+        made = (make_policy(policy, self.parameters.get(policy)) for policy in self.policies)
+        return tuple(sorted({name for policy in made for name in get_other_resources(policy)}))
 
     def variants(self) -> list["Variant"]:
         """What is run with every seed."""
@@ -128,7 +128,7 @@ class Options:
             faults.append(f"no policy; allowed: {NODE_POLICIES.allowed}")
         for policy in self.policies:
             try:
-                make(policy, self.parameters.get(policy, {}))
+                make_policy(policy, self.parameters.get(policy, {}))
             except PolicyError as error:
                 faults.append(str(error))
         faults += [

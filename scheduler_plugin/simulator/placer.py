@@ -8,17 +8,17 @@ import numpy as np
 
 from allocator.registry import Parameters
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, RowArray
-from scheduler_plugin.scheduling.pending_pods import COUNT_S
-from scheduler_plugin.scheduling.placing import score, scores_of
+from scheduler_plugin.scheduling.pending_pods import COUNT_INTERVAL_S
+from scheduler_plugin.scheduling.placing import compute_scores, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import (
     AttemptCounter,
     BacklogReader,
     Learner,
     NodePolicy,
     WorkloadPolicy,
-    make,
+    make_policy,
 )
 from scheduler_plugin.simulator.cluster import Cluster, PodKind
 
@@ -60,7 +60,7 @@ class Placer:
             now: Seconds of the trace.
             waiting: Lists the pods that wait, UIDs by kind.
         """
-        if self._reader is None or now < self._counted_s + COUNT_S:
+        if self._reader is None or now < self._counted_s + COUNT_INTERVAL_S:
             return
         self._counted_s = now
         pods = [(kind.ask, uids) for kind, uids in waiting().items()]
@@ -87,36 +87,36 @@ class Placer:
         held = not scores[best] < np.inf
         row = int(rows[best])
         if self._counter is not None:
-            self._counter.attempted(cluster.arrays, uid, None if held else row)
+            self._counter.record_attempt(cluster.arrays, uid, None if held else row)
         if held:
             return HELD
         charge = cluster.choose(kind, row, self._policy)
         cluster.take(kind, row, charge)
         if self._learner is not None:
-            self._learner.settled(uid, ask)
+            self._learner.pod_resolved(uid, ask)
         return Place(row, charge)
 
     def _scores(self, kind: PodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
         ask = kind.ask if self._counter is None else replace(kind.ask, pod=uid)
         if kind.is_plain or kind.query is None:
-            return scores_of(self._policy, self._cluster.arrays, ask, rows)
-        return score(self._policy, self._cluster.arrays, replace(kind.query, ask=ask), rows)
+            return compute_scores(self._policy, self._cluster.arrays, ask, rows)
+        return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)
 
     def end(self, kind: PodKind, place: Place, uid: str) -> None:
         """Take a pod away that has ended."""
         self._cluster.give_back(kind, place.row, place.charge)
         if self._learner is not None:
-            self._learner.settled(uid, None)
+            self._learner.pod_resolved(uid, None)
 
 
-def policy_for(name: str, parameters: Parameters, workload: Workload | None) -> NodePolicy:
+def policy_for(name: str, parameters: Parameters, workload: TypicalWorkload | None) -> NodePolicy:
     """Build a node policy; one that knows workloads gets this one, None: it learns its own.
 
     Raises:
         PolicyError: unknown name or parameters.
     """
-    policy = make(name, parameters)
+    policy = make_policy(name, parameters)
     if workload is None or parameters or not isinstance(policy, WorkloadPolicy):
         return policy
     return policy.with_workload(workload)

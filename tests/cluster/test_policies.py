@@ -17,8 +17,8 @@ from allocator.policy import choose
 from allocator.records import Holds, dump_holds
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.policies import make
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand, Learner
+from scheduler_plugin.scheduling.policies import make_policy
+from scheduler_plugin.scheduling.policies.registry import CardDemand, Learner, PolicyRequest
 from tests.cluster.harness import Cluster, Extender, until, workload
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, extender_entry
@@ -62,7 +62,7 @@ class Model:
     """The same nodes and pods on paper: the policy's own code, no Kubernetes."""
 
     def __init__(self, policy: str, parameters: Mapping[str, str] | None = None) -> None:
-        self.policy = make(policy, parameters)
+        self.policy = make_policy(policy, parameters)
         self.nodes = NodeArrays()
         for name, (cpu, memory, used) in NODES.items():
             row = self.nodes.add_node(name)
@@ -101,9 +101,9 @@ class Model:
         self.policy.settled("waits", None)
 
     @staticmethod
-    def ask(request: Request) -> Ask:
+    def ask(request: Request) -> PolicyRequest:
         demands = (CardDemand(request.units, 1),)
-        return Ask(request.cpu * 1000, request.memory * GIB, demands)
+        return PolicyRequest(request.cpu * 1000, request.memory * GIB, demands)
 
 
 def fractions_after(name: str, request: Request) -> list[Fraction]:

@@ -16,7 +16,7 @@ from pytest_mock import MockerFixture
 from allocator.names import NODE_HOLDS, POD_ASSIGNED, QUEUE_GATE
 from allocator.policies import CARD_POLICIES
 from scheduler_plugin.extender.server import FAULT, MAX_BODY
-from scheduler_plugin.extender.stale_refusals import News
+from scheduler_plugin.extender.stale_refusals import WatchActivity
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object, pod_object, uuid
 from tests.extender_client import LIMIT_S, Client, extender, two_nodes, until
@@ -129,7 +129,7 @@ async def test_a_pod_whose_gate_goes_is_bound_once_that_is_known(
     first = client.make_pod("first", 1)
     await client.knows(first["metadata"]["uid"])
     assert await client.bind(first, "a") == ""
-    waits = mocker.spy(News, "until")
+    waits = mocker.spy(WatchActivity, "wait_until")
     pod = client.make_pod("p", 9, gates=[QUEUE_GATE])
     uid = pod["metadata"]["uid"]
 

@@ -26,8 +26,8 @@ from gpupack.whatif.objects import load_nodes_and_pods
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.controller.settings import QueueSettings
-from scheduler_plugin.scheduling.card_costs import card_costs
-from scheduler_plugin.scheduling.cluster_policies import Policies, slow_line
+from scheduler_plugin.scheduling.card_costs import get_array_costs
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies, explain_slow_policy
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.simulator.app import simulate
@@ -129,27 +129,31 @@ def test_simulate_runs_them_in_all_its_processes(command, trace):
 
 @pytest.mark.usefixtures("installed")
 def test_the_pages_card_policy_is_asked_about_all_nodes_at_once():
-    costs_of = card_costs(CARD)
+    costs_of = get_array_costs(CARD)
     assert costs_of is not None
     sizes, free = np.meshgrid([4, 15, 80], range(81))
     found = costs_of(sizes, np.minimum(sizes, free), 3)
     for size, left, cost in zip(sizes.flat, np.minimum(sizes, free).flat, found.flat, strict=True):
         card = Card(0, "GPU-0", "", int(size), int(size - left))
         assert cost == (card_policy(CARD).costs([card], 3)[0] if left >= 3 else np.inf)
-    assert slow_line(NODE_POLICIES.made("fragmentation"), CARD) == ""
+    assert explain_slow_policy(NODE_POLICIES.made("fragmentation"), CARD) == ""
 
 
 def test_a_card_policy_that_is_asked_node_by_node_is_told_of_once(trace):
-    """By `Policies`, for extender, queue and the commands that ask, and by the simulator."""
+    """By `ClusterPolicies`, for extender, queue and the commands that ask, and by the simulator."""
     slow = SimpleNamespace(costs=lambda cards, _: [card.used_units for card in cards])
     line = 'card policy "slow" of others 1.0 has neither array_costs nor by_fill: '
     with offered(CARD_POLICIES, slow=lambda _: slow):
-        policies, said = Policies("fragmentation"), []
-        policies.slow.connect(said.append)
+        policies, said = ClusterPolicies("fragmentation"), []
+        policies.slow_policy_found.connect(said.append)
         one = PodRequest((ContainerRequest("c", 1, "main"),), card_policy="slow")
         for request in (one, replace(one, cards=2), replace(one, card_policy="least-used")):
-            policies.query(NodeArrays(), request, 0, 0)
-        assert [text[: len(line)] for text in said] == [line] == [text[: len(line)] for text in policies.told]
+            policies.make_request(NodeArrays(), request, 0, 0)
+        assert (
+            [text[: len(line)] for text in said]
+            == [line]
+            == [text[: len(line)] for text in policies.warnings]
+        )
         for name, told in (("fragmentation", 1), ("least-requested", 0)):
             warned = []
             options = Options(*map(str, trace), (name,), card_policy="slow", seeds=(1, 2), jobs=1)

@@ -19,8 +19,8 @@ from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_on
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes, place_by_card_policy
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -150,20 +150,20 @@ def scalar_cards(drawn: Drawn, index: int) -> list[Card]:
 @given(st.lists(cards, min_size=1, max_size=6), requests(), st.sampled_from(["least-used", "most-used"]))
 def test_the_filter_equals_the_scalar_placement(drawn: Drawn, request: PodRequest, policy: str) -> None:
     nodes = arrays(drawn)
-    query = Policies(card_policy_name=policy).query(nodes, request, 0, 0)
+    query = ClusterPolicies(card_policy_name=policy).make_request(nodes, request, 0, 0)
     rows = np.array([nodes.rows[f"n{index}"] for index in range(len(drawn))], dtype=np.intp)
     found = filter_nodes(nodes, query, rows)
     for index, row in enumerate(rows.tolist()):
         oracle = place(scalar_cards(drawn, index), request, policy)
         assert bool(found[index]) == (oracle is not None)
         assert list(build_cards(nodes, row)) == scalar_cards(drawn, index)
-        assert place_on(nodes, row, query) == oracle
+        assert place_by_card_policy(nodes, row, query) == oracle
 
 
 @given(st.lists(cards, min_size=1, max_size=6), requests())
 def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodRequest) -> None:
     nodes = arrays(drawn)
-    query = Policies().query(nodes, request, 0, 0)
+    query = ClusterPolicies().make_request(nodes, request, 0, 0)
     rows = np.arange(len(drawn), dtype=np.intp)
     out = rows[~filter_nodes(nodes, query, rows)]
     most = max(demand.cards for demand in request.demands)

@@ -40,7 +40,9 @@ class Node:
         """Whether the pod has its cards once these pods are gone."""
         state, needy = self.world.state, self.world.state.pods["uid-needy"]
         assert needy.request is not None
-        query = self.world.policies.query(state.nodes, needy.request, needy.cpu_milli, needy.memory_bytes)
+        query = self.world.policies.make_request(
+            state.nodes, needy.request, needy.cpu_milli, needy.memory_bytes
+        )
         used = [0] * CARDS
         for pod in self.pods:
             if pod.name not in gone:
@@ -50,7 +52,7 @@ class Node:
             type(card)(card.index, card.uuid, card.model, card.size_units, used[card.index])
             for card in build_cards(state.nodes, state.nodes.rows["n"])
         ]
-        return place(cards, query.request, query.ask.card_policy) is not None
+        return place(cards, query.request, query.policy_request.card_policy) is not None
 
     def violating(self, pods: Sequence[PodRecord]) -> list[PodRecord]:
         """filterPodsWithPDBViolation."""

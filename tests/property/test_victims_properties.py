@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
-from scheduler_plugin.preemption.node_victims import room_on
-from scheduler_plugin.preemption.victims import OVERDUE_S, Eligible, cost, plan_on
+from scheduler_plugin.preemption.node_victims import read_node
+from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S, EvictionRules, cost, plan_on_node
 from tests.cluster_builders import container
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 
@@ -57,14 +57,16 @@ def test_victims(
     world.create("needy", wanted, spec={"priority": PRIORITY}, **two, **several)
     pod = world.state.pods["uid-needy"]
     assert pod.request is not None
-    query = world.policies.query(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
-    eligible = Eligible(world.budgets, {f"uid-v{number}" for number in spared}, EPOCH_S)
-    found = plan_on(world.state, "n", query, pod, eligible)
+    query = world.policies.make_request(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    eligible = EvictionRules(world.budgets, {f"uid-v{number}" for number in spared}, EPOCH_S)
+    found = plan_on_node(world.state, "n", query, pod, eligible)
 
-    room = room_on(world.state, "n", query)
+    room = read_node(world.state, "n", query)
     assert room is not None
     others = [world.state.pods[uid] for uid in world.nodes["n"][2]]
-    leaving = [each.uid for each in others if each.grace_ends_at and each.grace_ends_at + OVERDUE_S > EPOCH_S]
+    leaving = [
+        each.uid for each in others if each.grace_ends_at and each.grace_ends_at + OVERDUE_AFTER_S > EPOCH_S
+    ]
     may_go = [
         each
         for each in others
@@ -81,7 +83,9 @@ def test_victims(
         for victim in found.victims:
             assert not fits([each for each in found.victims if each is not victim])
         after = place(
-            room.after([*leaving, *(each.uid for each in found.victims)]), pod.request, query.ask.card_policy
+            room.get_cards_without([*leaving, *(each.uid for each in found.victims)]),
+            pod.request,
+            query.policy_request.card_policy,
         )
         assert after is not None
         assert found.reservation.units == after.charge

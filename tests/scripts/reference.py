@@ -27,7 +27,7 @@ from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.cli.app import cli
 from scheduler_plugin.extender.metrics import ClusterMetrics
 from scheduler_plugin.extender.metrics import Metrics as SchedulerMetrics
-from scheduler_plugin.extender.unschedulable_pods import Waiting
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from tests.extender_world import World
 
@@ -82,9 +82,9 @@ def scheduler_metrics() -> str:
     state = World().state
     events: Any = SimpleNamespace(written=0, limited=0, dropped=0)
     fresh: Any = SimpleNamespace(age_s=0.0, skipped={"nodes": 0, "pods": 0})
-    metrics = SchedulerMetrics(ClusterMetrics(state, fresh, Waiting(state.pods), events))
-    metrics.follow(MagicMock())
-    metrics.follow_looks(MagicMock())
+    metrics = SchedulerMetrics(ClusterMetrics(state, fresh, UnschedulablePods(state.pods), events))
+    metrics.follow_preemptor(MagicMock())
+    metrics.follow_retrier(MagicMock())
     return _metrics(metrics.registry)
 
 

@@ -9,7 +9,7 @@ from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_change
 from gpupack.dashboard.advice import explained, waiting
 from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.objects import KubePod
-from scheduler_plugin.extender.unschedulable_pods import Waiting
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from tests.autoscale_world import fragments, grown, plan_of, waits
 
 NAMESPACE = "gpupack-system"
@@ -112,4 +112,4 @@ def nobody(_namespace, _name):
 def test_placeholders_do_not_count_as_pods_that_wait():
     _, cluster = with_placeholder()
     assert [pod.metadata.name for pod in cluster.list_waiting_pods()] == ["waits"]
-    assert Waiting(cluster.state.pods).by_reason()["not_refused"] == 1
+    assert UnschedulablePods(cluster.state.pods).count_by_reason()["not_refused"] == 1

@@ -158,8 +158,8 @@ async def test_who_loses_the_lead_in_the_middle_sends_no_further_binding() -> No
 async def test_who_ends_sends_no_further_binding() -> None:
     world = BatchWorld()
     world.pod("p", 8)
-    await world.binder.open()
-    world.binder.end()
+    await world.binder.wait_for_fence()
+    world.binder.stop_binding()
     (result,) = await world.commit([world.candidates("p", "n")])
     assert result.outcome is Outcome.REFUSED
     assert not world.api.sent

@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies import best_fit, make
-from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, Settings
-from scheduler_plugin.scheduling.policies.registry import by_row
-from scheduler_plugin.scheduling.policies.remaining import CPU, GPU, MEMORY, dominant
+from scheduler_plugin.scheduling.policies import best_fit, make_policy
+from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
+from scheduler_plugin.scheduling.policies.registry import is_scored_by_row
+from scheduler_plugin.scheduling.policies.remaining import CPU, GPU, MEMORY, find_dominant_class
 from tests.policy_view import ask, place, view
 
 ABC = {
@@ -31,7 +31,7 @@ def winner(arrays, scores, rows):
 def test_golden_of_the_plain_scores(mode):
     arrays = view(ABC)
     rows = rows_of(arrays)
-    scores = make("best-fit", {"mode": mode}).score(arrays, REQUEST, rows)
+    scores = make_policy("best-fit", {"mode": mode}).score(arrays, REQUEST, rows)
     assert winner(arrays, scores, rows) == "c"
 
 
@@ -41,29 +41,32 @@ def test_golden_of_the_plain_scores(mode):
 )
 def test_dominant_class(asked, expected):
     totals = {CPU: 256, MEMORY: 1024, GPU: 320}
-    assert dominant(dict(zip((CPU, MEMORY, GPU), asked, strict=True)), totals) == expected
+    assert find_dominant_class(dict(zip((CPU, MEMORY, GPU), asked, strict=True)), totals) == expected
 
 
 def test_dominant_class_leaves_out_what_nobody_has():
-    assert dominant({GPU: 0, CPU: 1, MEMORY: 9}, {GPU: 0, CPU: 10, MEMORY: 0}) == CPU
-    assert dominant({GPU: 3, CPU: 3, MEMORY: 3}, {GPU: 9, CPU: 9, MEMORY: 9}, (MEMORY, CPU, GPU)) == MEMORY
+    assert find_dominant_class({GPU: 0, CPU: 1, MEMORY: 9}, {GPU: 0, CPU: 10, MEMORY: 0}) == CPU
+    assert (
+        find_dominant_class({GPU: 3, CPU: 3, MEMORY: 3}, {GPU: 9, CPU: 9, MEMORY: 9}, (MEMORY, CPU, GPU))
+        == MEMORY
+    )
 
 
 def test_pick_names_one_node_and_holds_the_rest():
     arrays = view(ABC)
     rows = rows_of(arrays)
-    policy = make("best-fit", {"mode": "pick"})
-    assert (by_row(policy), by_row(make("best-fit"))) == (False, True)
+    policy = make_policy("best-fit", {"mode": "pick"})
+    assert (is_scored_by_row(policy), is_scored_by_row(make_policy("best-fit"))) == (False, True)
     scores = policy.score(arrays, REQUEST, rows)
     assert np.isfinite(scores).tolist() == [False, False, True]
     # Not among the candidates: the next best.
-    assert make("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows[:2])[1] == np.inf
+    assert make_policy("best-fit", {"mode": "pick"}).score(arrays, REQUEST, rows[:2])[1] == np.inf
 
 
 def test_remaining_is_of_the_card_that_would_be_used():
     arrays = view({"a": (0, 0, [16] * 4, 0, 0, [0, 16, 16, 16]), "b": (0, 0, [16] * 4, 0, 0, [4, 4, 4, 4])})
     rows = rows_of(arrays)
-    policy = make("best-fit", {"mode": "pick"})
+    policy = make_policy("best-fit", {"mode": "pick"})
     assert arrays.names[policy.pick(arrays, ask(0, 0, (10, 1))).key] == "b"
     assert policy.pick(arrays, ask(0, 0, (13, 1))).key == rows[0]
     assert policy.pick(arrays, ask(0, 0, (4, 2))).key == rows[1]
@@ -73,7 +76,7 @@ def test_remaining_is_of_the_card_that_would_be_used():
 
 def test_the_index_follows_changes():
     arrays = view({"a": (100_000, 0, [16], 0, 0, [0]), "b": (100_000, 0, [16], 0, 0, [8])})
-    policy = BestFit(Settings(mode="pick"))
+    policy = BestFit(BestFitSettings(mode="pick"))
     eight = ask(1000, 0, (8, 1))
     picked = policy.pick(arrays, eight).key
     assert arrays.names[picked] == "b"
@@ -92,22 +95,22 @@ def test_other_classes_must_fit():
     nodes = {"a": (1000, 9 << 30, [16], 0, 0, [8]), "b": (9000, 1 << 30, [16], 0, 0, [8])}
     nodes["c"] = (9000, 9 << 30, [16], 0, 0, [0])
     arrays = view(nodes)
-    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
+    found = BestFit(BestFitSettings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
     assert arrays.names[found.key] == "c"
 
 
 def test_host_memory_must_fit():
     arrays = view({"a": (9000, 1 << 30, [16], 0, 0, [8]), "b": (9000, 9 << 30, [16], 0, 0, [0])})
-    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
+    found = BestFit(BestFitSettings(mode="pick")).pick(arrays, ask(2000, 2 << 30, (8, 1)))
     assert arrays.names[found.key] == "b"
 
 
 def test_cards_must_fit_when_another_class_dominates():
     arrays = view({"a": (2000, 0, [16], 0, 0, [12]), "b": (9000, 0, [16, 16], 0, 0, [0, 0])})
-    found = BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1)))
+    found = BestFit(BestFitSettings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1)))
     assert arrays.names[found.key] == "b"
     admits = np.zeros(arrays.size.shape, dtype=bool)
-    assert BestFit(Settings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1), admits=admits)).key is None
+    assert BestFit(BestFitSettings(mode="pick")).pick(arrays, ask(2000, 0, (8, 1), admits=admits)).key is None
 
 
 def test_cpu_and_memory_can_dominate():
@@ -115,7 +118,7 @@ def test_cpu_and_memory_can_dominate():
     arrays = view(nodes)
     rows = rows_of(arrays)
     for mode in ("pick", "candidates"):
-        policy = make("best-fit", {"mode": mode})
+        policy = make_policy("best-fit", {"mode": mode})
         assert winner(arrays, policy.score(arrays, ask(6000, 0), rows), rows) == "a"
         assert winner(arrays, policy.score(arrays, ask(0, 20 << 30), rows), rows) == "b"
 
@@ -126,20 +129,20 @@ def test_selectors_limit_the_cards():
     a, b = (arrays.rows[name] for name in "ab")
     admits[a, 1] = admits[b, 0] = True
     wanted = ask(0, 0, (6, 1), admits=admits)
-    scores = make("best-fit").score(arrays, wanted, np.array([a, b]))
+    scores = make_policy("best-fit").score(arrays, wanted, np.array([a, b]))
     assert scores[0] < scores[1]
-    assert make("best-fit", {"mode": "pick"}).pick(arrays, ask(0, 0, (9, 1), admits=admits)).key == b
+    assert make_policy("best-fit", {"mode": "pick"}).pick(arrays, ask(0, 0, (9, 1), admits=admits)).key == b
 
 
 def test_given_widths_and_bounds():
     arrays = view({"a": (4000, 0, [16], 0, 0, [0]), "b": (64_000, 0, [16], 0, 0, [4])})
-    narrow = make("best-fit", {"mode": "pick", "width-gpu-memory": "4", "buckets": "3"})
+    narrow = make_policy("best-fit", {"mode": "pick", "width-gpu-memory": "4", "buckets": "3"})
     assert narrow.pick(arrays, ask(0, 0, (6, 1))).probes == (2, 3)
-    given = make(
+    given = make_policy(
         "best-fit", {"mode": "pick", "bounds-gpu-memory": "1,6,14", "limit": "1", "fallback": "largest"}
     )
     assert given.pick(arrays, ask(0, 0, (2, 1))).probes == (1, 3)
-    cores = make(
+    cores = make_policy(
         "best-fit", {"mode": "pick", "bounds-cpu": "1,8", "lower": "1", "order": "cpu,memory,gpu-memory"}
     )
     assert cores.pick(arrays, ask(2000, 0)).probes == (1,)
@@ -165,12 +168,12 @@ def test_given_widths_and_bounds():
 )
 def test_bad_parameters(parameters, message):
     with pytest.raises(PolicyError, match=message):
-        make("best-fit", parameters)
+        make_policy("best-fit", parameters)
 
 
 def test_a_negative_bound_is_refused():
     with pytest.raises(PolicyError, match="lower is -1"):
-        Settings(lower=-1)
+        BestFitSettings(lower=-1)
 
 
 GOLDEN = [
@@ -196,7 +199,9 @@ def test_the_tightest_admitted_set_of_cards(mode, free, admitted, units, cards, 
         for name, card in admitted:
             admits[arrays.rows[name], card] = True
     rows = rows_of(arrays)
-    scores = make("best-fit", {"mode": mode}).score(arrays, ask(0, 0, (units, cards), admits=admits), rows)
+    scores = make_policy("best-fit", {"mode": mode}).score(
+        arrays, ask(0, 0, (units, cards), admits=admits), rows
+    )
     assert winner(arrays, scores, rows) == expected
 
 
@@ -245,7 +250,7 @@ def test_index_arrays_and_the_method_agree(drawn, units, cards, limit, largest):
     if mask is not None:
         admits = np.zeros(arrays.size.shape, dtype=bool)
         admits[rows, :3] = np.array(mask).reshape(-1, 3)
-    policy = BestFit(Settings("pick", 4, limit, fallback="largest" if largest else "closest"))
+    policy = BestFit(BestFitSettings("pick", 4, limit, fallback="largest" if largest else "closest"))
     wanted = ask(0, 0, (units, cards), admits=admits)
     everything = np.ones(arrays.size.shape, dtype=bool)
     for free in (before, after):
@@ -265,7 +270,7 @@ def test_a_search_that_looks_at_too_many_goes_over_arrays():
     """Hundreds of nodes with the tightest cards have no processor left."""
     full = {f"a{number:03}": (1000, 0, [16], 1000, 0, [8]) for number in range(600)}
     arrays = view(full | {"b": (9000, 0, [16], 0, 0, [4])})
-    policy = BestFit(Settings(mode="pick"))
+    policy = BestFit(BestFitSettings(mode="pick"))
     found = policy.pick(arrays, ask(500, 0, (8, 1)))
     assert (arrays.names[found.key], found.touched) == ("b", 512 + 601)
     rows = rows_of(arrays)
@@ -277,7 +282,7 @@ def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while(monkeypatc
     """Then the index is tried again; of many such requests the newest are remembered."""
     full = {f"a{number:03}": (1000, 0, [16], 1000, 0, [8]) for number in range(600)}
     arrays = view(full | {"b": (9000, 0, [16], 0, 0, [4])})
-    policy = BestFit(Settings(mode="pick"))
+    policy = BestFit(BestFitSettings(mode="pick"))
 
     def touched(units):
         return policy.pick(arrays, ask(100, 0, (units, 1))).touched
@@ -291,7 +296,7 @@ def test_what_the_index_was_given_up_for_goes_over_arrays_for_a_while(monkeypatc
 def test_ranks_that_move_reach_the_index():
     """Names between names: a tie goes to the first name, also where its rank was given anew."""
     arrays = view({"a": (0, 0, [16], 0, 0, [8]), "c": (0, 0, [16], 0, 0, [8])})
-    policy = BestFit(Settings(mode="pick"))
+    policy = BestFit(BestFitSettings(mode="pick"))
     assert arrays.names[policy.pick(arrays, ask(0, 0, (8, 1))).key] == "a"
     for number in range(40):
         arrays.add_node("b" * (40 - number))
@@ -318,7 +323,7 @@ def test_a_closed_outermost_ring(parameters, units, expected, admitted):
     """The method's last ring ends at l + M n; ours is open above unless it is told."""
     arrays = view({"a": (0, 0, [16], 0, 0, [0]), "b": (0, 0, [16], 0, 0, [6])})
     admits = np.ones(arrays.size.shape, dtype=bool) if admitted else None
-    policy = make("best-fit", {"mode": "pick", **parameters})
+    policy = make_policy("best-fit", {"mode": "pick", **parameters})
     key = policy.pick(arrays, ask(0, 0, (units, 1), admits=admits)).key
     assert (None if key is None else arrays.names[key]) == expected
     arrays.set_cards(arrays.rows["a"], [16], [9])

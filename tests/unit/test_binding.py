@@ -208,14 +208,14 @@ async def test_closing_stops_waiting() -> None:
 async def test_it_is_busy_while_a_binding_is_under_way_and_a_moment_longer() -> None:
     """Between two Bindings of many it has nothing to write, and its Events wait all the same."""
     world = World()
-    assert not world.binder.busy
-    world.api.during = lambda: assert_(world.binder.busy)
+    assert not world.binder.is_busy
+    world.api.during = lambda: assert_(world.binder.is_busy)
     assert await world.binder.bind(*ARGS) == ""
-    assert world.binder.busy
+    assert world.binder.is_busy
     world.now += BUSY_S
-    assert not world.binder.busy
+    assert not world.binder.is_busy
     world.fails(Forbidden("not allowed", status=403))
     world.state.apply_pod(pod("q", 8, version=5), 0)
     assert await world.binder.bind("default", "q", "uid-q", "n") != ""
     world.now += BUSY_S
-    assert not world.binder.busy
+    assert not world.binder.is_busy

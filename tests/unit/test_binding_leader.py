@@ -28,7 +28,7 @@ async def test_a_bind_that_waits_when_the_end_comes_sends_nothing() -> None:
     world = World(Leader(is_leader=True, since=103.0))
     call = asyncio.create_task(world.binder.bind(*ARGS))
     gate = await world.gates.get()
-    world.binder.end()
+    world.binder.stop_binding()
     world.now = 107.0
     gate.set()
     assert await call == "this gpupack scheduler is ending; it is tried again with the next one"
@@ -39,11 +39,11 @@ async def test_a_bind_that_waits_when_the_end_comes_sends_nothing() -> None:
 async def test_each_term_as_the_leader_opens_once() -> None:
     leader = Leader(is_leader=True, since=90.0)
     world = World(leader)
-    await asyncio.gather(world.binder.open(), world.binder.open())
-    await world.binder.open()
+    await asyncio.gather(world.binder.wait_for_fence(), world.binder.wait_for_fence())
+    await world.binder.wait_for_fence()
     assert world.refreshed == [104.0]
     leader.since = 99.0
-    await world.binder.open()
+    await world.binder.wait_for_fence()
     assert world.refreshed == [104.0, 104.0]
     assert world.slept == []
 
@@ -55,8 +55,8 @@ async def test_the_first_process_of_a_new_cluster_lists_the_pods_and_waits_for_n
     assert world.slept == []
     assert world.refreshed == [100.0]
     # An etcd restore is a history of its own, of which Bindings may be under way.
-    world.binder.begin_anew()
-    call = asyncio.create_task(world.binder.open())
+    world.binder.restart_fence()
+    call = asyncio.create_task(world.binder.wait_for_fence())
     await world.pass_time()
     await call
     assert world.slept == [T]
@@ -142,7 +142,7 @@ async def test_after_an_etcd_restore_it_waits_as_after_a_start() -> None:
     assert world.slept == []
     assert world.refreshed == [100.0 + T]
     world.state.apply_pod(pod("q", 8, version=4), 0)
-    world.binder.begin_anew()
+    world.binder.restart_fence()
     binding = asyncio.create_task(world.binder.bind("default", "q", "uid-q", "n"))
     await world.pass_time()
     assert await binding == ""

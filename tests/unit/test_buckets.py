@@ -1,23 +1,23 @@
 import pytest
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies.buckets import Buckets, Found
+from scheduler_plugin.scheduling.policies.buckets import Buckets, BucketSearchResult
 
 
 def index(text, lower=1, width=8, count=6):
     """Buckets of `a12 b16`, ranked by name; keys are letters' code points."""
-    buckets = Buckets.equal(lower, width, count)
+    buckets = Buckets.make_equal(lower, width, count)
     for item in text.split():
-        buckets.put(ord(item[0]), int(item[1:]), ord(item[0]))
+        buckets.insert(ord(item[0]), int(item[1:]), ord(item[0]))
     return buckets
 
 
-def name(found: Found):
+def name(found: BucketSearchResult):
     return None if found.key is None else chr(found.key)
 
 
 def test_bucket_numbers():
-    buckets = Buckets.equal(1, 8, 6)
+    buckets = Buckets.make_equal(1, 8, 6)
     amounts = (0, 1, 8, 9, 16, 17, 40, 41, 48, 49, 80)
     assert [buckets.bucket_of(a) for a in amounts] == [0, 1, 1, 2, 2, 3, 5, 6, 6, 6, 6]
 
@@ -45,7 +45,7 @@ def test_best_fit_serves_what_first_and_worst_fit_cannot():
     buckets = index("a16 b10")
     first = buckets.find(8, 6, lambda _: True)
     assert name(first) == "b"
-    buckets.put(ord("b"), 2, ord("b"))
+    buckets.insert(ord("b"), 2, ord("b"))
     assert name(buckets.find(16, 6, lambda _: True)) == "a"
 
 
@@ -64,12 +64,12 @@ def test_a_bucket_without_candidates_counts_as_empty():
 
 def test_items_move_and_leave():
     buckets = index("a12")
-    buckets.put(ord("a"), 12, ord("a"))
-    buckets.put(ord("a"), 30, ord("a"))
+    buckets.insert(ord("a"), 12, ord("a"))
+    buckets.insert(ord("a"), 30, ord("a"))
     assert buckets.find(10, 6, lambda _: True).probes == (2, 3, 4)
-    buckets.put(ord("a"), 0, ord("a"))
+    buckets.insert(ord("a"), 0, ord("a"))
     assert buckets.find(1, 6, lambda _: True).key is None
-    buckets.drop(ord("a"))
+    buckets.remove(ord("a"))
 
 
 def test_unequal_bounds():
@@ -82,8 +82,8 @@ def test_unequal_bounds():
     [
         (lambda: Buckets([]), r"bucket bounds \[\]"),
         (lambda: Buckets([1, 1]), r"bucket bounds \[1, 1\]"),
-        (lambda: Buckets.equal(1, 0, 4), "4 buckets of width 0"),
-        (lambda: Buckets.equal(1, 1, 0), "0 buckets of width 1"),
+        (lambda: Buckets.make_equal(1, 0, 4), "4 buckets of width 0"),
+        (lambda: Buckets.make_equal(1, 1, 0), "0 buckets of width 1"),
         (lambda: index("a1").find(0, 1, bool), "search for 0"),
         (lambda: index("a1").find(1, 0, bool), "scan limit 0"),
     ],
@@ -94,9 +94,9 @@ def test_errors(make, message):
 
 
 def test_a_closed_last_bucket():
-    buckets = Buckets.equal(1, 8, 6, closed=True)
+    buckets = Buckets.make_equal(1, 8, 6, closed=True)
     assert [buckets.bucket_of(a) for a in (0, 1, 48, 49, 80)] == [0, 1, 6, 0, 0]
-    buckets.put(1, 49, 1)
-    buckets.put(2, 48, 2)
+    buckets.insert(1, 49, 1)
+    buckets.insert(2, 48, 2)
     assert buckets.find(4, 6, lambda _: True).key == 2
     assert buckets.find(49, 6, lambda _: True).key is None

@@ -3,11 +3,11 @@ import json
 import pytest
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.binding.committer import Commitment, Committer
+from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object, uuid
 
@@ -15,13 +15,13 @@ from tests.cluster_builders import container, node, pod, pod_object, uuid
 class World:
     def __init__(self, policy: str = "least-requested") -> None:
         self.state = ClusterState()
-        self.policies = Policies(policy, "least-used")
+        self.policies = ClusterPolicies(policy, "least-used")
         self.committer = Committer(self.state, self.policies)
         self.state.apply_node(node("n", (16, 16), (8, 0), version=2), 0)
         self.state.apply_pod(pod("p", 8, version=3), 0)
 
-    def begin(self, name: str = "p", node_name: str = "n", *, uid: str | None = None) -> Commitment:
-        return self.committer.begin("default", name, uid or f"uid-{name}", node_name, 0)
+    def begin(self, name: str = "p", node_name: str = "n", *, uid: str | None = None) -> PendingBinding:
+        return self.committer.assume("default", name, uid or f"uid-{name}", node_name, 0)
 
     def assumed(self) -> list[int]:
         return self.state.nodes.assumed[self.state.nodes.rows["n"], :2].tolist()
@@ -39,7 +39,7 @@ def test_the_card_is_taken_at_once(world: World) -> None:
     assert made.pod.resource_version == "3"
     assert made.node == "n"
     assert world.assumed() == [0, 8]
-    assert world.state.get_assumed("uid-p") is made.take
+    assert world.state.get_assumed("uid-p") is made.assumed
 
 
 def test_the_next_pod_sees_it_taken(world: World) -> None:
@@ -129,7 +129,7 @@ def test_a_node_without_inventory_binds_without_naming_cards(world: World) -> No
 def test_a_pod_that_does_not_ask_is_bound_plainly(world: World) -> None:
     world.state.apply_pod(pod("q", version=4, containers=[{"name": "c"}]), 0)
     made = world.begin("q", "some-other-node")
-    assert made.take is None
+    assert made.assumed is None
     assert made.assigned is None
     assert world.assumed() == [0, 0]
 

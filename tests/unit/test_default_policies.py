@@ -16,9 +16,9 @@ from deviceplugin.settings import Settings as NodeSettings
 from gpupack.cli.app import cli
 from gpupack.embedded import EmbeddedCluster
 from scheduler_plugin.queue.controller.settings import QueueSettings
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.simulator.options import Options
 
@@ -48,10 +48,10 @@ def test_the_parts_agree() -> None:
     assert NodeSettings(node_name="n").card_policy == DEFAULT_CARD_POLICY
     queue = {field.name: field.default for field in fields(QueueSettings)}
     assert (queue["node_policy"], queue["card_policy"]) == BOTH
-    assert (Policies().node_policy, Policies().card_policy) == BOTH
+    assert (ClusterPolicies().node_policy, ClusterPolicies().card_policy) == BOTH
     assert (BatchSettings().node_policy, BatchSettings().card_policy) == BOTH
     assert (Options("n", "p").policies, Options("n", "p").card_policy) == (BOTH[:1], BOTH[1])
-    assert Ask(0, 0, ()).card_policy == DEFAULT_CARD_POLICY
+    assert PolicyRequest(0, 0, ()).card_policy == DEFAULT_CARD_POLICY
     assert inspect.signature(Ledger).parameters["policy"].default == DEFAULT_CARD_POLICY
     embedded = inspect.signature(EmbeddedCluster).parameters
     assert (embedded["node_policy"].default, embedded["card_policy"].default) == BOTH

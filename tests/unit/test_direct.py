@@ -12,7 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import HttpProcessingError
 
-from scheduler_plugin.extender.fast_server import Answer, DirectServer
+from scheduler_plugin.extender.fast_server import FastServer, VerbAnswer
 
 BODY = b'{"Pod":{}}'
 HEAD = (
@@ -52,15 +52,15 @@ class World:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.address = ("", 0)
-        self.server = DirectServer(
+        self.server = FastServer(
             self.call, self.note_cut_off, lambda: Other(self), 1000, only_known_clients=False
         )
 
-    async def call(self, path: str, body: bytes) -> Answer:
+    async def call(self, path: str, body: bytes) -> VerbAnswer:
         self.calls.append((path, body))
         self.news.set()
         await self.may_answer.wait()
-        return Answer(b"answer to " + body, 0.0015)
+        return VerbAnswer(b"answer to " + body, 0.0015)
 
     def note_cut_off(self, path: str) -> None:
         self.cut_off.append(path)

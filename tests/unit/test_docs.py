@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SHIPPED = ("allocator", "deviceplugin", "gpupack", "kubeapi", "scheduler_plugin")
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
-RECORDERS = {"event", "_event", "_record", "_tell"}
+RECORDERS = {"event", "_event", "_record", "_send_event", "_tell"}
 # Words that readers asked about, and what is written instead.
 UNCLEAR = re.compile(
     r"\bmade anew\b|\bnobody (here )?know|\btold (in one|of)\b|\bmortal\b|\bin earnest\b|\bstrangers?\b",

@@ -11,10 +11,10 @@ from allocator.packing import NodeWords
 from allocator.request import ContainerRequest, PodRequest
 from deviceplugin.gpus.api.source import GpuProcess, GpuSample
 from deviceplugin.monitoring.unaccounted_use import measure_unaccounted_use
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.placing import place_with
-from scheduler_plugin.scheduling.reasons import FilterReason, event_text
+from scheduler_plugin.scheduling.placing import place_by_policy
+from scheduler_plugin.scheduling.reasons import FilterReason, format_event_text
 from tests.policy_view import view
 
 WHOLE = PodRequest((ContainerRequest("main", 100, "main"),), percent=True)
@@ -46,12 +46,12 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
     nodes = view({"n": (8000, 1 << 30, list(words.sizes), 0, 0, list(words.used))})
     row = nodes.rows["n"]
     for policies in (
-        Policies(),
-        Policies(card_policy_name="least-used"),
-        Policies(card_policy_name="most-used"),
+        ClusterPolicies(),
+        ClusterPolicies(card_policy_name="least-used"),
+        ClusterPolicies(card_policy_name="most-used"),
     ):
-        query = policies.query(nodes, WHOLE, 0, 0)
-        placed = place_with(policies.of(WHOLE), nodes, row, query)
+        query = policies.make_request(nodes, WHOLE, 0, 0)
+        placed = place_by_policy(policies.get_policy(WHOLE), nodes, row, query)
         assert placed.charge == ({1: 44} if units else {0: 44})
     # The node chooses the same where nobody chose before, of what the kubelet offers.
     offered = [text for text in ledger.accounts.percent_ids if text.partition("::")[0] in UUIDS]
@@ -61,14 +61,14 @@ def test_a_process_of_nobodys_takes_a_card_out_of_those_that_are_given_whole(pro
 
 def test_two_whole_cards_and_a_third_pod_with_the_reason():
     nodes = view({"n": (8000, 1 << 30, [44, 44], 0, 0, [0, 1])})
-    query = Policies().query(nodes, WHOLE, 0, 0)
+    query = ClusterPolicies().make_request(nodes, WHOLE, 0, 0)
     rows = np.array([nodes.rows["n"]])
     assert filter_nodes(nodes, query, rows).tolist() == [True]
     nodes.set_assumed(int(rows[0]), [44, 0])
     assert filter_nodes(nodes, query, rows).tolist() == [False]
     (code,) = explain_rejections(nodes, query, rows).tolist()
     assert code == FilterReason.NOT_FREE
-    assert event_text(FilterReason(code), WHOLE.demands, 1024) == "no card with 100 percent free"
+    assert format_event_text(FilterReason(code), WHOLE.demands, 1024) == "no card with 100 percent free"
 
 
 def test_nobody_comes_on_a_card_that_is_given_whole():

@@ -8,9 +8,9 @@ import pytest
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import ProtocolError
-from scheduler_plugin.extender.filter_cache import MOST_NODES, Offer, Offers
+from scheduler_plugin.extender.filter_cache import MAX_NODES, FilterResult, FilterResultCache
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.policies import make
+from scheduler_plugin.scheduling.policies import make_policy
 from tests.cluster_builders import container, node_object, pod, pod_object, uuid
 from tests.extender_world import World, check
 
@@ -225,43 +225,43 @@ def test_a_pod_that_starts_keeps_none_of_another_shape_off_that_asks_for_as_much
 
 def test_what_was_answered_is_remembered_until_the_pod_is_bound(world: World) -> None:
     world.filter(pod_object("p", 8))
-    offer = world.offers.look("uid-p")
+    offer = world.offers.get("uid-p")
     nodes = world.state.nodes
     assert offer is not None
     assert dict(offer.versions) == {name: int(nodes.version[nodes.rows[name]]) for name in ("b", "a")}
-    assert offer.holds(nodes, ["a", "b"])
-    assert not offer.holds(nodes, ["a", "c"])
-    assert not offer.holds(nodes, ["a", "gone"])
+    assert offer.is_current(nodes, ["a", "b"])
+    assert not offer.is_current(nodes, ["a", "c"])
+    assert not offer.is_current(nodes, ["a", "gone"])
     world.state.apply_pod(pod("p", 8, node="a", version=60), 0)
-    assert world.offers.look("uid-p") is None
+    assert world.offers.get("uid-p") is None
 
 
 def test_offers_are_bounded() -> None:
-    offers = Offers(limit=2)
-    offer = Offer(make("balanced"), 0, {"n": 1})
+    offers = FilterResultCache(limit=2)
+    offer = FilterResult(make_policy("balanced"), 0, {"n": 1})
     for name in "abc":
-        offers.put(name, offer)
-    assert offers.look("a") is None
-    assert offers.look("b") is offers.look("c") is offer
+        offers.add(name, offer)
+    assert offers.get("a") is None
+    assert offers.get("b") is offers.get("c") is offer
 
 
 def test_a_whole_cluster_is_not_remembered_for_a_pod() -> None:
     world = World(shortlist=0)
-    for index in range(MOST_NODES + 1):
+    for index in range(MAX_NODES + 1):
         world.node(f"n{index:03d}", (16,))
     names = sorted(world.state.nodes.rows)
-    assert len(world.filter(pod_object("p", 8), names)["NodeNames"]) == MOST_NODES + 1
-    assert world.offers.look("uid-p") is None
+    assert len(world.filter(pod_object("p", 8), names)["NodeNames"]) == MAX_NODES + 1
+    assert world.offers.get("uid-p") is None
     world.filter(pod_object("p", 8), names[1:])
-    assert world.offers.look("uid-p") is not None
+    assert world.offers.get("uid-p") is not None
 
 
 def test_prioritize_repeats_filter_s_order_while_nothing_changes(world: World) -> None:
     assert world.filter(pod_object("p", 4))["NodeNames"] == ["b", "a"]
-    offer = world.offers.look("uid-p")
+    offer = world.offers.get("uid-p")
     assert offer is not None
     # An order of its own shows that it is the remembered one.
-    world.offers.put("uid-p", Offer(offer.policy, offer.epoch, dict(reversed(offer.versions.items()))))
+    world.offers.add("uid-p", FilterResult(offer.policy, offer.epoch, dict(reversed(offer.versions.items()))))
     assert world.prioritize(pod_object("p", 4), ["b", "a"]) == {"a": 10, "b": 9}
     assert world.prioritize(pod_object("p", 4), ["b"]) == {"b": 10}
     assert world.prioritize(pod_object("p", 4), ["c", "b", "a"]) == {"b": 10, "a": 9, "c": 0}
@@ -365,7 +365,7 @@ def test_the_queue_has_asked_the_policy_for_a_pod_that_it_placed() -> None:
     for name in names:
         world.node(name, (16,))
     asked: list[int] = []
-    policy = world.policies.of(PodRequest((ContainerRequest("main", 8, "main"),)))
+    policy = world.policies.get_policy(PodRequest((ContainerRequest("main", 8, "main"),)))
     policy.score = lambda _view, _ask, rows: asked.append(len(rows)) or np.full(len(rows), np.inf)  # type: ignore[func-returns-value]
     plan = {"gpupack.io/planned": uuid("n1", 0)}
     assert world.filter(pod_object("p", 8, annotations=plan), ["n1"])["NodeNames"] == ["n1"]

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered
@@ -20,17 +20,17 @@ class Holding:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         scores = rows.astype(float)
         for at, row in enumerate(rows.tolist()):
             if view.names[row].startswith("hold"):
                 scores[at] = float("inf")
         return scores
 
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+    def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         self.told.append(f"pending {uid} {len(rows)}")
 
-    def settled(self, uid: str, ask: Ask | None) -> None:
+    def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:
         self.told.append(f"settled {uid} {ask.gpu_units if ask else None}")
 
 
@@ -57,12 +57,12 @@ def test_a_policy_may_hold_a_pod_back(policy: Holding) -> None:
     assert policy.told == ["pending uid-p 2"]
     world.node("open", (16,))
     assert world.filter(pod_object("p", 8))["NodeNames"] == ["open"]
-    offer = world.offers.look("uid-p")
+    offer = world.offers.get("uid-p")
     assert offer is not None
     assert offer.epoch == 3
     assert world.prioritize(pod_object("p", 8), ["open"]) == {"open": 10}
     policy.epoch += 1
-    assert not offer.holds(world.state.nodes, ["open"])
+    assert not offer.is_current(world.state.nodes, ["open"])
 
 
 def test_a_call_for_a_pod_that_is_gone_does_not_count_it_as_waiting_again(policy: Holding) -> None:

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler_plugin.extender.metrics import ClusterMetrics, Metrics
-from scheduler_plugin.extender.unschedulable_pods import Waiting
-from scheduler_plugin.preemption.preemptor import SPARED_S
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
+from scheduler_plugin.preemption.preemptor import SPARED_VICTIM_S
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
@@ -26,7 +26,7 @@ def restored():
 class Told:
     def __init__(self) -> None:
         self.world = World()
-        self.waiting = Waiting(self.world.state.pods)
+        self.waiting = UnschedulablePods(self.world.state.pods)
         self.election: Any = SimpleNamespace(is_leader=True)
 
     def __call__(self, *, elected: bool = True) -> dict[str, float]:
@@ -62,9 +62,9 @@ def test_cards_and_pods_as_they_are() -> None:
     told.world.node("bare", None)
     told.world.state.apply_pod(pod("p", 30), 0)
     told.world.state.apply_pod(pod("q", 2), 0)
-    refusal = told.world.extender.filter(told.world.body(pod_object("p", 30)), 0).refusal
+    refusal = told.world.extender.filter(told.world.body(pod_object("p", 30)), 0).unschedulable
     assert refusal is not None
-    told.waiting.refused(refusal, 0)
+    told.waiting.record_refusal(refusal, 0)
     values = told()
     assert (
         values.items()
@@ -100,7 +100,7 @@ async def test_what_the_preemptor_does_is_counted() -> None:
     world = PreemptionWorld()
     world.node("n1", (8,), a=(0, 4, 1), b=(0, 4, 2))
     metrics = Metrics()
-    metrics.follow(world.preemptor)
+    metrics.follow_preemptor(world.preemptor)
     world.wait("needy", 8)
     world.api.faults["/b/eviction"] = [BUDGET_SAYS_NO]
 
@@ -118,5 +118,5 @@ async def test_what_the_preemptor_does_is_counted() -> None:
     assert told() == [0, 0, 0, 0]
     await world.settle()
     assert told() == [1, 1, 1, 0]
-    await world.settle(SPARED_S)
+    await world.settle(SPARED_VICTIM_S)
     assert told() == [2, 1, 2, 1]

@@ -11,8 +11,13 @@ from allocator.selector import ANY_CARD, Selector
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.extender.name_index import NameIndex, cut_names
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.filtering import Selectors, explain_rejections, filter_nodes, place_on
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import (
+    SelectorMasks,
+    explain_rejections,
+    filter_nodes,
+    place_by_card_policy,
+)
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.other_policies import offered
 
@@ -33,7 +38,7 @@ def test_more_cards_than_any_node_has() -> None:
     row = nodes.add_node("n")
     nodes.set_cards(row, (8, 8), (0, 0))
     for asked in (request(1, cards=3), request(1, cards=3, selector=Selector.parse("!T4", None))):
-        query = Policies().query(nodes, asked, 0, 0)
+        query = ClusterPolicies().make_request(nodes, asked, 0, 0)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
         assert explain_rejections(nodes, query, rows_of(row)).tolist()[0] in {
             FilterReason.TOO_SMALL,
@@ -54,13 +59,15 @@ def test_a_selector_that_no_card_of_the_cluster_matches_is_told_apart() -> None:
         ("!*", None, FilterReason.NO_SUCH_CARD),
     ):
         asked = request(1, selector=Selector.parse(model, uuid))
-        assert explain_rejections(nodes, Policies().query(nodes, asked, 0, 0), here).tolist() == [found], (
+        assert explain_rejections(
+            nodes, ClusterPolicies().make_request(nodes, asked, 0, 0), here
+        ).tolist() == [found], (
             model,
             uuid,
         )
     # A node that is gone has no cards, whatever its row still says.
     nodes.remove_node("b")
-    gone = Policies().query(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
+    gone = ClusterPolicies().make_request(nodes, request(1, selector=Selector.parse("*T4", None)), 0, 0)
     assert explain_rejections(nodes, gone, here).tolist() == [FilterReason.NO_SUCH_CARD]
 
 
@@ -90,11 +97,11 @@ def test_a_card_policy_of_others_refuses_no_node_where_the_pod_fits() -> None:
     for name, used in (("a", (0, 4)), ("b", (4, 0)), ("c", (8, 8)), ("d", (0, 0))):
         nodes.set_cards(nodes.add_node(name), (8, 8), used)
     # First 3, then 6: on "a" the policy prefers the card that only the 6 can have.
-    query = Policies().query(nodes, request(3, 6, policy="first"), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(3, 6, policy="first"), 0, 0)
     rows = rows_of(*nodes.rows.values())
     assert filter_nodes(nodes, query, rows).tolist() == [True, True, False, True]
     assert explain_rejections(nodes, query, rows_of(nodes.rows["c"])).tolist() == [FilterReason.NOT_FREE]
-    placement = place_on(nodes, nodes.rows["a"], query)
+    placement = place_by_card_policy(nodes, nodes.rows["a"], query)
     assert placement is not None
     assert placement.containers == (("c0", ((1, 3),)), ("c1", ((0, 6),)))
 
@@ -106,7 +113,7 @@ def test_what_evicting_pods_could_cure_does_not_depend_on_what_a_policy_prefers(
     with offered(CARD_POLICIES, first=lambda _: First(), last=lambda _: Last()):
         for policy in ("first", "last", "least-used"):
             for asked, found in (((8, 16), FilterReason.NOT_FREE), ((9, 16), FilterReason.TOO_SMALL)):
-                query = Policies().query(nodes, request(*asked, policy=policy), 0, 0)
+                query = ClusterPolicies().make_request(nodes, request(*asked, policy=policy), 0, 0)
                 assert explain_rejections(nodes, query, rows_of(0)).tolist() == [found]
 
 
@@ -132,37 +139,37 @@ def test_a_pod_of_several_containers_fits_wherever_there_is_a_way(
     units = request(*(part * 5 // 100 for part in asked), policy=policy)
     for node, pod in (("even", shares), ("even", units), ("mixed", shares)):
         row = nodes.rows[node]
-        query = Policies().query(nodes, pod, 0, 0)
+        query = ClusterPolicies().make_request(nodes, pod, 0, 0)
         assert filter_nodes(nodes, query, rows_of(row)).tolist() == [fits]
-        assert (place_on(nodes, row, query) is not None) == fits
+        assert (place_by_card_policy(nodes, row, query) is not None) == fits
 
 
 def test_nothing_is_placed_on_an_unusable_node() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")
-    query = Policies().query(nodes, request(1), 0, 0)
-    assert place_on(nodes, row, query) is None
+    query = ClusterPolicies().make_request(nodes, request(1), 0, 0)
+    assert place_by_card_policy(nodes, row, query) is None
     assert filter_nodes(nodes, query, rows_of(row)).tolist() == [False]
 
 
 def test_selectors_follow_inventories_and_wider_nodes() -> None:
     nodes = NodeArrays(rows=1, cards=1)
-    selectors = Selectors()
+    selectors = SelectorMasks()
     selector = Selector.parse("T4", "!GPU-a-1")
     first = nodes.add_node("a")
     nodes.set_cards(first, (8,), (0,), models=("T4",), uuids=("GPU-a-0",))
-    mask = selectors.mask(nodes, selector)
+    mask = selectors.get_mask(nodes, selector)
     assert mask is not None
     assert mask.tolist() == [[True]]
-    assert selectors.mask(nodes, selector) is mask
+    assert selectors.get_mask(nodes, selector) is mask
     second = nodes.add_node("b")
     nodes.set_cards(second, (8, 8), (0, 0), models=("T4", "A100"))
     nodes.set_cards(first, (8, 8), (0, 0), models=("T4", "T4"), uuids=("GPU-a-0", "GPU-a-1"))
-    mask = selectors.mask(nodes, selector)
+    mask = selectors.get_mask(nodes, selector)
     assert mask is not None
     assert mask.tolist() == [[True, False], [True, False]]
     nodes.set_cards(second, (8, 8), (0, 0), models=("A100", "T4"))
-    mask = selectors.mask(nodes, selector)
+    mask = selectors.get_mask(nodes, selector)
     assert mask is not None
     assert mask[second].tolist() == [False, True]
 
@@ -170,15 +177,15 @@ def test_selectors_follow_inventories_and_wider_nodes() -> None:
 def test_selectors_that_are_not_used_are_forgotten() -> None:
     nodes = NodeArrays()
     nodes.set_cards(nodes.add_node("a"), (8,), (0,), models=("T4",))
-    selectors = Selectors(limit=2)
-    first = selectors.mask(nodes, Selector.parse("T4", None))
-    selectors.mask(nodes, Selector.parse("A*", None))
-    assert selectors.mask(nodes, Selector.parse("T4", None)) is first
-    selectors.mask(nodes, Selector.parse("H*", None))
-    assert selectors.mask(nodes, Selector.parse("T4", None)) is first
-    selectors.mask(nodes, Selector.parse("A*", None))
-    selectors.mask(nodes, Selector.parse("H*", None))
-    assert selectors.mask(nodes, Selector.parse("T4", None)) is not first
+    selectors = SelectorMasks(limit=2)
+    first = selectors.get_mask(nodes, Selector.parse("T4", None))
+    selectors.get_mask(nodes, Selector.parse("A*", None))
+    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is first
+    selectors.get_mask(nodes, Selector.parse("H*", None))
+    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is first
+    selectors.get_mask(nodes, Selector.parse("A*", None))
+    selectors.get_mask(nodes, Selector.parse("H*", None))
+    assert selectors.get_mask(nodes, Selector.parse("T4", None)) is not first
 
 
 def test_names_longer_than_any_known_one() -> None:

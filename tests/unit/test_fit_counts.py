@@ -4,8 +4,8 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.fit_counts import MOST_SEARCHED, could_all_fit
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.fit_counts import MOST_SEARCHED, can_ever_hold_all
 
 MANY = MOST_SEARCHED + 1
 
@@ -18,9 +18,9 @@ def could(sizes, *kinds):
     asked = []
     for units, pods, percent in kinds:
         containers = tuple(ContainerRequest(f"c{at}", each, "main") for at, each in enumerate(units))
-        query = Policies().query(nodes, PodRequest(containers, percent=percent), 0, 0)
+        query = ClusterPolicies().make_request(nodes, PodRequest(containers, percent=percent), 0, 0)
         asked.append((query, pods))
-    return could_all_fit(nodes, asked)
+    return can_ever_hold_all(nodes, asked)
 
 
 @pytest.mark.parametrize(

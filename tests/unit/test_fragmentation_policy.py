@@ -5,12 +5,12 @@ from allocator.policies import CARD_POLICIES
 from allocator.policies.fragmentation import as_demands, hole_costs
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies import make
-from scheduler_plugin.scheduling.policies.fragmentation import Fragmentation
-from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores
+from scheduler_plugin.scheduling.policies import make_policy
+from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
+from scheduler_plugin.scheduling.policies.fragmentation_scores import FragmentationScores
 from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS
-from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, Workload
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, TypicalWorkload
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.other_policies import offered
 from tests.policy_view import ask, place, view
 
@@ -18,7 +18,7 @@ FREE = 1 << 40
 
 
 def frag(*asks):
-    return Fragmentation(Workload.of(asks))
+    return FragmentationPolicy(TypicalWorkload.from_pods(asks))
 
 
 def one(units, cpu=0, memory=0, **more):
@@ -36,14 +36,14 @@ def rows_of(arrays):
 
 def test_one_card_nodes_are_worth_their_hole():
     demands = {81: 10, 47: 7, 32: 3, 65: 3}
-    workload = Workload()
+    workload = TypicalWorkload()
     for units, count in demands.items():
         workload.add(one(units), count)
     used = [[0], [10], [35], [53], [81], [100]]
     arrays = cluster(**{f"n{i}": cards for i, cards in enumerate(used)})
     costs = hole_costs(100, as_demands(demands))
     expected = [costs[100 - cards[0]] for cards in used]
-    assert Fragmentation(workload).value(arrays, rows_of(arrays)) == pytest.approx(expected)
+    assert FragmentationPolicy(workload).value(arrays, rows_of(arrays)) == pytest.approx(expected)
 
 
 def test_value_by_hand():
@@ -216,12 +216,12 @@ def test_scores_follow_versions_and_equal_nodes_share_them():
 
 def test_incremental_equals_fresh():
     rng = np.random.default_rng(7)
-    workload = Workload.of(
+    workload = TypicalWorkload.from_pods(
         [one(81, 4000, 4), one(47, 6000, 8), one(32, 2000, 2), one(100, 8000, 16), ask(1, 1)]
     )
     arrays = view({f"n{i:02}": (64_000, 64, [100] * 4, 0, 0, [0] * 4) for i in range(20)})
     rows = rows_of(arrays)
-    lasting = Fragmentation(workload)
+    lasting = FragmentationPolicy(workload)
     pods = [one(81, 4000, 2), one(47, 6000, 2), one(32, 2000, 2), one(100, 8000, 2), one(10, 500, 2)]
     for _ in range(120):
         pod = pods[rng.integers(len(pods))]
@@ -229,10 +229,10 @@ def test_incremental_equals_fresh():
         if not fitting.size:
             continue
         scores = lasting.score(arrays, pod, fitting)
-        assert scores.tolist() == Fragmentation(workload).score(arrays, pod, fitting).tolist()
+        assert scores.tolist() == FragmentationPolicy(workload).score(arrays, pod, fitting).tolist()
         row = int(fitting[scores.argmin()])
         chosen = lasting.choose_cards(arrays, pod, row)
-        assert chosen == Fragmentation(workload).choose_cards(arrays, pod, row)
+        assert chosen == FragmentationPolicy(workload).choose_cards(arrays, pod, row)
         place(arrays, row, chosen, pod)
 
 
@@ -264,68 +264,68 @@ def test_rows_and_cards_may_grow():
 def test_it_learns_from_pods_bound_and_pending_each_once():
     arrays = cluster(a=[0, 0])
     rows = rows_of(arrays)
-    policy = make("fragmentation")
+    policy = make_policy("fragmentation")
     policy.score(arrays, one(50), rows)
     assert policy.epoch == 0
     for number in range(7):
-        policy.settled(f"p{number}", one(70))
-        policy.settled(f"p{number}", None)
+        policy.pod_resolved(f"p{number}", one(70))
+        policy.pod_resolved(f"p{number}", None)
         policy.pending(f"p{number}", arrays, one(70), rows)
     assert policy.epoch == 0
     policy.pending("p7", arrays, one(70), rows)
     assert policy.epoch == 1
     # Only 70s are asked for, and what else may come: (16 / (16 + 8))^2 of it.
-    known = Scores(Workload.of([one(70)] * 8), 4 / 9)
+    known = FragmentationScores(TypicalWorkload.from_pods([one(70)] * 8), 4 / 9)
     known.follow(arrays)
     assert policy.value(arrays, rows) == pytest.approx(known.value(rows))
     for number in range(8, 200):
-        policy.settled(f"p{number}", one(70))
+        policy.pod_resolved(f"p{number}", one(70))
     # Nothing new: the scores are kept.
     learned = policy.epoch
     for number in range(200, 1000):
-        policy.settled(f"p{number}", one(70))
+        policy.pod_resolved(f"p{number}", one(70))
     assert policy.epoch == learned
     for number in range(1000, 1600):
-        policy.settled(f"p{number}", one(30))
+        policy.pod_resolved(f"p{number}", one(30))
     assert policy.epoch > learned
 
 
 def test_pods_without_gpu_teach_nothing():
-    policy = make("fragmentation")
+    policy = make_policy("fragmentation")
     for number in range(20):
-        policy.settled(str(number), ask(1000, 0))
+        policy.pod_resolved(str(number), ask(1000, 0))
     assert policy.epoch == 0
 
 
 def test_a_given_workload_is_kept():
     policy = frag(one(50))
     for number in range(20):
-        policy.settled(str(number), one(70))
+        policy.pod_resolved(str(number), one(70))
     assert policy.epoch == 0
 
 
 def test_remembered_pods_are_limited(monkeypatch):
     monkeypatch.setattr("scheduler_plugin.scheduling.policies.fragmentation._PODS", 4)
-    policy = make("fragmentation")
+    policy = make_policy("fragmentation")
     for number in range(6):
-        policy.settled(str(number), one(70))
-    policy.settled("5", one(70))
-    policy.settled("0", one(70))
-    policy.settled("7", one(70))
+        policy.pod_resolved(str(number), one(70))
+    policy.pod_resolved("5", one(70))
+    policy.pod_resolved("0", one(70))
+    policy.pod_resolved("7", one(70))
     assert policy.epoch == 1
 
 
 def test_rare_shapes_are_left_out_and_order_does_not_matter():
-    asks = [Ask(cpu, 0, (CardDemand(10, 1),)) for cpu in range(MAX_SHAPES + 5)]
-    workload = Workload.of([*asks, asks[-1]])
+    asks = [PolicyRequest(cpu, 0, (CardDemand(10, 1),)) for cpu in range(MAX_SHAPES + 5)]
+    workload = TypicalWorkload.from_pods([*asks, asks[-1]])
     kept = workload.shares()
     assert len(kept) == MAX_SHAPES
     assert max(share.popularity for share in kept) == 2 / (MAX_SHAPES + 6)
-    assert kept == Workload.of([asks[-1], *reversed(asks)]).shares()
+    assert kept == TypicalWorkload.from_pods([asks[-1], *reversed(asks)]).shares()
 
 
 def test_demands_of_one_pod_share_its_cpu():
-    (first, second) = Workload.of([ask(4000, 100, (10, 1), (20, 2))]).shares()
+    (first, second) = TypicalWorkload.from_pods([ask(4000, 100, (10, 1), (20, 2))]).shares()
     assert (first.shape.cpu_milli, first.memory_bytes, second.shape.cards) == (2000, 50, 2)
 
 
@@ -340,14 +340,14 @@ def test_workload_from_a_file(tmp_path):
         tmp_path,
         "cpu_milli,memory_mib,cards,units,gpu_model,count\n4000,1,1,50,,3\n0,0,0,0,,\n8000,2,2,100,B*,1\n",
     )
-    policy = make("fragmentation", {"workload": path})
-    workload = Workload()
+    policy = make_policy("fragmentation", {"workload": path})
+    workload = TypicalWorkload()
     workload.add(one(50, 4000, 1 << 20), 3)
     workload.add(ask(0, 0))
     workload.add(ask(8000, 2 << 20, (100, 2), selector=Selector.parse("B*", None)))
     arrays = cluster(a=[0, 0])
     assert policy.value(arrays, rows_of(arrays)) == pytest.approx(
-        Fragmentation(workload).value(arrays, rows_of(arrays))
+        FragmentationPolicy(workload).value(arrays, rows_of(arrays))
     )
 
 
@@ -369,17 +369,17 @@ HEAD = "cpu_milli,memory_mib,cards,units\n"
 )
 def test_bad_workload_files(tmp_path, text, message):
     with pytest.raises(PolicyError, match=message):
-        make("fragmentation", {"workload": write(tmp_path, text)})
+        make_policy("fragmentation", {"workload": write(tmp_path, text)})
 
 
 def test_missing_workload_file():
     with pytest.raises(PolicyError, match="workload file /nowhere"):
-        make("fragmentation", {"workload": "/nowhere"})
+        make_policy("fragmentation", {"workload": "/nowhere"})
 
 
 def test_unknown_parameter():
     with pytest.raises(PolicyError, match='parameter "weight" does not exist; allowed: workload'):
-        make("fragmentation", {"weight": "1"})
+        make_policy("fragmentation", {"weight": "1"})
 
 
 def test_remembered_scores_are_limited(monkeypatch):

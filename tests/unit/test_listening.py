@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.extender.listening import Acceptor, listeners
+from scheduler_plugin.extender.listening import Acceptor, open_listeners
 
 
 @pytest.fixture
 async def acceptor() -> AsyncIterator[Acceptor]:
-    (listener,) = await listeners("127.0.0.1", 0)
+    (listener,) = await open_listeners("127.0.0.1", 0)
     acceptor = Acceptor(listener, asyncio.Protocol, None)
     acceptor.start()
     yield acceptor
@@ -56,7 +56,7 @@ async def test_closed_it_accepts_nothing(acceptor: Acceptor) -> None:
 
 
 async def test_all_addresses_of_the_machine() -> None:
-    made = await listeners(None, 0)
+    made = await open_listeners(None, 0)
     assert {each.family for each in made} <= {socket.AF_INET, socket.AF_INET6}
     assert made
     for each in made:
@@ -80,14 +80,14 @@ async def test_a_machine_without_ipv6_has_its_other_addresses(mocker: MockerFixt
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
         ],
     )
-    (made,) = await listeners(None, 0)
+    (made,) = await open_listeners(None, 0)
     assert made.family == socket.AF_INET
     made.close()
 
 
 async def test_a_port_that_is_taken_leaves_no_socket_behind() -> None:
-    (first,) = await listeners("127.0.0.1", 0)
+    (first,) = await open_listeners("127.0.0.1", 0)
     first.listen()
     with pytest.raises(OSError, match="in use"):
-        await listeners("127.0.0.1", first.getsockname()[1])
+        await open_listeners("127.0.0.1", first.getsockname()[1])
     first.close()

@@ -16,8 +16,8 @@ from gpupack.whatif.node_results import ORDER
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.objects import Metadata
-from scheduler_plugin.extender.unschedulable_pods import Refusal
-from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
+from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts, node_rules
 from scheduler_plugin.scheduling.reasons import REASONS
 from tests.ask_world import Node, Pod, World
@@ -60,7 +60,7 @@ def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
 
 def test_the_metric_of_waiting_pods_names_the_reason_that_stands_first_in_why():
     for pair in itertools.permutations(REASONS, 2):
-        label = Refusal(Metadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
+        label = UnschedulablePod(Metadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
         first = min(pair, key=lambda reason: ORDER.index(reason.json_name))
         assert label == first.metric_label
 
@@ -77,12 +77,15 @@ def test_the_end_of_a_pod_frees_no_more_of_a_card_that_became_smaller_than_other
     )
     state = cluster.state
     record = state.pods["uid-w"]
-    query = cluster.policies.query(state.nodes, record.request, 0, 0)
-    room = room_on(state, "n", query)
+    query = cluster.policies.make_request(state.nodes, record.request, 0, 0)
+    room = read_node(state, "n", query)
     trial = WhatIf(cluster, query, HostRequirements.from_pod(cluster.find_pod("default", "w")))
 
     def left(*names):
-        return [card.size_units - card.used_units for card in room.after([f"uid-{name}" for name in names])]
+        return [
+            card.size_units - card.used_units
+            for card in room.get_cards_without([f"uid-{name}" for name in names])
+        ]
 
     assert left("large") == [3]
     assert left("large", "small") == [4]
@@ -128,11 +131,11 @@ def test_a_pod_is_where_it_is_charged_until_the_words_say_where_it_is():
     made = node_object("n", (8, 8), (0, 7)) | {"kind": "Node"}
     cluster = Cluster.from_json(msgspec.json.encode({"items": [made, moved, Pod("w", 8).object()]}))
     state = cluster.state
-    query = cluster.policies.query(state.nodes, state.pods["uid-w"].request, 0, 0)
+    query = cluster.policies.make_request(state.nodes, state.pods["uid-w"].request, 0, 0)
 
-    room = room_on(state, "n", query)
+    room = read_node(state, "n", query)
     assert room.freed["uid-p"] == {0: 6}
-    assert [card.size_units - card.used_units for card in room.after(["uid-p"])] == [8, 1]
+    assert [card.size_units - card.used_units for card in room.get_cards_without(["uid-p"])] == [8, 1]
     (row,) = cluster.build_inventory()
     assert [card.in_use_units for card in row.cards] == [6, 7]
     assert [[pod.units for pod in card.pods] for card in row.cards] == [[6], []]

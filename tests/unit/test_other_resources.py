@@ -12,9 +12,9 @@ from allocator.request import PodRequest
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import sum_other_requests
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.cluster_builders import container, node, pod
 from tests.other_policies import offered
 
@@ -167,14 +167,16 @@ def test_the_formulas_with_five_classes(seed: int) -> None:
     rng = random.Random(seed)
     nodes = cluster(rng, 12)
     amounts = {NIC: rng.randrange(4), DISK: rng.randrange(1 << 30), "a.b/c": 1}
-    ask = Ask(rng.randrange(4), rng.randrange(9), (CardDemand(3, 1),), other_resources=tuple(amounts.items()))
+    ask = PolicyRequest(
+        rng.randrange(4), rng.randrange(9), (CardDemand(3, 1),), other_resources=tuple(amounts.items())
+    )
     named = {"resources": f"{DISK},{NIC},nobody.has/it"}
     rows = np.flatnonzero(nodes.usable)
     weights = [Fraction(part, 21) for part in range(1, 7)]
     given = {"weights": ",".join(map(str, weights)), "parts": "W0", "threshold": "0"}
-    weighted = make("weighted-balance", named | given).score(nodes, ask, rows)
-    varied = make("balanced", named).score(nodes, ask, rows)
-    meant = make("least-requested", named).score(nodes, ask, rows)
+    weighted = make_policy("weighted-balance", named | given).score(nodes, ask, rows)
+    varied = make_policy("balanced", named).score(nodes, ask, rows)
+    meant = make_policy("least-requested", named).score(nodes, ask, rows)
     for at, row in enumerate(rows.tolist()):
         columns = [
             (nodes.cpu_capacity[row], nodes.cpu_used[row] + ask.cpu_milli, weights[0]),
@@ -202,12 +204,12 @@ def test_scores_follow_when_others_are_seen() -> None:
     nodes.set_capacity(row, 10, 10)
     nodes.set_cards(row, [10], [0])
     nodes.set_other_amounts(row, [10], [8])
-    policy, rows = make("least-requested", {"resources": NIC}), np.array([row])
-    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.2])
+    policy, rows = make_policy("least-requested", {"resources": NIC}), np.array([row])
+    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == pytest.approx([0.2])
     nodes.set_other_resources([DISK, NIC])
-    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == [0.0]
+    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == [0.0]
     nodes.set_other_amounts(row, [10, 10], [0, 4])
-    assert policy.score(nodes, Ask(0, 0, ()), rows).tolist() == pytest.approx([0.1])
+    assert policy.score(nodes, PolicyRequest(0, 0, ()), rows).tolist() == pytest.approx([0.1])
 
 
 def test_a_class_that_pods_wait_for_counts() -> None:
@@ -218,11 +220,11 @@ def test_a_class_that_pods_wait_for_counts() -> None:
     nodes.set_requested(row, 20, 0)
     nodes.set_cards(row, [10], [0])
     nodes.set_other_amounts(row, [4], [2])
-    policy: Any = make("weighted-balance", {"resources": NIC})
+    policy: Any = make_policy("weighted-balance", {"resources": NIC})
     waiting = [
-        (Ask(0, 0, (), other_resources=((NIC, 3),)), ["a", "b"]),
-        (Ask(0, 11, (), other_resources=((NIC, 3),)), ["c"]),
-        (Ask(0, 0, (), other_resources=((NIC, 2),)), ["fits, and asks for no cpu"]),
+        (PolicyRequest(0, 0, (), other_resources=((NIC, 3),)), ["a", "b"]),
+        (PolicyRequest(0, 11, (), other_resources=((NIC, 3),)), ["c"]),
+        (PolicyRequest(0, 0, (), other_resources=((NIC, 2),)), ["fits, and asks for no cpu"]),
     ]
     policy.waiting(nodes, waiting)
     assert policy.pending_by_class == (0, 1, 0, 3)
@@ -234,17 +236,17 @@ class Sees:
     epoch = 0
     other_resources = ("a.b/c",)
 
-    def score(self, _view: Any, _ask: Ask, rows: Any) -> Any:
+    def score(self, _view: Any, _ask: PolicyRequest, rows: Any) -> Any:
         return np.zeros(len(rows))
 
 
 def test_what_policies_want_to_see() -> None:
     with offered(NODE_POLICIES, sees=lambda _: Sees()):
-        policies = Policies("balanced", parameters={"resources": f"{NIC}, {DISK}"})
+        policies = ClusterPolicies("balanced", parameters={"resources": f"{NIC}, {DISK}"})
         told: list[Any] = []
         policies.resources_changed.connect(told.append)
         assert policies.other_resources == (DISK, NIC)
-        policies.of(PodRequest((), node_policy="sees"))
+        policies.get_policy(PodRequest((), node_policy="sees"))
         assert told == [("a.b/c", DISK, NIC)]
         policies.configure("fragmentation", {"weighted-balance": {"resources": DISK}})
         # Those of the beginning hold where a configuration says nothing else of the policy.

@@ -12,9 +12,9 @@ from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.placing import lesson, place_with, score
+from scheduler_plugin.scheduling.placing import make_learning_request, place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies.registry import NODE_POLICIES, CardDemand
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
@@ -45,7 +45,7 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
     nodes, rows = cluster
 
     def fits(request: PodRequest) -> list[bool]:
-        return filter_nodes(nodes, Policies().query(nodes, request, 0, 0), rows).tolist()
+        return filter_nodes(nodes, ClusterPolicies().make_request(nodes, request, 0, 0), rows).tolist()
 
     assert fits(share(50)) == [True, True, True, True]
     # 52 percent of 14 units is 7, of 79 units 41, and 40 are free.
@@ -60,9 +60,9 @@ def test_a_share_fits_by_each_cards_own_size(cluster) -> None:
 
 def test_why_a_share_does_not_fit(cluster) -> None:
     nodes, rows = cluster
-    found = explain_rejections(nodes, Policies().query(nodes, share(100), 0, 0), rows[:3])
+    found = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(100), 0, 0), rows[:3])
     assert found.tolist() == [FilterReason.NOT_FREE] * 3
-    (tiny,) = explain_rejections(nodes, Policies().query(nodes, share(1), 0, 0), rows[2:3])
+    (tiny,) = explain_rejections(nodes, ClusterPolicies().make_request(nodes, share(1), 0, 0), rows[2:3])
     assert tiny == FilterReason.TOO_SMALL  # 0.14 units
 
 
@@ -70,15 +70,15 @@ def test_why_a_share_does_not_fit(cluster) -> None:
 @pytest.mark.parametrize("card_policy", ["least-used", "fragmentation"])
 def test_every_policy_is_asked_in_units_and_its_cards_have_room(cluster, name: str, card_policy: str) -> None:
     nodes, rows = cluster
-    policies = Policies(name, card_policy)
+    policies = ClusterPolicies(name, card_policy)
     for request in (share(50), share(25, cards=2), share(30, 20), share(100)):
-        query = policies.query(nodes, request, 0, 0)
-        policy = policies.of(request)
+        query = policies.make_request(nodes, request, 0, 0)
+        policy = policies.get_policy(request)
         fits = rows[filter_nodes(nodes, query, rows)]
-        scores = score(policy, nodes, query, fits)
+        scores = score_nodes(policy, nodes, query, fits)
         assert np.isfinite(scores).any()
         for row in fits.tolist():
-            placement = place_with(policy, nodes, row, query)
+            placement = place_by_policy(policy, nodes, row, query)
             assert placement is not None
             assert all(units <= nodes.free[row, card] for card, units in placement.charge.items())
 
@@ -88,9 +88,9 @@ def test_on_cards_of_one_size_a_share_scores_as_its_units_do(cluster) -> None:
     units = PodRequest((ContainerRequest("c0", 39, "main"),))
     for name in NODE_POLICIES.names():
         for row in rows[1:2], rows[3:4]:
-            asked = [Policies(name), share(50)], [Policies(name), units]
+            asked = [ClusterPolicies(name), share(50)], [ClusterPolicies(name), units]
             (as_share, as_units) = (
-                score(policies.of(each), nodes, policies.query(nodes, each, 0, 0), row)
+                score_nodes(policies.get_policy(each), nodes, policies.make_request(nodes, each, 0, 0), row)
                 for policies, each in asked
             )
             if nodes.size[row[0], 0] == 79:
@@ -99,9 +99,12 @@ def test_on_cards_of_one_size_a_share_scores_as_its_units_do(cluster) -> None:
 
 def test_policies_learn_units_of_the_cards_there_are(cluster) -> None:
     nodes, rows = cluster
-    query = Policies().query(nodes, share(50), 0, 0)
-    assert lesson(nodes, query, rows[1:2]).demands == (CardDemand(39, 1),)
-    assert lesson(nodes, query, rows[:0]).demands in {(CardDemand(39, 1),), (CardDemand(7, 1),)}
+    query = ClusterPolicies().make_request(nodes, share(50), 0, 0)
+    assert make_learning_request(nodes, query, rows[1:2]).demands == (CardDemand(39, 1),)
+    assert make_learning_request(nodes, query, rows[:0]).demands in {
+        (CardDemand(39, 1),),
+        (CardDemand(7, 1),),
+    }
 
 
 def test_a_bound_share_counts_until_its_node_holds_it() -> None:
@@ -124,7 +127,7 @@ def test_the_committer_takes_the_units_of_the_card_it_chose() -> None:
     state = ClusterState()
     state.apply_node(node("n", (79, 14), (40, 0), version=1), 0)
     state.apply_pod(pod("p", containers=[in_percent(100)], version=2), 0)
-    commitment = Committer(state, Policies()).begin("default", "p", "uid-p", "n", 0)
+    commitment = Committer(state, ClusterPolicies()).assume("default", "p", "uid-p", "n", 0)
     assert json.loads(commitment.assigned or "") == {"main": [[uuid("n", 1), 14]]}
     assert state.nodes.free[state.nodes.rows["n"], :2].tolist() == [39, 0]
 
@@ -149,13 +152,13 @@ def test_a_kubelet_without_percent_takes_units_only() -> None:
     lite.status.allocatable[PERCENT_RESOURCE] = "0"  # type: ignore[index]
     state.apply_node(lite, 0)
     rows = np.array([state.nodes.rows["n"]], dtype=np.intp)
-    policies = Policies()
-    query = policies.query(state.nodes, share(50), 0, 0)
+    policies = ClusterPolicies()
+    query = policies.make_request(state.nodes, share(50), 0, 0)
     assert not filter_nodes(state.nodes, query, rows).any()
     assert explain_rejections(state.nodes, query, rows).tolist() == [FilterReason.NO_PLUGIN]
-    assert place_with(policies.of(query.request), state.nodes, int(rows[0]), query) is None
+    assert place_by_policy(policies.get_policy(query.request), state.nodes, int(rows[0]), query) is None
     units = PodRequest((ContainerRequest("main", 8, "main"),))
-    assert filter_nodes(state.nodes, policies.query(state.nodes, units, 0, 0), rows).all()
+    assert filter_nodes(state.nodes, policies.make_request(state.nodes, units, 0, 0), rows).all()
 
 
 def test_percent_and_units_of_one_number_do_not_wait_for_each_other() -> None:
@@ -193,10 +196,10 @@ def test_cards_that_differ_are_scored_by_the_card_that_the_pod_gets() -> None:
     nodes = NodeArrays()
     row = nodes.add_node("n")
     nodes.set_cards(row, (79, 14), (0, 0), uuids=("a", "b"))
-    policies = Policies("best-fit", "most-used")
-    query = policies.query(nodes, share(100), 0, 0)
-    scores = score(policies.of(query.request), nodes, query, np.array([row], dtype=np.intp))
+    policies = ClusterPolicies("best-fit", "most-used")
+    query = policies.make_request(nodes, share(100), 0, 0)
+    scores = score_nodes(policies.get_policy(query.request), nodes, query, np.array([row], dtype=np.intp))
     assert np.isfinite(scores).all()
-    placement = place_with(policies.of(query.request), nodes, row, query)
+    placement = place_by_policy(policies.get_policy(query.request), nodes, row, query)
     assert placement is not None
     assert placement.charge in ({0: 79}, {1: 14})

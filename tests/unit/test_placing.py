@@ -7,12 +7,12 @@ from allocator.policies import CARD_POLICIES
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from scheduler_plugin.cache.node_arrays import Exclusion, NodeArrays
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_with, score
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
-from scheduler_plugin.scheduling.policies.fragmentation import Fragmentation
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
+from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from tests.other_policies import offered
 from tests.policy_view import ask, view
 
@@ -27,16 +27,18 @@ def arrays():
 
 
 def query(arrays, request, card_policy="fragmentation"):
-    return Policies(card_policy_name=card_policy).query(arrays, request, 100, 100)
+    return ClusterPolicies(card_policy_name=card_policy).make_request(arrays, request, 100, 100)
 
 
 def test_the_node_policy_names_the_cards_it_scored(arrays):
-    policy = Fragmentation(Workload.of([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)]))
+    policy = FragmentationPolicy(
+        TypicalWorkload.from_pods([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)])
+    )
     row = arrays.rows["n"]
-    placed = place_with(policy, arrays, row, query(arrays, PodRequest(containers(32))))
+    placed = place_by_policy(policy, arrays, row, query(arrays, PodRequest(containers(32))))
     assert placed.containers == (("c0", ((2, 32),)),)
     assert placed.charge == {2: 32}
-    two = place_with(policy, arrays, row, query(arrays, PodRequest(containers(40, 40), cards=2)))
+    two = place_by_policy(policy, arrays, row, query(arrays, PodRequest(containers(40, 40), cards=2)))
     assert two is not None
     assert sum(two.charge.values()) == 80
     assert [name for name, _ in two.containers] == ["c0", "c1"]
@@ -45,9 +47,9 @@ def test_the_node_policy_names_the_cards_it_scored(arrays):
 def test_other_card_policies_and_node_policies_choose_as_ever(arrays):
     row = arrays.rows["n"]
     request = PodRequest(containers(32))
-    plain = place_with(make("fragmentation"), arrays, row, query(arrays, request, "least-used"))
+    plain = place_by_policy(make_policy("fragmentation"), arrays, row, query(arrays, request, "least-used"))
     assert plain.charge == {0: 32}
-    other = place_with(make("balanced"), arrays, row, query(arrays, request, "most-used"))
+    other = place_by_policy(make_policy("balanced"), arrays, row, query(arrays, request, "most-used"))
     assert other.charge == {2: 32}
 
 
@@ -56,24 +58,28 @@ def test_a_card_policy_of_others_says_whether_node_policies_choose(arrays, leave
     """The first card, or where it leaves that to the node policy what the default would take."""
     first = SimpleNamespace(costs=lambda cards, _: [each.index for each in cards], node_policy_chooses=leaves)
     row, request = arrays.rows["n"], PodRequest(containers(32))
-    policy = Fragmentation(Workload.of([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)]))
+    policy = FragmentationPolicy(
+        TypicalWorkload.from_pods([ask(0, 0, (units, 1)) for units in (81, 47, 32, 65)])
+    )
     rows = np.array([row], dtype=np.intp)
     with offered(CARD_POLICIES, first=lambda _: first):
         asked = query(arrays, request, "first")
-        assert place_with(policy, arrays, row, asked).charge == ({2: 32} if leaves else {0: 32})
-        assert place_with(make("balanced"), arrays, row, asked).charge == {0: 32}
-        scores = [policy.score(arrays, one.ask, rows)[0] for one in (asked, query(arrays, request))]
+        assert place_by_policy(policy, arrays, row, asked).charge == ({2: 32} if leaves else {0: 32})
+        assert place_by_policy(make_policy("balanced"), arrays, row, asked).charge == {0: 32}
+        scores = [
+            policy.score(arrays, one.policy_request, rows)[0] for one in (asked, query(arrays, request))
+        ]
     assert (scores[0] == scores[1]) == leaves
 
 
 def test_what_does_not_fit_has_no_placement(arrays):
     row = arrays.rows["n"]
-    policy = make("fragmentation")
-    assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(101)))) is None
+    policy = make_policy("fragmentation")
+    assert place_by_policy(policy, arrays, row, query(arrays, PodRequest(containers(101)))) is None
     nobody = PodRequest(containers(10), selector=Selector(uuids=("x",)))
-    assert place_with(policy, arrays, row, query(arrays, nobody)) is None
+    assert place_by_policy(policy, arrays, row, query(arrays, nobody)) is None
     arrays.exclude_row(row, Exclusion.CORRUPT)
-    assert place_with(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
+    assert place_by_policy(policy, arrays, row, query(arrays, PodRequest(containers(10)))) is None
     assert np.count_nonzero(arrays.usable) == 0
 
 
@@ -85,30 +91,30 @@ def near_cards(numa, used=(0, 0, 0, 0)):
     return nodes, row
 
 
-@pytest.mark.parametrize("learned", [None, Workload.of([ask(0, 0, (8, 1))])])
+@pytest.mark.parametrize("learned", [None, TypicalWorkload.from_pods([ask(0, 0, (8, 1))])])
 def test_cards_that_are_equal_to_the_node_policy_are_taken_near_each_other(learned):
     nodes, row = near_cards([0, 1, 1, 1])
     pair = query(nodes, PodRequest(containers(16), cards=2))
-    placed = place_with(Fragmentation(learned), nodes, row, pair)
+    placed = place_by_policy(FragmentationPolicy(learned), nodes, row, pair)
     assert set(placed.charge) == {1, 2}
     # As without it where nobody knows where the cards lie, and for a pod of one card.
     single = query(nodes, PodRequest(containers(8)))
     unknown, other = near_cards([-1] * 4)
-    assert set(place_with(Fragmentation(learned), unknown, other, pair).charge) == {0, 1}
-    assert place_with(Fragmentation(learned), nodes, row, single).charge == {0: 8}
+    assert set(place_by_policy(FragmentationPolicy(learned), unknown, other, pair).charge) == {0, 1}
+    assert place_by_policy(FragmentationPolicy(learned), nodes, row, single).charge == {0: 8}
 
 
 def test_a_card_that_fits_better_goes_before_one_that_is_near():
     nodes, row = near_cards([0, 1, 1, 1], used=[12, 0, 0, 0])
-    policy = Fragmentation(Workload.of([ask(0, 0, (4, 1)), ask(0, 0, (16, 1))]))
-    placed = place_with(policy, nodes, row, query(nodes, PodRequest(containers(8), cards=2)))
+    policy = FragmentationPolicy(TypicalWorkload.from_pods([ask(0, 0, (4, 1)), ask(0, 0, (16, 1))]))
+    placed = place_by_policy(policy, nodes, row, query(nodes, PodRequest(containers(8), cards=2)))
     assert set(placed.charge) == {0, 1}
 
 
 def test_near_cards_are_of_those_that_the_pod_names():
     nodes, row = near_cards([0, 1, 1, 0])
     pair = PodRequest(containers(8), cards=2, selector=Selector.parse(None, "!GPU-3"))
-    placed = place_with(Fragmentation(), nodes, row, query(nodes, pair))
+    placed = place_by_policy(FragmentationPolicy(), nodes, row, query(nodes, pair))
     assert set(placed.charge) == {1, 2}
 
 
@@ -125,14 +131,14 @@ def test_where_a_pod_fits_every_policy_ranks_the_node_and_finds_its_cards(name, 
         nodes.set_capacity(nodes.rows[node], 8000, 1 << 30)
     first = SimpleNamespace(costs=lambda cards, _: [each.used_units for each in cards])
     with offered(CARD_POLICIES, first=lambda _: first):
-        asked = Policies(name, card_policy).query(
+        asked = ClusterPolicies(name, card_policy).make_request(
             nodes, PodRequest(containers(2, 2, 4), selector=selector), 1, 1
         )
-        policy = make(name)
+        policy = make_policy(name)
         rows = np.arange(2, dtype=np.intp)
         fits = filter_nodes(nodes, asked, rows)
         assert fits.tolist() == [True, selector.admits_all]
-        assert np.isfinite(score(policy, nodes, asked, rows[fits])).all()
-        placement = place_with(policy, nodes, 0, asked)
+        assert np.isfinite(score_nodes(policy, nodes, asked, rows[fits])).all()
+        placement = place_by_policy(policy, nodes, 0, asked)
     assert sorted(placement.charge.values()) == [4, 4]
     assert [units for _, ((_, units),) in placement.containers] == [2, 2, 4]

@@ -11,13 +11,13 @@ from allocator.request import PodRequest
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make, names
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names, make_policy
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.cluster_builders import MEMORY, pod
 
-ASK = Ask(4, 10, (CardDemand(4, 1),))
+ASK = PolicyRequest(4, 10, (CardDemand(4, 1),))
 
 
 def golden() -> NodeArrays:
@@ -35,9 +35,9 @@ def golden() -> NodeArrays:
     return nodes
 
 
-def score(policy: str, nodes: NodeArrays, ask: Ask = ASK) -> dict[str, float]:
+def score(policy: str, nodes: NodeArrays, ask: PolicyRequest = ASK) -> dict[str, float]:
     rows = np.array(list(nodes.rows.values()), dtype=np.intp)
-    return dict(zip(nodes.rows, make(policy).score(nodes, ask, rows).tolist(), strict=True))
+    return dict(zip(nodes.rows, make_policy(policy).score(nodes, ask, rows).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_equal_fractions_in_another_order_are_a_tie(policy: str) -> None:
         nodes.set_cards(row, (100,), (30,))
         nodes.set_capacity(row, 100, 100)
         nodes.set_requested(row, cpu, memory)
-    scores = score(policy, nodes, Ask(0, 0, (CardDemand(0, 1),)))
+    scores = score(policy, nodes, PolicyRequest(0, 0, (CardDemand(0, 1),)))
     assert scores["a"] == scores["b"]
 
 
@@ -101,22 +101,22 @@ def test_golden_filter(used: Sequence[int], units: int, cards: int, expected: bo
     annotations = {"gpupack.io/cards": str(cards)}
     request = read_pod(pod("p", units * cards, annotations=annotations), MEMORY).request
     assert isinstance(request, PodRequest)
-    query = Policies().query(nodes, request, 0, 0)
+    query = ClusterPolicies().make_request(nodes, request, 0, 0)
     assert filter_nodes(nodes, query, np.array([row])).tolist() == [expected]
 
 
 def test_an_unknown_policy_names_what_exists() -> None:
     with pytest.raises(PolicyError, match=r'"fastest"; allowed: .*balanced.*least-req'):
-        make("fastest")
-    assert set(names()) >= {"balanced", "least-requested"}
+        make_policy("fastest")
+    assert set(list_names()) >= {"balanced", "least-requested"}
 
 
 @pytest.mark.parametrize("policy", ["least-requested", "balanced"])
 def test_plain_policies_take_no_other_parameters(policy: str) -> None:
     with pytest.raises(PolicyError, match='parameter "speed" does not exist; allowed: resources'):
-        make(policy, {"speed": "11"})
+        make_policy(policy, {"speed": "11"})
 
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(PolicyError, match='node policy "balanced": the name is taken by gpupack'):
-        NODE_POLICIES.register(Entry("balanced", lambda _: make("balanced"), ""))
+        NODE_POLICIES.register(Entry("balanced", lambda _: make_policy("balanced"), ""))

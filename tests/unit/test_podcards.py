@@ -21,7 +21,7 @@ from gpupack.inventory.rows import rows
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
-from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.preemption.node_victims import read_node
 from tests.cluster_builders import container, in_percent, node_object, pod_object, uuid
 
 
@@ -146,8 +146,8 @@ def by_why(cluster):
 
 
 def by_preemption(cluster):
-    query = cluster.policies.query(cluster.state.nodes, request(1), 0, 0)
-    room = room_on(cluster.state, "n", query)
+    query = cluster.policies.make_request(cluster.state.nodes, request(1), 0, 0)
+    room = read_node(cluster.state, "n", query)
     return {uid: dict(units) for uid, units in room.freed.items() if units}
 
 

@@ -17,9 +17,9 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError, PolicyError
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import place_with, score
+from scheduler_plugin.scheduling.placing import place_by_policy, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from tests.cluster_builders import container, node, pod, pod_object
 from tests.ledger_world import World
@@ -99,7 +99,7 @@ def arrays():
 def test_costs_of_many_nodes_that_are_none_are_named(attributes, what):
     nodes = arrays()
     with broken(**{"costs": lambda cards, _: [0.0] * len(cards), **attributes}):
-        query = Policies(card_policy_name="broken").query(nodes, request(3, 6), 0, 0)
+        query = ClusterPolicies(card_policy_name="broken").make_request(nodes, request(3, 6), 0, 0)
         with pytest.raises(CardPolicyError) as caught:
             filter_nodes(nodes, query, np.arange(2))
     assert str(caught.value).startswith(NAMED + what)
@@ -116,9 +116,9 @@ def test_costs_of_many_nodes_that_are_none_are_named(attributes, what):
 )
 def test_scores_that_are_none_are_named(scores, what):
     nodes = arrays()
-    query = Policies().query(nodes, request(3), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(3), 0, 0)
     with pytest.raises(PolicyError, match=f"node policy SimpleNamespace of types: {what}"):
-        score(SimpleNamespace(epoch=0, score=scores), nodes, query, np.arange(2))
+        score_nodes(SimpleNamespace(epoch=0, score=scores), nodes, query, np.arange(2))
 
 
 @pytest.mark.parametrize(
@@ -135,22 +135,22 @@ def test_scores_that_are_none_are_named(scores, what):
 )
 def test_cards_that_a_node_policy_may_not_take_are_never_charged(cards):
     nodes = arrays()
-    query = Policies().query(nodes, request(6), 0, 0)
+    query = ClusterPolicies().make_request(nodes, request(6), 0, 0)
     policy = SimpleNamespace(epoch=0, score=None, choose_cards=lambda *_: cards)
     with pytest.raises(PolicyError, match="cards"):
-        place_with(policy, nodes, 0, query)
+        place_by_policy(policy, nodes, 0, query)
     policy.choose_cards = lambda *_: ((1,),)
-    assert place_with(policy, nodes, 0, query).charge == {1: 6}
+    assert place_by_policy(policy, nodes, 0, query).charge == {1: 6}
 
 
 def test_bind_refuses_and_takes_nothing():
     state = ClusterState()
-    policies = Policies("least-requested", "least-used")
+    policies = ClusterPolicies("least-requested", "least-used")
     state.apply_node(node("n", (16, 16), (8, 0), version=2), 0)
     with broken(costs=lambda cards, _: [NAN] * len(cards)):
         state.apply_pod(pod("p", 8, version=3, annotations={"gpupack.io/card-policy": "broken"}), 0)
         with pytest.raises(CommitError, match=f"pod default/p: {NAMED}cost of card 0 for 8 units is nan"):
-            Committer(state, policies).begin("default", "p", "uid-p", "n", 0)
+            Committer(state, policies).assume("default", "p", "uid-p", "n", 0)
     assert state.get_assumed("uid-p") is None
     assert state.nodes.assumed[0].sum() == 0
 
@@ -169,7 +169,7 @@ def test_scores_for_pods_without_cards_are_checked_too(scores, what):
     plain = pod_object("p", containers=[{"name": "main", "resources": {}}])
     body = json.dumps({"Pod": plain, "NodeNames": ["n"]}).encode()
     with offered(NODE_POLICIES, odd=lambda _: policy):
-        extender = Extender(state, Policies("odd"), rank_all_pods=True)
+        extender = Extender(state, ClusterPolicies("odd"), rank_all_pods=True)
         with pytest.raises(PolicyError, match=what):
             extender.prioritize(body, 0)
 

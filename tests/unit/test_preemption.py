@@ -11,7 +11,7 @@ from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import ProtocolError
 from scheduler_plugin.extender.verbs import Extender
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import in_percent, node, pod, pod_object, uuid
 
 
@@ -22,7 +22,7 @@ class World:
         self.state = ClusterState()
         self.budgets = DisruptionBudgets()
         self.budgets.replace([], "1")
-        self.extender = Extender(self.state, Policies(), budgets=self.budgets)
+        self.extender = Extender(self.state, ClusterPolicies(), budgets=self.budgets)
         self.version = 1
 
     def node(

@@ -4,8 +4,13 @@ import pytest
 
 from kubeapi.errors import Forbidden, TimedOut, TooManyRequests, Unreachable
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.preemption.preemptor import FRESH_S, LEFT_S, REST_FIRST_S, SPARED_S
-from scheduler_plugin.preemption.victims import OVERDUE_S
+from scheduler_plugin.preemption.preemptor import (
+    KUBE_PREEMPTION_S,
+    MIN_REST_S,
+    REFUSAL_VALID_S,
+    SPARED_VICTIM_S,
+)
+from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionWorld
 
 
@@ -30,7 +35,7 @@ async def test_a_pod_gets_the_cheapest_card(world: PreemptionWorld) -> None:
     assert world.api.evicted == ["b"], "one preemption at a time"
     world.vanish("b")
     assert world.filter(needy) == ["n1"]
-    world.committer.begin("default", "needy", "uid-needy", "n1", world.now)
+    world.committer.assume("default", "needy", "uid-needy", "n1", world.now)
 
 
 async def test_the_node_that_is_kept_is_the_only_one_that_kube_scheduler_may_take_for_curable(
@@ -53,14 +58,14 @@ async def test_the_freed_card_is_kept_from_pods_that_are_not_more_important(
     small = world.create("small", 4, spec={"priority": priority})
     # The half of the card that was free all the time is kept too.
     assert world.filter(small, ["n1"]) == ["n1"]
-    take = world.committer.begin("default", "small", "uid-small", "n1", world.now)
+    take = world.committer.assume("default", "small", "uid-small", "n1", world.now)
     assert take.assigned == '{"main":[["GPU-n1-0",4]]}'
     other = world.create("other", 4, spec={"priority": priority})
     assert world.filter(other, ["n1"]) == []
     world.vanish("b")
     assert world.filter(other, ["n1"]) == []
     with pytest.raises(CommitError, match="no card with 4 GiB free"):
-        world.committer.begin("default", "other", "uid-other", "n1", world.now)
+        world.committer.assume("default", "other", "uid-other", "n1", world.now)
     assert world.filter(needy) == ["n1"]
 
 
@@ -135,7 +140,7 @@ async def test_only_nodes_that_kube_scheduler_offered_count(world: PreemptionWor
 
 async def test_a_refusal_of_long_ago_says_nothing_of_the_nodes_now(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
-    await world.settle(FRESH_S)
+    await world.settle(REFUSAL_VALID_S)
     assert world.api.evicted == []
 
 
@@ -149,11 +154,11 @@ async def test_a_pod_that_passed_meanwhile_preempts_nobody(world: PreemptionWorl
 
 async def test_kube_schedulers_own_preemption_goes_before(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
-    world.preemptor.leave("uid-needy")
+    world.preemptor.leave_to_kube_scheduler("uid-needy")
     await world.settle()
     assert world.api.evicted == []
     needy = world.api.pods["/api/v1/namespaces/default/pods/needy"]
-    world.now += LEFT_S
+    world.now += KUBE_PREEMPTION_S
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["b"]
@@ -190,7 +195,7 @@ async def test_a_pod_that_should_have_left_long_ago_is_no_hope(world: Preemption
     leaving = world.api.pods["/api/v1/namespaces/default/pods/b"]
     leaving["metadata"] |= {"deletionTimestamp": "2027-01-15T08:00:30Z", "resourceVersion": "99"}
     world.see(leaving)
-    world.now = 30 + OVERDUE_S
+    world.now = 30 + OVERDUE_AFTER_S
     world.wait("needy", 8)
     await world.settle()
     assert world.api.evicted == ["a"]
@@ -218,7 +223,7 @@ async def test_when_the_api_server_says_no_another_card_is_tried(world: Preempti
     assert len(world.state.reservations) == 0
     await world.settle(1)
     assert world.api.evicted == [], "it rests"
-    await world.settle(REST_FIRST_S)
+    await world.settle(MIN_REST_S)
     assert world.api.evicted == ["a"]
 
 
@@ -226,13 +231,13 @@ async def test_a_victim_that_was_refused_is_spared_as_long_as_the_api_server_say
     world = PreemptionWorld()
     world.node("n1", (8,), a=(0, 4, 1))
     needy = world.wait("needy", 8)
-    world.api.faults["/a/eviction"] = [TooManyRequests("budget", retry_after_s=SPARED_S * 2)]
+    world.api.faults["/a/eviction"] = [TooManyRequests("budget", retry_after_s=SPARED_VICTIM_S * 2)]
     await world.settle()
-    world.now += SPARED_S + REST_FIRST_S
+    world.now += SPARED_VICTIM_S + MIN_REST_S
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == []
-    world.now += SPARED_S
+    world.now += SPARED_VICTIM_S
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["a"]
@@ -245,7 +250,7 @@ async def test_what_was_evicted_before_a_refusal_is_not_in_vain() -> None:
     world.api.faults["/a/eviction"] = [BUDGET_SAYS_NO]
     await world.settle()
     assert world.api.evicted == ["b"]
-    await world.settle(REST_FIRST_S)
+    await world.settle(MIN_REST_S)
     # The pod that leaves already tells nothing for its card, as the other one of it may not go.
     assert world.api.evicted == ["b", "d", "c"]
 

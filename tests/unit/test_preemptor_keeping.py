@@ -8,16 +8,21 @@ import pytest
 
 from allocator.request import ContainerRequest, PodRequest
 from kubeapi.errors import Unreachable
-from scheduler_plugin.preemption.nominations import ANNOUNCED_S, FOREIGN_S, KEPT_S, SEEN_S
-from scheduler_plugin.preemption.preemptor import (
-    AT_ONCE,
-    BURST,
-    EVICTION_S,
-    REMEMBERED,
-    REST_MOST_S,
-    SETTLE_S,
+from scheduler_plugin.preemption.nominations import (
+    EVICTION_TIMEOUT_S,
+    FOREIGN_NOMINATION_S,
+    REANNOUNCE_AFTER_S,
+    RESERVED_AFTER_EVICTION_S,
 )
-from scheduler_plugin.preemption.victims import OVERDUE_S
+from scheduler_plugin.preemption.preemptor import (
+    EVICTION_BURST,
+    EVICTION_INTERVAL_S,
+    MAX_NOMINATIONS,
+    MAX_REFUSED_PODS,
+    MAX_REST_S,
+    REFUSAL_REST_S,
+)
+from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S
 from tests.preemption_world import BUDGET_SAYS_NO, PreemptionApi, PreemptionWorld
 
 
@@ -35,7 +40,7 @@ async def test_a_pod_that_does_not_take_its_card_loses_it(world: PreemptionWorld
     assert len(world.state.reservations) == 1, "its victim is there still"
     world.vanish("b")
     await world.settle(0)
-    await world.settle(KEPT_S - 1)
+    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
     assert len(world.state.reservations) == 1
     await world.settle(1)
     assert len(world.state.reservations) == 0
@@ -61,12 +66,12 @@ async def test_a_victim_that_does_not_leave_is_not_waited_for_for_ever(
     world.wait("needy", 8)
     world.api.silent = stays == "not seen"
     await world.settle()
-    longest_s = SEEN_S if stays == "not seen" else world.api.grace_s + OVERDUE_S
+    longest_s = EVICTION_TIMEOUT_S if stays == "not seen" else world.api.grace_s + OVERDUE_AFTER_S
     await world.settle(longest_s - 1)
-    await world.settle(KEPT_S - 1)
+    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
     assert len(world.state.reservations) == 1
     await world.settle(2)
-    await world.settle(KEPT_S)
+    await world.settle(RESERVED_AFTER_EVICTION_S)
     assert len(world.state.reservations) == 0
 
 
@@ -81,13 +86,13 @@ async def test_a_nomination_that_kube_scheduler_clears_is_written_again_now_and_
     world.see(needy)
     await world.settle(1)
     assert world.api.nominated == [("needy", "n1")]
-    await world.settle(ANNOUNCED_S)
+    await world.settle(REANNOUNCE_AFTER_S)
     assert world.api.nominated == [("needy", "n1")] * 2
     needy["status"] = {"phase": "Pending"}
     needy["metadata"]["resourceVersion"] = "80"
     world.see(needy)
     world.api.faults["/needy/status"] = [Unreachable("away")]
-    await world.settle(ANNOUNCED_S)
+    await world.settle(REANNOUNCE_AFTER_S)
     assert len(world.state.reservations) == 1
 
 
@@ -104,7 +109,7 @@ async def test_what_was_kept_is_found_again_after_a_restart(world: PreemptionWor
     assert world.filter(other) == []
     assert world.filter(needy) == ["n1"]
     await world.settle(0)
-    await world.settle(KEPT_S)
+    await world.settle(RESERVED_AFTER_EVICTION_S)
     assert len(world.state.reservations) == 0
     assert world.api.nominated == [("needy", "n1")], "somebody else's is not taken back"
 
@@ -122,7 +127,7 @@ async def test_a_process_that_died_before_the_eviction_leaves_it_to_the_next(wor
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == [], "it might be kube-scheduler's"
-    world.now += FOREIGN_S
+    world.now += FOREIGN_NOMINATION_S
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["b"]
@@ -130,32 +135,36 @@ async def test_a_process_that_died_before_the_eviction_leaves_it_to_the_next(wor
 
 async def test_there_is_a_bound_on_pods_that_cards_are_kept_for() -> None:
     world = PreemptionWorld()
-    for number in range(AT_ONCE + 2):
+    for number in range(MAX_NOMINATIONS + 2):
         world.node(f"n{number:02}", (8,), **{f"v{number:02}": (0, 4, 1)})
-    for number in range(AT_ONCE + 2):
+    for number in range(MAX_NOMINATIONS + 2):
         world.wait(f"p{number:02}", 8)
     await world.settle()
-    assert len(world.api.evicted) == AT_ONCE
+    assert len(world.api.evicted) == MAX_NOMINATIONS
     world.delete("p00")
     await world.settle(0)
     # The card that was being freed for the one that is gone goes to another one.
-    assert len(world.api.evicted) == AT_ONCE
-    assert world.api.nominated[-1] == (f"p{AT_ONCE}", "n00")
+    assert len(world.api.evicted) == MAX_NOMINATIONS
+    assert world.api.nominated[-1] == (f"p{MAX_NOMINATIONS}", "n00")
 
 
 async def test_there_is_a_bound_on_evictions_in_a_time() -> None:
     world = PreemptionWorld()
     more = 5
     for name in ("n1", "n2"):
-        world.node(name, (BURST + 10,), **{f"{name}-{each}": (0, 1, 1) for each in range(BURST + more)})
-    world.wait("first", BURST + 10)
-    world.wait("second", BURST + 10)
+        world.node(
+            name,
+            (EVICTION_BURST + 10,),
+            **{f"{name}-{each}": (0, 1, 1) for each in range(EVICTION_BURST + more)},
+        )
+    world.wait("first", EVICTION_BURST + 10)
+    world.wait("second", EVICTION_BURST + 10)
     await world.settle()
-    assert len(world.api.evicted) == BURST + more
-    await world.settle(more * EVICTION_S)
-    assert len(world.api.evicted) == BURST + more
-    await world.settle(EVICTION_S)
-    assert len(world.api.evicted) == 2 * (BURST + more)
+    assert len(world.api.evicted) == EVICTION_BURST + more
+    await world.settle(more * EVICTION_INTERVAL_S)
+    assert len(world.api.evicted) == EVICTION_BURST + more
+    await world.settle(EVICTION_INTERVAL_S)
+    assert len(world.api.evicted) == 2 * (EVICTION_BURST + more)
 
 
 async def test_a_fault_of_ours_does_not_end_the_work(world: PreemptionWorld) -> None:
@@ -167,7 +176,7 @@ async def test_a_fault_of_ours_does_not_end_the_work(world: PreemptionWorld) -> 
     async def sleep(seconds: float) -> None:
         if seconds:
             rounds.append(seconds)
-            world.now += SETTLE_S
+            world.now += REFUSAL_REST_S
             if len(rounds) == 3:
                 raise Enough
 
@@ -186,7 +195,7 @@ async def test_a_fault_of_ours_does_not_end_the_work(world: PreemptionWorld) -> 
 async def test_a_pod_whose_binding_is_under_way_preempts_nobody(world: PreemptionWorld) -> None:
     needy = world.wait("needy", 8)
     world.node("n3", (8,))
-    world.committer.begin("default", "needy", "uid-needy", "n3", world.now)
+    world.committer.assume("default", "needy", "uid-needy", "n3", world.now)
     assert not world.filter(needy), "its own Binding takes the room"
     await world.settle()
     assert world.api.evicted == []
@@ -277,15 +286,15 @@ async def test_an_eviction_that_is_seen_late_is_waited_for_after_all(world: Pree
     world.wait("needy", 8)
     world.api.silent = True
     await world.settle()
-    await world.settle(SEEN_S)
+    await world.settle(EVICTION_TIMEOUT_S)
     world.api.grace_s = 600
     victim = world.api.pods["/api/v1/namespaces/default/pods/b"]
     victim["metadata"]["deletionTimestamp"] = "2027-01-15T09:00:00Z"
     world.see(victim)
-    await world.settle(KEPT_S - 1)
+    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
     victim["metadata"] |= {"deletionTimestamp": "2027-01-15T07:00:00Z", "resourceVersion": "99"}
     world.see(victim)
-    await world.settle(KEPT_S - 1)
+    await world.settle(RESERVED_AFTER_EVICTION_S - 1)
     assert len(world.state.reservations) == 1
 
 
@@ -296,7 +305,7 @@ async def test_a_nominated_pod_that_waits_no_more_gets_nothing_kept(why: str) ->
     deleted = "2027-01-15T08:00:30Z" if why == "being deleted" else None
     world.create("needy", 4, status={"nominatedNodeName": "n1"}, deleted=deleted)
     if deleted is None:
-        world.committer.begin("default", "needy", "uid-needy", "n1", world.now)
+        world.committer.assume("default", "needy", "uid-needy", "n1", world.now)
     await world.settle()
     assert len(world.state.reservations) == 0
 
@@ -305,7 +314,7 @@ async def test_nobody_is_evicted_for_a_pod_that_the_node_policy_holds_back(
     world: PreemptionWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.node("n3", (8, 8))
-    policy = world.policies.of(PodRequest((ContainerRequest("main", 8, "main"),)))
+    policy = world.policies.get_policy(PodRequest((ContainerRequest("main", 8, "main"),)))
     monkeypatch.setattr(policy, "score", lambda _view, _ask, rows: np.full(len(rows), np.inf))
     needy = world.wait("needy", 8)
     assert world.answer["FailedAndUnresolvableNodes"]["n3"] == "held back by the node policy"
@@ -346,8 +355,8 @@ async def test_an_answer_that_is_no_pod_changes_nothing(world: PreemptionWorld) 
 
 async def test_refused_pods_are_forgotten_beyond_a_bound(world: PreemptionWorld) -> None:
     world.wait("needy", 8)
-    for number in range(REMEMBERED):
-        world.preemptor.note(f"uid-{number}", ["n1"])
+    for number in range(MAX_REFUSED_PODS):
+        world.preemptor.record_refusal(f"uid-{number}", ["n1"])
     await world.settle()
     assert world.api.evicted == []
 
@@ -399,7 +408,7 @@ async def test_victims_that_are_not_there_are_not_looked_for_all_the_time() -> N
     assert 0 < len(looks) < 6
     # What rests is tried again when it may help.
     world.budget("guarded", 1)
-    await world.settle(REST_MOST_S - 1)
+    await world.settle(MAX_REST_S - 1)
     world.filter(needy)
     await world.settle()
     assert world.api.evicted == ["guarded"]

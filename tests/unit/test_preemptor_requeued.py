@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_REQUEUED
-from scheduler_plugin.preemption.nominations import FOREIGN_S, KEPT_S
+from scheduler_plugin.preemption.nominations import FOREIGN_NOMINATION_S, RESERVED_AFTER_EVICTION_S
 from tests.preemption_world import PreemptionWorld
 
 
@@ -58,7 +58,7 @@ async def test_what_is_kept_for_a_pod_that_is_requeued_is_for_others(world: Pree
     assert len(world.state.reservations) == 0
     assert world.api.nominated == [("needy", "n1"), ("needy", "")]
     assert world.filter(other, ["n1"]) == ["n1"]
-    await world.settle(KEPT_S)
+    await world.settle(RESERVED_AFTER_EVICTION_S)
     assert failed == [], "its turn has not come, which is no failure"
 
 
@@ -70,6 +70,6 @@ async def test_nothing_is_kept_for_a_requeued_pod_that_kube_scheduler_nominated(
     needy["status"] = {"phase": "Pending", "nominatedNodeName": "n1"}
     requeue(world, needy)
     for _ in range(3):
-        await world.settle(FOREIGN_S / 4)
+        await world.settle(FOREIGN_NOMINATION_S / 4)
         assert len(world.state.reservations) == 0
     assert world.api.nominated == []

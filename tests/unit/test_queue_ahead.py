@@ -10,7 +10,7 @@ from allocator.names import DEFAULT_NODE_POLICY
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.best_fit import BestFit
-from scheduler_plugin.scheduling.policies.registry import by_row
+from scheduler_plugin.scheduling.policies.registry import is_scored_by_row
 from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
@@ -53,7 +53,7 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
     return found
 
 
-BY_ROW = [name for name in NODE_POLICIES.names() if by_row(NODE_POLICIES.made(name))]
+BY_ROW = [name for name in NODE_POLICIES.names() if is_scored_by_row(NODE_POLICIES.made(name))]
 
 
 def test_the_default_policy_has_lists() -> None:

@@ -14,7 +14,7 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.capacity.reservation_planner import Clearing
 from scheduler_plugin.queue.controller.controller import Controller, planned
 from scheduler_plugin.queue.controller.writer import Writer, release_patch
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod
 from tests.queue_world import QueueWorld
 
@@ -38,12 +38,12 @@ def test_what_is_released_is_bound_in_any_order(seed: int) -> None:
     members = [member for release in world.decide() for member in release.members]
     assert len(members) > 8
     plans = {member.uid: ",".join(planned(world.queue, member.uid)) for member in members}
-    committer = Committer(state, Policies("fragmentation"))
+    committer = Committer(state, ClusterPolicies("fragmentation"))
     rng.shuffle(members)
     for version, member in enumerate(members, start=2):
         name, size = units[member.uid]
         state.apply_pod(pod(name, size, version=version, annotations={POD_PLANNED: plans[member.uid]}), 0)
-        committer.begin("default", name, member.uid, member.node, 0)
+        committer.assume("default", name, member.uid, member.node, 0)
 
 
 def test_a_first_annotation_replaces_none_that_was_not_seen() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from allocator.names import POD_NODE_POLICY
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from tests.cluster_builders import container
 from tests.other_policies import offered
 from tests.queue_world import QueueWorld
@@ -81,7 +81,7 @@ def test_released_and_broken_pods_do_not_wait() -> None:
 @contextmanager
 def holding(rounds: int) -> Iterator[QueueWorld]:
     parameters = {"on-no-improvement": "hold", "hold-rounds": str(rounds), "threshold": "1"}
-    with offered(NODE_POLICIES, holding=lambda _: make("weighted-balance", parameters)):
+    with offered(NODE_POLICIES, holding=lambda _: make_policy("weighted-balance", parameters)):
         world = QueueWorld(policy="holding")
         fill(world, {"n1": (4, 50, 6)})
         yield world

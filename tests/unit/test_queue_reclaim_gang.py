@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
 from tests.queue_world import QueueWorld
 
@@ -135,9 +135,9 @@ def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
     assert wants is not None
     free: list[int] = []
     for name in world.state.nodes.rows:
-        room = room_on(world.state, name, world.queue.room.query(wants))
+        room = read_node(world.state, name, world.queue.room.query(wants))
         assert room is not None
-        free += [card.free_units for card in room.after(gone)]
+        free += [card.free_units for card in room.get_cards_without(gone)]
     return packs(free, units)
 
 

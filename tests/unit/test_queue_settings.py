@@ -60,19 +60,22 @@ def test_the_queue_finds_nodes_through_the_index_of_best_fit_unless_told_otherwi
     best_fit, other = PodRequest((), node_policy="best-fit"), PodRequest(())
     settings = QueueSettings(config="queues.yaml", node_policy="least-requested")
     policies: Any = settings.policies()
-    assert policies.of(best_fit).picks
+    assert policies.get_policy(best_fit).picks
     for parameters, picks, limit in (
         ({"limit": "4"}, True, 4),
         ({"mode": "candidates"}, False, None),
         ({}, True, None),
     ):
         assert policies.configure("balanced", {"best-fit": parameters})
-        assert (policies.of(best_fit).picks, policies.of(best_fit).settings.limit) == (picks, limit)
-        assert policies.of(other) is policies.of(PodRequest((), node_policy="balanced"))
+        assert (policies.get_policy(best_fit).picks, policies.get_policy(best_fit).settings.limit) == (
+            picks,
+            limit,
+        )
+        assert policies.get_policy(other) is policies.get_policy(PodRequest((), node_policy="balanced"))
         assert not policies.configure("balanced", {"best-fit": parameters})
     settings = QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "2"})
     policies = settings.policies()
-    assert (policies.of(other).picks, policies.of(other).settings.limit) == (True, 2)
+    assert (policies.get_policy(other).picks, policies.get_policy(other).settings.limit) == (True, 2)
 
 
 def test_what_a_policy_refuses_is_a_fault_and_changes_nothing() -> None:

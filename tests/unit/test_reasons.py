@@ -8,7 +8,7 @@ from gpupack.whatif.node_results import ORDER, _Sentences
 from gpupack.whatif.what_if import make_query
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.extender.metrics import _REASONS
-from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, event_text, memory
+from scheduler_plugin.scheduling.reasons import REASONS, FilterReason, format_event_text, format_memory
 from tests.ask_world import Node, Pod, World
 
 ONE = (Demand((), 8, 1),)
@@ -21,7 +21,7 @@ MANY = (Demand((), 8, 1), Demand((), 4, 2))
     [(8, 1024, "8 GiB"), (3, 512, "1536 MiB"), (4, 512, "2 GiB"), (1, 100, "100 MiB")],
 )
 def test_memory(units: int, unit_mib: int, text: str) -> None:
-    assert memory(units, unit_mib) == text
+    assert format_memory(units, unit_mib) == text
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_memory(units: int, unit_mib: int, text: str) -> None:
     ],
 )
 def test_reasons_name_the_request(misfit: FilterReason, demands: tuple[Demand, ...], text: str) -> None:
-    assert event_text(misfit, demands, 1024) == text
+    assert format_event_text(misfit, demands, 1024) == text
 
 
 @pytest.mark.parametrize("reason", [reason for reason in FilterReason if reason])
 def test_every_reason_is_whole(reason: FilterReason) -> None:
     """Wordings, a place in the order of `why`, a label of metrics, and a name that the docs explain."""
-    assert event_text(reason, ONE, 1024)
+    assert format_event_text(reason, ONE, 1024)
     cluster = World((Node("n", (16,)),), (Pod("p", 8),)).cluster
     pod = cluster.find_pod("default", "p")
     wish = HostRequirements.from_pod(pod)
@@ -64,5 +64,5 @@ def test_every_exclusion_of_a_node_has_one_reason() -> None:
 
 
 def test_texts_tell_reasons_apart() -> None:
-    texts = [event_text(reason, ONE, 1024) for reason in REASONS]
+    texts = [format_event_text(reason, ONE, 1024) for reason in REASONS]
     assert len(set(texts)) == len(texts) == len(FilterReason) - 1

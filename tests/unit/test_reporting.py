@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from allocator.names import POD_ASSIGNED
-from scheduler_plugin.extender.pod_events import Reporter
+from scheduler_plugin.extender.pod_events import PodReporter
 from scheduler_plugin.extender.protocol import BindArgs
 from tests.cluster_builders import pod, pod_object, uuid
 from tests.extender_world import World
@@ -22,7 +22,7 @@ class Told:
         self.now = 100.0
         self.events: list[tuple[str, str, str, str]] = []
         recorder = SimpleNamespace(event=self._event)
-        self.reporter = Reporter(
+        self.reporter = PodReporter(
             self.world.state, lambda: self.now, cast("Any", recorder), cast("Any", leadership)
         )
 
@@ -31,13 +31,13 @@ class Told:
 
     def filter(self, units: int, *names: str, **options: Any) -> None:
         body = self.world.body(pod_object("p", units, **options), names or None)
-        self.reporter.filtered(self.world.extender.filter(body, 0))
+        self.reporter.report_filter(self.world.extender.filter(body, 0))
 
     def bind(self, *shares: Any) -> None:
         self.world.state.apply_pod(pod("p", 9), 0)
         self.world.state.assume("uid-p", "a", dict(shares) or None, 0)
         args = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="a")
-        self.reporter.bound(args, 0.01234)
+        self.reporter.report_bound(args, 0.01234)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_pod_that_waits_no_longer_for_another_reason(told: Told, how: str) -> 
         else:
             told.world.state.apply_pod(pod("p", 9, version=2, node="b"), 0)
     assert [(line["event"], line["why"]) for line in said] == [("pod waits no longer", how)]
-    assert not told.reporter.waiting.by_reason()["not_free"]
+    assert not told.reporter.unschedulable_pods.count_by_reason()["not_free"]
 
 
 def test_a_pod_that_is_bound_is_told_with_its_cards(told: Told) -> None:
@@ -117,7 +117,7 @@ def test_cards_come_from_the_pod_once_it_is_seen_bound(told: Told) -> None:
     assigned = f'{{"main":[["{uuid("a", 1)}",9]]}}'
     told.world.state.apply_pod(pod("p", 9, node="a", annotations={POD_ASSIGNED: assigned}), 0)
     args = BindArgs(pod_name="p", pod_namespace="default", pod_uid="uid-p", node="a")
-    told.reporter.bound(args, 0.001)
+    told.reporter.report_bound(args, 0.001)
     assert told.events[0][3] == "Assigned on node a: card 1 (GPU-a-1) 9 GiB"
 
 

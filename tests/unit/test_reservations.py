@@ -35,7 +35,7 @@ def test_filter_and_prioritize(world: PreemptionWorld, name: str, priority: int,
     before = arrays(world.state.nodes)
     assert world.filter(the_pod) == (["n"] if passes else [])
     body = json.dumps({"Pod": the_pod, "NodeNames": ["n"]}).encode()
-    world.extender.offers.forget(f"uid-{name}")
+    world.extender.filter_results.remove(f"uid-{name}")
     (score,) = json.loads(world.extender.prioritize(body, 0))
     assert score == {"Host": "n", "Score": 10 if passes else 0}
     assert arrays(world.state.nodes) == before, "what was kept is seen by nobody else"
@@ -89,7 +89,7 @@ def preempt(world: PreemptionWorld, the_pod: dict[str, Any], *victims: str) -> l
 
 def test_kube_scheduler_evicts_nobody_for_a_pod_that_cards_are_kept_for(world: PreemptionWorld) -> None:
     left: list[str] = []
-    world.extender.left.connect(left.append)
+    world.extender.left_to_kube_scheduler.connect(left.append)
     assert preempt(world, pod(world, 8, 10, "needy"), "a") == []
     assert left == []
     # Another one may not have the card that is kept, and so needs the one of a.

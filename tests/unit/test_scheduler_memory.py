@@ -4,7 +4,7 @@ import gc
 
 from pytest_mock import MockerFixture
 
-from scheduler_plugin.memory import COLLECT_AFTER, collect_rarely, release, settle
+from scheduler_plugin.memory import COLLECT_AFTER, collect_rarely, freeze_caches, trim_memory
 
 
 def test_it_is_undone_at_the_end() -> None:
@@ -12,7 +12,7 @@ def test_it_is_undone_at_the_end() -> None:
     undo = collect_rarely()
     try:
         assert gc.get_threshold() == COLLECT_AFTER
-        settle()
+        freeze_caches()
         assert gc.get_freeze_count() > frozen
     finally:
         undo()
@@ -21,10 +21,10 @@ def test_it_is_undone_at_the_end() -> None:
 
 def test_what_a_list_took_goes_back_where_the_c_library_can_do_that(mocker: MockerFixture) -> None:
     library = mocker.patch("scheduler_plugin.memory.ctypes.CDLL").return_value
-    release()
+    trim_memory()
     library.malloc_trim.assert_called_once_with(0)
 
 
 def test_a_c_library_that_cannot_is_left_alone(mocker: MockerFixture) -> None:
     mocker.patch("scheduler_plugin.memory.ctypes.CDLL", return_value=object())
-    release()
+    trim_memory()

@@ -10,16 +10,16 @@ from kubeapi.errors import KubeApiError, NotFound, TimedOut
 from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.extender import retry
-from scheduler_plugin.extender.filter_reply import Filtered
+from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.retry import (
-    AFTER_S,
-    AT_ONCE,
-    HELD_AGAIN_S,
+    HELD_RETRY_AFTER_S,
+    PODS_PER_ROUND,
+    RETRY_AFTER_S,
     STRATEGIC_PATCH,
-    UNKNOWN_S,
-    SecondLooks,
+    UNKNOWN_POD_S,
+    RefusedPodRetrier,
 )
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, make
+from scheduler_plugin.scheduling.policies import NODE_POLICIES, make_policy
 from tests.cluster_builders import pod, pod_object
 from tests.extender_world import World
 from tests.other_policies import offered
@@ -63,7 +63,7 @@ class Setup:
         self.api = Api()
         self.now = 100.0
         self.stale = ""
-        self.looks = SecondLooks(
+        self.looks = RefusedPodRetrier(
             self.world.extender, self.api, lambda: self.now, lambda: self.stale, leadership=self
         )
         self.use(16)
@@ -72,18 +72,18 @@ class Setup:
         """Have the node's words say so much."""
         self.world.node("n", (16,), (units,))
 
-    def ask(self, name: str = "p", units: int = 8) -> Filtered:
+    def ask(self, name: str = "p", units: int = 8) -> FilterReply:
         """kube-scheduler asks."""
         self.world.state.apply_pod(pod(name, units, version=50), 0)
         found = self.world.extender.filter(self.world.body(pod_object(name, units)), self.now)
-        self.looks.note(found)
+        self.looks.record_reply(found)
         return found
 
-    async def look(self, later: float = AFTER_S) -> list[str]:
+    async def look(self, later: float = RETRY_AFTER_S) -> list[str]:
         """Look, some time later; returns the pods that were patched."""
         self.now += later
         del self.api.patched[:]
-        await self.looks.look()
+        await self.looks.run_once()
         return [path.split("/")[-2] for path in self.api.patched]
 
 
@@ -108,18 +108,18 @@ async def test_a_pod_that_fits_by_now_is_tried_again_once(setup: Setup) -> None:
 async def test_kube_scheduler_has_a_second_to_ask_by_itself(setup: Setup) -> None:
     setup.ask()
     setup.use(8)
-    assert await setup.look(AFTER_S / 2) == []
+    assert await setup.look(RETRY_AFTER_S / 2) == []
     assert setup.ask().passed
     assert await setup.look() == []
 
 
 async def test_a_new_refusal_begins_the_second_anew(setup: Setup) -> None:
     setup.ask()
-    setup.now += AFTER_S
+    setup.now += RETRY_AFTER_S
     setup.ask()
     setup.use(8)
-    assert await setup.look(AFTER_S / 2) == []
-    assert await setup.look(AFTER_S / 2) == ["p"]
+    assert await setup.look(RETRY_AFTER_S / 2) == []
+    assert await setup.look(RETRY_AFTER_S / 2) == ["p"]
 
 
 async def test_a_pod_that_still_does_not_fit_is_left_alone(setup: Setup) -> None:
@@ -164,11 +164,11 @@ async def test_a_refusal_during_the_patch_counts(setup: Setup) -> None:
     setup.api.meanwhile = lambda: (setup.use(16), setup.ask())[0]
     assert await setup.look() == ["p"]
     setup.use(8)
-    assert await setup.look(AFTER_S / 2) == []
+    assert await setup.look(RETRY_AFTER_S / 2) == []
 
 
 async def test_every_pod_has_its_turn(setup: Setup) -> None:
-    names = [f"p{number}" for number in range(AT_ONCE + 1)]
+    names = [f"p{number}" for number in range(PODS_PER_ROUND + 1)]
     for name in names:
         setup.ask(name)
     # None of the first ones fits when its turn comes, the last one does.
@@ -178,12 +178,12 @@ async def test_every_pod_has_its_turn(setup: Setup) -> None:
 
 
 async def test_the_oldest_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "REMEMBERED", 40)
+    monkeypatch.setattr(retry, "MAX_REFUSED_PODS", 40)
     await setup.look()
     for number in range(41):
         setup.ask(f"p{number}")
     setup.use(8)
-    tried = [name for _ in range(41 // AT_ONCE + 1) for name in await setup.look()]
+    tried = [name for _ in range(41 // PODS_PER_ROUND + 1) for name in await setup.look()]
     assert tried == [f"p{number}" for number in range(1, 41)]
 
 
@@ -216,7 +216,7 @@ async def test_the_nodes_asked_about_are_kept_while_there_are_the_same(setup: Se
     setup.world.node("other", (16,), (16,))
     setup.world.state.apply_pod(pod("p", 8, version=50), 0)
     found = setup.world.extender.filter(setup.world.body(pod_object("p", 8), ["other"]), 0)
-    setup.looks.note(found)
+    setup.looks.record_reply(found)
     setup.use(8)
     assert await setup.look() == []
     # Rows may mean others from now on: kube-scheduler is asked, and says which nodes will do.
@@ -229,9 +229,11 @@ async def test_names_of_nodes_are_not_kept(setup: Setup) -> None:
     for name in names:
         setup.world.node(name, (16,), (16,))
     found = setup.ask()
-    assert found.among is not None
-    assert len(found.among.bits) <= 2 * len(names) / 8
-    assert {setup.world.state.nodes.names[row] for row in found.among.rows(setup.world.state.nodes)} == {
+    assert found.asked_nodes is not None
+    assert len(found.asked_nodes.bits) <= 2 * len(names) / 8
+    assert {
+        setup.world.state.nodes.names[row] for row in found.asked_nodes.rows(setup.world.state.nodes)
+    } == {
         "n",
         *names,
     }
@@ -265,10 +267,10 @@ async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_round(setu
 
 async def test_a_pod_that_nobody_knows_is_forgotten(setup: Setup) -> None:
     found = setup.world.extender.filter(setup.world.body(pod_object("p", 8)), 0)
-    setup.looks.note(found)
+    setup.looks.record_reply(found)
     setup.use(8)
     assert await setup.look() == []
-    assert await setup.look(UNKNOWN_S) == []
+    assert await setup.look(UNKNOWN_POD_S) == []
     setup.world.state.apply_pod(pod("p", 8, version=50), 0)
     assert await setup.look() == []
 
@@ -284,22 +286,24 @@ async def test_a_look_uses_no_round_of_a_pod_that_is_held_back_and_has_it_tried_
     """The looks used to use the rounds up, found that it fits, and so it began anew: five full cycles."""
     rounds = 3
     parameters = {"on-no-improvement": "hold", "hold-rounds": str(rounds), "threshold": "1"}
-    with offered(NODE_POLICIES, holding=lambda _: make("weighted-balance", parameters)):
+    with offered(NODE_POLICIES, holding=lambda _: make_policy("weighted-balance", parameters)):
         setup = Setup("holding")
         setup.use(6)
 
-        def ask() -> Filtered:
+        def ask() -> FilterReply:
             """Of a node of which cards are used and cpu is not: more units make it less level."""
             found = setup.ask()
-            setup.world.extender.answered(found)
+            setup.world.extender.record_attempt(found)
             return found
 
         for _ in range(rounds - 1):
             assert ask().refused
             assert await setup.look() == []
             assert await setup.look() == []
-            assert await setup.look(HELD_AGAIN_S) == ["p"], "nothing else has it tried in a quiet cluster"
-            assert await setup.look(HELD_AGAIN_S) == []
+            assert await setup.look(HELD_RETRY_AFTER_S) == ["p"], (
+                "nothing else has it tried in a quiet cluster"
+            )
+            assert await setup.look(HELD_RETRY_AFTER_S) == []
         assert ask().refused
         assert await setup.look() == ["p"], "its rounds are over"
         assert ask().passed
@@ -309,4 +313,4 @@ async def test_a_look_uses_no_round_of_a_pod_that_is_held_back_and_has_it_tried_
 async def test_who_is_held_back_and_fits_nowhere_is_not_tried_again() -> None:
     setup = Setup()
     assert setup.ask().refused
-    assert await setup.look(HELD_AGAIN_S) == []
+    assert await setup.look(HELD_RETRY_AFTER_S) == []

@@ -78,7 +78,7 @@ def test_the_files_of_the_start_are_used(files: Files) -> None:
 def test_a_renewed_certificate_is_shown_to_new_connections(files: Files, name: str) -> None:
     tls = ServerTls(str(files.certificate), str(files.key))
     files.put(files.new)
-    tls.look()
+    tls.reload()
     greet(tls, files.new[0], name)
     with pytest.raises(ssl.SSLCertVerificationError):
         greet(tls, files.old[0], name)
@@ -89,7 +89,7 @@ def test_a_renewed_authority_replaces_the_one_of_before(files: Files) -> None:
     assert greet(tls, files.old[0], shown=files.old).getpeercert()
     assert not greet(tls, files.old[0]).getpeercert()
     files.put(files.new)
-    tls.look()
+    tls.reload()
     assert greet(tls, files.new[0], shown=files.new).getpeercert()
     with pytest.raises(ssl.SSLCertVerificationError):
         greet(tls, files.new[0], shown=files.old)
@@ -105,11 +105,11 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told_once(files: Files
     else:
         files.key.unlink()
     with structlog.testing.capture_logs() as logs:
-        tls.look()
-        tls.look()
+        tls.reload()
+        tls.reload()
         greet(tls, files.old[0])
         files.put(files.new)
-        tls.look()
+        tls.reload()
         greet(tls, files.new[0])
     assert [(line["log_level"], line["certificate"]) for line in logs] == [
         ("warning", str(files.certificate)),

@@ -7,7 +7,7 @@ from gpupack.whatif.cluster import Cluster as Asked
 from gpupack.whatif.simulation import make_trace
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.registry import make
+from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.cluster import Cluster
 from scheduler_plugin.simulator.engine import run, typical
 from scheduler_plugin.simulator.placer import Place, Placer, policy_for
@@ -77,7 +77,7 @@ def test_what_does_not_fit_together_is_dropped_with_a_reason():
 def test_cards_that_a_node_policy_may_not_take_are_never_charged():
     """It was charged what no card has."""
     cluster = Cluster([FIVES])
-    policy = make("least-requested", {})
+    policy = make_policy("least-requested", {})
     policy.choose_cards = lambda *_: ((7,),)
     with offered(NODE_POLICIES, odd=lambda _: policy):
         kind = cluster.kind(pod(2), "fragmentation")

@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
-from scheduler_plugin.scheduling.policies.registry import make
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
+from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
 from scheduler_plugin.simulator.cluster import Cluster
@@ -123,7 +123,7 @@ def test_a_policy_of_others_gets_the_workload():
             own.workload = workload
             return own
 
-    workload = Workload()
+    workload = TypicalWorkload()
     with offered(NODE_POLICIES, own=lambda _: Own()):
         assert policy_for("own", {}, workload).workload is workload
         assert policy_for("own", {}, None).workload is None
@@ -140,9 +140,9 @@ def test_the_fragmentation_card_policy_serves_other_node_policies_too():
 def test_parameters_replace_the_learned_workload(tmp_path):
     path = tmp_path / "w.csv"
     path.write_text("cpu_milli,memory_mib,cards,units\n1,1,1,700\n")
-    policy = policy_for("fragmentation", {"workload": str(path)}, Workload())
+    policy = policy_for("fragmentation", {"workload": str(path)}, TypicalWorkload())
     cluster = Cluster(NODES)
-    fresh = make("fragmentation", {"workload": str(path)})
+    fresh = make_policy("fragmentation", {"workload": str(path)})
     rows = cluster.arrays.usable.nonzero()[0]
     assert policy.value(cluster.arrays, rows).tolist() == fresh.value(cluster.arrays, rows).tolist()
 

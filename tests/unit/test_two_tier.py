@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from scheduler_plugin.binding.two_tier import Candidate, commit, merge
+from scheduler_plugin.binding.two_tier import ScoredNode, commit_first, merge_candidates
 
 REQUEST = 8
 
@@ -35,13 +35,13 @@ class Nodes:
         return f"{self.free[node]}/{self.version[node]}"
 
 
-def offered(text: str, epoch: int = 0) -> list[Candidate]:
+def offered(text: str, epoch: int = 0) -> list[ScoredNode]:
     """List 1, written name(version,score)."""
     candidates = []
     for part in text.split():
         name, rest = part.rstrip(")").split("(")
         version, score = rest.split(",")
-        candidates.append(Candidate(name, -float(score), int(version), epoch))
+        candidates.append(ScoredNode(name, -float(score), int(version), epoch))
     return candidates
 
 
@@ -66,9 +66,9 @@ def test_golden(
     after: str,
 ) -> None:
     nodes = Nodes(records, failing)
-    order = merge(offered(list1), nodes.version.get, nodes.score)
+    order = merge_candidates(offered(list1), nodes.version.get, nodes.score)
     assert nodes.scored == rescored
-    assert commit(order, nodes.bind) == (chosen, tried)
+    assert commit_first(order, nodes.bind) == (chosen, tried)
     if chosen is None:
         assert " ".join(f"{name}:{nodes.record(name)}" for name in nodes.free) == records
     else:
@@ -77,27 +77,29 @@ def test_golden(
 
 def test_rescored_candidates_carry_what_was_found() -> None:
     nodes = Nodes("n1:20/3 n2:9/8 n3:12/1")
-    order = merge(offered("n1(3,88) n2(7,95) n3(1,96)"), nodes.version.get, nodes.score)
+    order = merge_candidates(offered("n1(3,88) n2(7,95) n3(1,96)"), nodes.version.get, nodes.score)
     assert order == offered("n2(8,99) n3(1,96) n1(3,88)")
 
 
 def test_a_node_that_is_gone_is_dropped() -> None:
     nodes = Nodes("n1:10/3")
-    assert merge(offered("n0(1,99) n1(3,98)"), nodes.version.get, nodes.score) == offered("n1(3,98)")
+    assert merge_candidates(offered("n0(1,99) n1(3,98)"), nodes.version.get, nodes.score) == offered(
+        "n1(3,98)"
+    )
 
 
 def test_equal_scores_go_by_name() -> None:
     nodes = Nodes("n2:10/3 n1:10/3")
-    order = merge(offered("n2(3,98) n1(3,98)"), nodes.version.get, nodes.score)
+    order = merge_candidates(offered("n2(3,98) n1(3,98)"), nodes.version.get, nodes.score)
     assert [candidate.node for candidate in order] == ["n1", "n2"]
 
 
 def test_other_weights_score_anew_although_the_version_is_the_same() -> None:
     nodes = Nodes("n1:10/3")
-    assert merge(offered("n1(3,50)", epoch=1), nodes.version.get, nodes.score, epoch=2) == offered(
+    assert merge_candidates(offered("n1(3,50)", epoch=1), nodes.version.get, nodes.score, epoch=2) == offered(
         "n1(3,98)", epoch=2
     )
 
 
 def test_nothing_offered_nothing_tried() -> None:
-    assert commit([], Nodes("n1:10/3").bind) == (None, [])
+    assert commit_first([], Nodes("n1:10/3").bind) == (None, [])

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.burst import commit_times
-from scheduler_plugin.binding.two_tier import Candidate, Turn, Turns, decide
+from scheduler_plugin.binding.two_tier import PodTurn, ScoredNode, TurnQueue, commit_list
 from scheduler_plugin.errors import SettingsError
 
 
@@ -22,42 +22,42 @@ def test_no_workers():
 
 
 def test_turns_come_in_order_and_again_at_the_tail():
-    turns = Turns(2, attempts=3, backoff_s=1.0)
-    first, second = turns.next(0.0), turns.next(0.0)
-    assert (first, second, turns.next(0.0)) == (Turn(0), Turn(1), None)
-    assert turns.due_s() == float("inf")
-    assert turns.failed(first, 10.0)
+    turns = TurnQueue(2, attempts=3, backoff_s=1.0)
+    first, second = turns.pop_due(0.0), turns.pop_due(0.0)
+    assert (first, second, turns.pop_due(0.0)) == (PodTurn(0), PodTurn(1), None)
+    assert turns.get_next_due_s() == float("inf")
+    assert turns.requeue_failed(first, 10.0)
     assert len(turns) == 1
-    assert turns.next(10.9) is None
-    assert turns.due_s() == 11.0
-    again = turns.next(11.0)
-    assert again == Turn(0, 1, 11.0)
-    assert turns.failed(again, 20.0)
-    last = turns.next(30.0)
-    assert last == Turn(0, 2, 22.0)
-    assert not turns.failed(last, 30.0)
+    assert turns.pop_due(10.9) is None
+    assert turns.get_next_due_s() == 11.0
+    again = turns.pop_due(11.0)
+    assert again == PodTurn(0, 1, 11.0)
+    assert turns.requeue_failed(again, 20.0)
+    last = turns.pop_due(30.0)
+    assert last == PodTurn(0, 2, 22.0)
+    assert not turns.requeue_failed(last, 30.0)
     assert len(turns) == 0
 
 
 def test_the_wait_is_capped():
-    turns = Turns(1, attempts=99, backoff_s=1.0)
-    turns.failed(turns.next(0.0), 0.0)
-    turns.failed(Turn(0, 60), 0.0)
-    assert turns.next(1.0) == Turn(0, 1, 1.0)
-    assert turns.next(4.9) is None
-    assert turns.next(5.0) == Turn(0, 61, 5.0)
+    turns = TurnQueue(1, attempts=99, backoff_s=1.0)
+    turns.requeue_failed(turns.pop_due(0.0), 0.0)
+    turns.requeue_failed(PodTurn(0, 60), 0.0)
+    assert turns.pop_due(1.0) == PodTurn(0, 1, 1.0)
+    assert turns.pop_due(4.9) is None
+    assert turns.pop_due(5.0) == PodTurn(0, 61, 5.0)
 
 
 def test_a_turn_that_is_due_passes_one_that_is_not():
-    turns = Turns(2)
-    turns.failed(turns.next(0.0), 0.0)
-    assert turns.next(0.0) == Turn(1)
+    turns = TurnQueue(2)
+    turns.requeue_failed(turns.pop_due(0.0), 0.0)
+    assert turns.pop_due(0.0) == PodTurn(1)
 
 
 @pytest.mark.parametrize(("attempts", "backoff_s"), [(0, 1.0), (1, -1.0)])
 def test_bad_turns(attempts, backoff_s):
     with pytest.raises(SettingsError, match="allowed: 1 or more, from 0 s"):
-        Turns(1, attempts, backoff_s)
+        TurnQueue(1, attempts, backoff_s)
 
 
 @pytest.mark.parametrize(("mode", "rescored"), [("on-epoch", ["a", "b"]), ("on-version", ["b"])])
@@ -69,8 +69,8 @@ def test_what_is_scored_anew(mode, rescored):
         seen.append(node)
         return 1.0
 
-    offered = [Candidate("a", 5.0, 1, 7), Candidate("b", 6.0, 2, 7), Candidate("gone", 1.0, 1, 7)]
-    decision = decide(offered, versions.get, score, lambda node: node == "b", epoch=8, mode=mode)
+    offered = [ScoredNode("a", 5.0, 1, 7), ScoredNode("b", 6.0, 2, 7), ScoredNode("gone", 1.0, 1, 7)]
+    decision = commit_list(offered, versions.get, score, lambda node: node == "b", epoch=8, mode=mode)
     assert seen == rescored
     assert decision.node == "b"
     assert decision.tried == (("a", "b") if mode == "on-epoch" else ("b",))

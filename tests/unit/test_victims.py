@@ -7,21 +7,22 @@ import pytest
 
 from allocator.names import POD_ALLOCATION, POD_ASSIGNED
 from scheduler_plugin.preemption import victims
-from scheduler_plugin.preemption.victims import Eligible, Plan, cost, plan_on
+from scheduler_plugin.preemption.node_victims import compute_cost
+from scheduler_plugin.preemption.victims import EvictionRules, PreemptionPlan, plan_on_node
 from tests.cluster_builders import container, uuid
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 
 
-def plan(world: PreemptionWorld, units: int = 8, priority: int = 10, **options: Any) -> Plan | None:
+def plan(world: PreemptionWorld, units: int = 8, priority: int = 10, **options: Any) -> PreemptionPlan | None:
     """Of the node n for a pod that no card has room for."""
     world.create("needy", units, spec={"priority": priority}, **options)
     pod = world.state.pods["uid-needy"]
     assert pod.request is not None
-    query = world.policies.query(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
-    return plan_on(world.state, "n", query, pod, Eligible(world.budgets, (), EPOCH_S))
+    query = world.policies.make_request(world.state.nodes, pod.request, pod.cpu_milli, pod.memory_bytes)
+    return plan_on_node(world.state, "n", query, pod, EvictionRules(world.budgets, (), EPOCH_S))
 
 
-def names(found: Plan | None) -> set[str] | None:
+def names(found: PreemptionPlan | None) -> set[str] | None:
     return None if found is None else {victim.name for victim in found.victims}
 
 
@@ -71,7 +72,7 @@ def test_the_cards_are_those_that_the_victims_leave() -> None:
     assert names(found) == {"b", "c"}
     assert found is not None
     assert (found.reservation.node, found.reservation.units) == ("n", {1: 8, 2: 8})
-    assert found.going == {"uid-b", "uid-c"}
+    assert found.leaving_or_evicted == {"uid-b", "uid-c"}
 
 
 def test_several_containers() -> None:
@@ -152,7 +153,7 @@ def test_a_node_without_words() -> None:
 
 
 def test_many_units_are_looked_at_in_a_simpler_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(victims, "MOST_SUMS", 2)
+    monkeypatch.setattr(victims, "MAX_SUMS", 2)
     world = PreemptionWorld()
     world.node("n", (8,), a=(0, 1, 1), b=(0, 2, 1), c=(0, 4, 1))
     found = plan(world, 5)
@@ -162,4 +163,4 @@ def test_many_units_are_looked_at_in_a_simpler_way(monkeypatch: pytest.MonkeyPat
 def test_nobody_is_the_cheapest() -> None:
     world = PreemptionWorld()
     world.node("n", (8,), a=(0, 4, -(1 << 31)))
-    assert cost(()) < cost([world.state.pods["uid-a"]])
+    assert compute_cost(()) < compute_cost([world.state.pods["uid-a"]])

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_plugin.cache.reservations import Reservation
-from scheduler_plugin.extender.unschedulable_pods import TELL_AGAIN_S, Refusal, Waiting
+from scheduler_plugin.extender.unschedulable_pods import REPEAT_AFTER_S, UnschedulablePod, UnschedulablePods
 from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.cluster_builders import container, in_percent, pod, pod_object
 from tests.extender_world import World
@@ -19,8 +19,8 @@ def world() -> World:
     return world
 
 
-def refusal(world: World, the_pod, *names: str) -> Refusal:
-    found = world.extender.filter(world.body(the_pod, names or None), 0).refusal
+def refusal(world: World, the_pod, *names: str) -> UnschedulablePod:
+    found = world.extender.filter(world.body(the_pod, names or None), 0).unschedulable
     assert found is not None
     return found
 
@@ -84,14 +84,14 @@ def refusal(world: World, the_pod, *names: str) -> Refusal:
 )
 def test_the_text_has_the_numbers_of_the_moment(world: World, the_pod, label, text) -> None:
     found = refusal(world, the_pod)
-    assert (found.label, found.text(world.state)) == (label, text)
+    assert (found.label, found.format_text(world.state)) == (label, text)
 
 
 def test_a_selector_that_nothing_matches_is_shown_beside_the_models_that_there_are(world: World) -> None:
     for number in range(14):
         world.node(f"m{number:02}", (16,), models=(f"Model {number:02}",))
     annotations = {"gpupack.io/gpu-model": "*A10O*,!*T4*", "gpupack.io/gpu-uuid": "GPU-1"}
-    text = refusal(world, pod_object("p", 2, annotations=annotations)).text(world.state)
+    text = refusal(world, pod_object("p", 2, annotations=annotations)).format_text(world.state)
     models = ", ".join(f"Model {number:02}" for number in range(12))
     assert text.endswith(
         """The pod's gpu-model is "*a10o*, !*t4*" and gpu-uuid is "GPU-1"; """
@@ -104,13 +104,13 @@ def test_a_uuid_that_no_card_has_is_shown_beside_those_of_the_models_that_the_po
 ) -> None:
     world.node("m", (16, 16), models=("Odd", "Rare"))
     annotations = {"gpupack.io/gpu-model": "rare", "gpupack.io/gpu-uuid": "GPU-nope"}
-    text = refusal(world, pod_object("p", 2, annotations=annotations)).text(world.state)
+    text = refusal(world, pod_object("p", 2, annotations=annotations)).format_text(world.state)
     there = world.state.nodes.uuids[world.state.nodes.rows["m"]][1]
     assert text.endswith(f"""gpu-uuid is "GPU-nope"; the cluster has {there}.""")
 
 
 def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
-    text = refusal(world, pod_object("p", 9), "b", "unknown").text(world.state)
+    text = refusal(world, pod_object("p", 9), "b", "unknown").format_text(world.state)
     assert text == (
         "0/2 nodes can take 9 GiB: 1 no card with 9 GiB free, 1 node not known to the gpupack scheduler yet. "
         "Largest free card: 4 GiB on node b; all cards together: 4 GiB."
@@ -120,71 +120,73 @@ def test_nodes_that_kube_scheduler_ruled_out_do_not_count(world: World) -> None:
 def test_a_selector_in_a_cluster_without_cards() -> None:
     world = World()
     world.node("bare", (8,), inventory=False)
-    text = refusal(world, pod_object("p", 2, annotations={"gpupack.io/gpu-uuid": "GPU-1"})).text(world.state)
+    text = refusal(world, pod_object("p", 2, annotations={"gpupack.io/gpu-uuid": "GPU-1"})).format_text(
+        world.state
+    )
     assert text.endswith("""The pod's gpu-uuid is "GPU-1"; the cluster has no card whose model is known.""")
 
 
 def test_without_a_usable_node_there_is_nothing_free(world: World) -> None:
-    text = refusal(world, pod_object("p", 9), "bare").text(world.state)
+    text = refusal(world, pod_object("p", 9), "bare").format_text(world.state)
     assert text.endswith(": 1 no gpupack words on the node. No card that the pod may use has anything free.")
 
 
 def test_a_request_that_cannot_be_given_says_why(world: World) -> None:
     found = refusal(world, pod_object("p", 9, annotations={"gpupack.io/cards": "zwei"}))
     assert found.label == "invalid_request"
-    assert "zwei" in found.text(world.state)
+    assert "zwei" in found.format_text(world.state)
     assert found.cause == found.problem
 
 
 def test_news_is_another_cause_or_a_long_wait_not_another_number(world: World) -> None:
-    waiting = Waiting(world.state.pods)
+    waiting = UnschedulablePods(world.state.pods)
     asking = pod_object("p", 9)
-    assert waiting.refused(refusal(world, asking, "a", "b"), 0)
-    assert not waiting.refused(refusal(world, asking, "a", "b"), 1)
+    assert waiting.record_refusal(refusal(world, asking, "a", "b"), 0)
+    assert not waiting.record_refusal(refusal(world, asking, "a", "b"), 1)
     world.node("c", (16,), (16,))
-    assert not waiting.refused(refusal(world, asking, "a", "b", "c"), 2)
-    assert waiting.refused(refusal(world, asking, "a", "small"), 3)
-    assert not waiting.refused(refusal(world, asking, "a", "small"), 3 + TELL_AGAIN_S - 1)
-    assert waiting.refused(refusal(world, asking, "a", "small"), 3 + TELL_AGAIN_S)
-    ended = waiting.ended("uid-p")
+    assert not waiting.record_refusal(refusal(world, asking, "a", "b", "c"), 2)
+    assert waiting.record_refusal(refusal(world, asking, "a", "small"), 3)
+    assert not waiting.record_refusal(refusal(world, asking, "a", "small"), 3 + REPEAT_AFTER_S - 1)
+    assert waiting.record_refusal(refusal(world, asking, "a", "small"), 3 + REPEAT_AFTER_S)
+    ended = waiting.remove_pod("uid-p")
     assert ended is not None
     assert (ended.pod, ended.since, ended.label) == ("default/p", 0, "not_free")
-    assert waiting.ended("uid-p") is None
-    assert waiting.refused(refusal(world, asking, "a", "small"), 9)
+    assert waiting.remove_pod("uid-p") is None
+    assert waiting.record_refusal(refusal(world, asking, "a", "small"), 9)
 
 
 def test_waiting_pods_are_counted_by_reason_while_they_wait(world: World) -> None:
-    waiting = Waiting(world.state.pods)
+    waiting = UnschedulablePods(world.state.pods)
     for name, units in (("p", 9), ("q", 17), ("r", 9), ("new", 9), ("plain", 0)):
         asking = [container("main", units)] if units else [{"name": "main"}]
         world.state.apply_pod(pod(name, containers=asking), 0)
     for name, units in (("p", 9), ("q", 17), ("r", 9), ("stranger", 9)):
-        assert waiting.refused(refusal(world, pod_object(name, units), "a", "b"), 0)
+        assert waiting.record_refusal(refusal(world, pod_object(name, units), "a", "b"), 0)
     world.state.apply_pod(pod("r", 9, node="a", version=9), 0)
-    assert dict(waiting.by_reason()) == {"not_free": 1, "too_small": 1, "not_refused": 1}
+    assert dict(waiting.count_by_reason()) == {"not_free": 1, "too_small": 1, "not_refused": 1}
 
 
 def test_a_pod_that_the_queue_has_requeued_waits_for_its_turn_and_not_for_a_card(world: World) -> None:
-    waiting = Waiting(world.state.pods)
+    waiting = UnschedulablePods(world.state.pods)
     world.state.apply_pod(pod("p", 9), 0)
-    assert waiting.refused(refusal(world, pod_object("p", 9), "a", "b"), 0)
+    assert waiting.record_refusal(refusal(world, pod_object("p", 9), "a", "b"), 0)
     world.state.apply_pod(pod("p", 9, version=9, annotations={"gpupack.io/requeued": "true"}), 0)
-    assert dict(waiting.by_reason()) == {"not_refused": 1}
+    assert dict(waiting.count_by_reason()) == {"not_refused": 1}
     world.state.apply_pod(pod("p", 9, version=10), 0)
-    assert waiting.refused(refusal(world, pod_object("p", 9), "a", "b"), 9), "it is told anew"
+    assert waiting.record_refusal(refusal(world, pod_object("p", 9), "a", "b"), 9), "it is told anew"
 
 
 def test_pods_that_nobody_says_anything_of_any_more_are_forgotten(world: World) -> None:
-    waiting = Waiting(world.state.pods)
+    waiting = UnschedulablePods(world.state.pods)
     meta = refusal(world, pod_object("p", 9), "a").metadata
     for number in range(3000):
         other = type(meta)(name=f"p{number}", namespace="default", uid=f"uid-{number}")
-        waiting.refused(Refusal(other, {FilterReason.NOT_FREE: 1}), 0)
-    assert len(waiting._waiting) <= 1002
+        waiting.record_refusal(UnschedulablePod(other, {FilterReason.NOT_FREE: 1}), 0)
+    assert len(waiting._reported) <= 1002
 
 
 def test_cards_that_are_free_and_kept_are_explained(world: World) -> None:
     world.state.reservations.add_reservation(Reservation("uid-other", 5, "a", {0: 8}))
-    text = refusal(world, pod_object("p", 8), "a").text(world.state)
+    text = refusal(world, pod_object("p", 8), "a").format_text(world.state)
     assert "Largest free card: 8 GiB on node a" in text
     assert text.endswith("Some are kept for pods that others were evicted for.")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies import make
-from scheduler_plugin.scheduling.policies.precedence import chart
-from scheduler_plugin.scheduling.policies.weighted_balance import Settings, WeightedBalance
+from scheduler_plugin.scheduling.policies import make_policy
+from scheduler_plugin.scheduling.policies.precedence import compute_chart
+from scheduler_plugin.scheduling.policies.weighted_balance import WeightedBalance, WeightedBalanceSettings
 from tests.policy_view import ask, place, view
 
 CAPACITY = (100, 1000, [10])
@@ -31,12 +31,12 @@ JOB = ask(20, 300, (2, 1))
     ],
 )
 def test_precedence_charts(values, weights):
-    assert chart(values) == weights
+    assert compute_chart(values) == weights
 
 
 def test_a_chart_needs_something_to_compare():
     with pytest.raises(PolicyError, match="precedence chart of 1 classes"):
-        chart([1])
+        compute_chart([1])
 
 
 def imbalance(used, request, capacity, weights):
@@ -53,7 +53,7 @@ def imbalance(used, request, capacity, weights):
 def golden(threshold=Fraction(1, 2)):
     """The golden cluster, with two pods waiting for cpu and five for gpu-memory."""
     arrays = view(GOLDEN)
-    policy = WeightedBalance(Settings(configured=W0, threshold=threshold))
+    policy = WeightedBalance(WeightedBalanceSettings(configured=W0, threshold=threshold))
     rows = np.array([arrays.rows["c"]])
     for number in range(2):
         policy.pending(f"cpu{number}", arrays, ask(61, 0), rows)
@@ -126,9 +126,9 @@ def run(policy):
 
 
 def test_headline_hold_runs_one_more_job():
-    hold = Settings(parts=("W2",), threshold=Fraction(1), on_no_improvement="hold")
+    hold = WeightedBalanceSettings(parts=("W2",), threshold=Fraction(1), on_no_improvement="hold")
     assert run(WeightedBalance(hold)) == ([5, 1, 4], (0, 0, 0))
-    assert run(WeightedBalance(Settings(threshold=Fraction(1), on_no_improvement="hold"))) == (
+    assert run(WeightedBalance(WeightedBalanceSettings(threshold=Fraction(1), on_no_improvement="hold"))) == (
         [5, 1, 4],
         (0, 0, 0),
     )
@@ -142,7 +142,7 @@ def test_headline_first_come():
 
 
 def test_headline_numbers():
-    weights = chart((Fraction(20, 100), Fraction(500, 1000), Fraction(4, 10)))
+    weights = compute_chart((Fraction(20, 100), Fraction(500, 1000), Fraction(4, 10)))
     assert weights == (Fraction(1, 9), Fraction(5, 9), Fraction(1, 3))
     used, capacity = (20, 500, 4), (100, 1000, 10)
     expected = {None: 0.115470, 2: 0.186587, 1: 0.054433, 4: 0}
@@ -155,14 +155,16 @@ def test_headline_numbers():
 
 
 def test_hold_ends_after_its_rounds():
-    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "2", "threshold": "1"})
+    policy = make_policy(
+        "weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "2", "threshold": "1"}
+    )
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
     job = ask(0, 400, (1, 1))
     assert [attempt(policy, arrays, "p", job, rows) for _ in range(4)] == [None, None, 0, 0]
     # Each pod has its own rounds; who is bound, or gone, begins anew.
     assert [attempt(policy, arrays, "q", job, rows) for _ in range(3)] == [None, None, 0]
-    policy.settled("p", None)
+    policy.pod_resolved("p", None)
     assert attempt(policy, arrays, "p", job, rows) is None
 
 
@@ -171,13 +173,15 @@ def attempt(policy, arrays, pod, job, rows):
     scores = policy.score(arrays, replace(job, pod=pod), rows)
     best = int(scores.argmin())
     best = best if scores[best] < np.inf else None
-    policy.attempted(arrays, pod, None if best is None else int(rows[best]))
+    policy.record_attempt(arrays, pod, None if best is None else int(rows[best]))
     return best
 
 
 def test_asking_is_no_round():
     """Whoever only asks sees what the pod's next attempt will be answered, however often."""
-    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})
+    policy = make_policy(
+        "weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"}
+    )
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
     job = ask(0, 400, (1, 1), pod="p")
@@ -192,7 +196,7 @@ def test_asking_is_no_round():
 
 def test_a_node_without_gpu_use_always_accepts():
     """Its own daemons use some cpu and memory."""
-    policy = make("weighted-balance", {"on-no-improvement": "hold", "threshold": "1"})
+    policy = make_policy("weighted-balance", {"on-no-improvement": "hold", "threshold": "1"})
     arrays = view({"n": (100, 1000, [10], 20, 500, [4]), "o": (100, 1000, [10], 1, 100, [0])})
     rows = np.array([arrays.rows[name] for name in "no"])
     scores = policy.score(arrays, ask(0, 400, (1, 1)), rows)
@@ -205,9 +209,9 @@ def test_the_cursor_rotates():
     arrays = view(nodes)
     rows = np.array([arrays.rows[name] for name in "abc"])
     job = ask(0, 100, (1, 1))
-    still = make("weighted-balance")
+    still = make_policy("weighted-balance")
     assert [int(still.score(arrays, job, rows).argmin()) for _ in range(3)] == [0, 0, 0]
-    rotating = make("weighted-balance", {"rotate": "yes"})
+    rotating = make_policy("weighted-balance", {"rotate": "yes"})
     assert [attempt(rotating, arrays, "p", job, rows) for _ in range(4)] == [0, 1, 2, 0]
     assert [int(rotating.score(arrays, job, rows).argmin()) for _ in range(3)] == [1, 1, 1]
     assert [attempt(still, arrays, "p", job, rows) for _ in range(2)] == [0, 0]
@@ -216,7 +220,7 @@ def test_the_cursor_rotates():
 def test_rows_in_any_order_are_polled_by_name():
     arrays = view({name: (100, 1000, [10], 50, 0, [0]) for name in "abc"})
     rows = np.array([arrays.rows[name] for name in "cab"])
-    assert int(make("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 1
+    assert int(make_policy("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 1
 
 
 def test_polling_goes_on_past_the_first_nodes():
@@ -224,7 +228,7 @@ def test_polling_goes_on_past_the_first_nodes():
     nodes["b"] = (100, 1000, [10], 50, 0, [0])
     arrays = view(nodes)
     rows = np.array([arrays.rows[name] for name in sorted(nodes)])
-    assert int(make("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 100
+    assert int(make_policy("weighted-balance").score(arrays, ask(0, 100, (1, 1)), rows).argmin()) == 100
 
 
 def test_pending_pods_stop_counting():
@@ -238,8 +242,8 @@ def test_pending_pods_stop_counting():
     policy.pending("fits, but was asked about no node", arrays, ask(1, 1), rows[:0])
     assert policy.pending_by_class == (0, 0, 1)
     policy.weights(arrays)
-    policy.settled("p", None)
-    policy.settled("q", None)
+    policy.pod_resolved("p", None)
+    policy.pod_resolved("q", None)
     assert policy.pending_by_class == (0, 0, 0)
     policy.weights(arrays)
     assert policy.epoch > epoch
@@ -278,7 +282,7 @@ def test_waiting_replaces_what_was_counted():
         ],
     )
     assert policy.pending_by_class == (2, 0, 2)
-    policy.settled("p", None)
+    policy.pod_resolved("p", None)
     policy.waiting(arrays, [])
     assert policy.pending_by_class == (0, 0, 0)
 
@@ -296,12 +300,12 @@ def test_pending_counts_the_node_that_lacks_fewest():
 def test_classes_without_capacity_are_dropped():
     arrays = view({"n": (0, 1000, [10], 0, 100, [1]), "o": (100, 1000, [10], 10, 100, [1])})
     rows = np.array([arrays.rows[name] for name in "no"])
-    policy = make("weighted-balance", {"threshold": "0"})
+    policy = make_policy("weighted-balance", {"threshold": "0"})
     weights = policy.weights(arrays)
     scores = policy.score(arrays, ask(0, 300, (1, 1)), rows)
     assert scores[0] == pytest.approx(imbalance((0, 100, 1), (0, 300, 1), (0, 1000, 10), weights))
     assert imbalance((0,), (0,), (0,), (1,)) == 0
-    nobody = make("weighted-balance")
+    nobody = make_policy("weighted-balance")
     nobody.weights(view({}))
     assert nobody._utilisation(nobody._shares()) == 0
 
@@ -324,7 +328,7 @@ def test_classes_without_capacity_are_dropped():
 )
 def test_bad_parameters(parameters, message):
     with pytest.raises(PolicyError, match=message):
-        make("weighted-balance", parameters)
+        make_policy("weighted-balance", parameters)
 
 
 def test_what_is_remembered_is_limited(monkeypatch):
@@ -332,7 +336,9 @@ def test_what_is_remembered_is_limited(monkeypatch):
     monkeypatch.setattr("scheduler_plugin.scheduling.policies.weighted_balance._HELD_PODS", 1)
     arrays = view({"n": (100, 1000, [10], 20, 500, [4])})
     rows = np.array([arrays.rows["n"]])
-    policy = make("weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"})
+    policy = make_policy(
+        "weighted-balance", {"on-no-improvement": "hold", "hold-rounds": "1", "threshold": "1"}
+    )
     for number in range(4):
         policy.pending(str(number), arrays, ask(0, 0, (9, 1)), rows)
     assert policy.pending_by_class == (0, 0, 2)
@@ -345,7 +351,7 @@ def test_what_is_remembered_is_limited(monkeypatch):
 
 def test_another_order_with_the_same_weights_is_no_new_epoch():
     arrays, policy = golden()
-    only = make("weighted-balance", {"parts": "W0"})
+    only = make_policy("weighted-balance", {"parts": "W0"})
     only.weights(arrays)
     epoch = only.epoch
     arrays.set_requested(arrays.rows["a"], 99, 0)

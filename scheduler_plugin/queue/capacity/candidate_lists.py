@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scheduler_plugin.binding.two_tier import Candidate, decide
+from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.scheduling.ranking import best
+from scheduler_plugin.scheduling.ranking import rank_best
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ class _List:
         names: Epoch of the rows' names: after another one a row may be another node's.
     """
 
-    offered: tuple[Candidate, ...]
+    offered: tuple[ScoredNode, ...]
     last: _Place | None
     made: LongArray
     epoch: int
@@ -121,10 +121,10 @@ class Ahead:
         nodes = self._room.state.nodes
         rows = np.flatnonzero(fits)
         scores = self._room.scores(wants, rows)
-        first = best(scores, nodes.name_rank[rows], LISTED)
+        first = rank_best(scores, nodes.name_rank[rows], LISTED)
         epoch = self._room.epoch(wants)
         offered = tuple(
-            Candidate(nodes.names[row], score, int(nodes.version[row]), epoch)
+            ScoredNode(nodes.names[row], score, int(nodes.version[row]), epoch)
             for row, score in zip(rows[first].tolist(), scores[first].tolist(), strict=True)
         )
         made = nodes.version.copy()
@@ -149,7 +149,7 @@ class Ahead:
         if changed.size > CHANGED:
             return None
         scores = dict(zip(changed.tolist(), room.scores(wants, changed).tolist(), strict=True))
-        more = [Candidate(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
+        more = [ScoredNode(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
         offered = [each for each in known.offered if self._may(each.node, fits)]
 
         def version(node: str) -> int | None:
@@ -167,7 +167,7 @@ class Ahead:
                 return False
             return room.take(uid, wants, row, now)
 
-        decision = decide([*offered, *more], version, rescore, bind, epoch=epoch)
+        decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
             self._others = partial(filter, decision.node.__ne__, [each.node for each in offered])
         return decision.node or (None if known.last is not None else "")

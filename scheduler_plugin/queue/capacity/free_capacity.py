@@ -19,12 +19,12 @@ from scheduler_plugin.queue.capacity.dominant_share import Resources
 from scheduler_plugin.queue.capacity.requirements import Wants
 from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
 from scheduler_plugin.queue.capacity.total_capacity import Capacity
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
-from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_with, score
-from scheduler_plugin.scheduling.policies.registry import Picker, by_row
-from scheduler_plugin.scheduling.ranking import best
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
+from scheduler_plugin.scheduling.policies.registry import Picker, is_scored_by_row
+from scheduler_plugin.scheduling.ranking import rank_best
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 if TYPE_CHECKING:
     from allocator.records import Assignment
@@ -75,7 +75,7 @@ class _Mask:
     fits: BoolArray
     made: np.ndarray[tuple[int], np.dtype[np.int64]]
     facts: int
-    query: Query
+    query: SchedulingRequest
     changes: int = 0
     beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class Room:
         facts_version: +1 whenever something else than cards is new of a node.
     """
 
-    def __init__(self, state: ClusterState, policies: Policies) -> None:
+    def __init__(self, state: ClusterState, policies: ClusterPolicies) -> None:
         self.state = state
         self.policies = policies
         self.facts: dict[str, NodeFacts] = {}
@@ -209,7 +209,7 @@ class Room:
             intp[k], best first; the policy may hold a pod back from every row.
         """
         ranks = self.state.nodes.name_rank[rows]
-        return rows[best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+        return rows[rank_best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
 
     def winner(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> int | None:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
@@ -235,23 +235,23 @@ class Room:
             self.held_back.add(wants)
             if len(self._rounds) > REMEMBERED_ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
-        self.policies.attempted(self.state.nodes, query, row)
+        self.policies.record_attempt(self.state.nodes, query, row)
         return row
 
-    def _query_of(self, uid: str, wants: Wants) -> Query:
+    def _query_of(self, uid: str, wants: Wants) -> SchedulingRequest:
         """A pod's needs, with the pod for policies that count attempts."""
         query = self.query(wants)
-        return replace(query, ask=replace(query.ask, pod=uid))
+        return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
-    def _first_choice(self, wants: Wants, query: Query, fits: BoolArray) -> int | None:
+    def _first_choice(self, wants: Wants, query: SchedulingRequest, fits: BoolArray) -> int | None:
         """Find the row that the node policy takes first; None where it holds the pod back."""
-        nodes, policy = self.state.nodes, self.policies.of(query.request)
+        nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
-            return self.sound(wants, partial(policy.pick_row, nodes, query.ask, fits), None)
+            return self.sound(wants, partial(policy.pick_row, nodes, query.policy_request, fits), None)
         rows = np.flatnonzero(fits)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        scores = self.sound(wants, lambda: score(policy, nodes, query, rows), held)
-        first = best(scores, nodes.name_rank[rows], 1)
+        scores = self.sound(wants, lambda: score_nodes(policy, nodes, query, rows), held)
+        first = rank_best(scores, nodes.name_rank[rows], 1)
         return int(rows[first[0]]) if len(first) else None
 
     def next_choices(self, uid: str, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
@@ -276,17 +276,17 @@ class Room:
         query = self.query(wants)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
-        policy = self.policies.of(query.request)
+        policy = self.policies.get_policy(query.request)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        return self.sound(wants, lambda: score(policy, self.state.nodes, query, rows), held)
+        return self.sound(wants, lambda: score_nodes(policy, self.state.nodes, query, rows), held)
 
     def by_row(self, wants: Wants) -> bool:
         """Whether the node policy for a pod scores each node by itself."""
-        return by_row(self.policies.of(wants.request))
+        return is_scored_by_row(self.policies.get_policy(wants.request))
 
     def epoch(self, wants: Wants) -> int:
         """Of the weights of that policy: scores of another one cannot be compared."""
-        return self.policies.of(wants.request).epoch
+        return self.policies.get_policy(wants.request).epoch
 
     def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
@@ -313,11 +313,13 @@ class Room:
         placement = None
         if mine is not None and mine.node == nodes.names[row]:
             others = set(range(int(nodes.cards[row]))).difference(mine.positions(uuids))
-            placement = place(self._without(row, [*kept, *others]), query.request, query.ask.card_policy)
+            placement = place(
+                self._without(row, [*kept, *others]), query.request, query.policy_request.card_policy
+            )
         if placement is None:
-            placement = place_with(self.policies.of(query.request), nodes, row, query)
+            placement = place_by_policy(self.policies.get_policy(query.request), nodes, row, query)
         if placement is not None and not set(kept).isdisjoint(placement.charge):
-            placement = place(self._without(row, kept), query.request, query.ask.card_policy)
+            placement = place(self._without(row, kept), query.request, query.policy_request.card_policy)
         return placement
 
     def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
@@ -332,14 +334,17 @@ class Room:
         mask.beside[node] = (version, self.kept.version, who, found)
         return found
 
-    def _leaves(self, query: Query, wants: Wants, row: int, others: OnNode) -> bool:
+    def _leaves(self, query: SchedulingRequest, wants: Wants, row: int, others: OnNode) -> bool:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
         if not others.pods:
             return True
         if not fits_host(self.state.nodes, others.host.add(wants.host), row):
             return False
         left = self._without(row, others.cards)
-        return self.sound(wants, lambda: place(left, query.request, query.ask.card_policy), None) is not None
+        return (
+            self.sound(wants, lambda: place(left, query.request, query.policy_request.card_policy), None)
+            is not None
+        )
 
     def _without(self, row: int, cards: Collection[int]) -> list[Card]:
         """The cards of a node, some of them counted as full."""
@@ -357,7 +362,7 @@ class Room:
         if mask is not None and wants.request.selector.admits_all:
             query = mask.query
         else:
-            query = self.policies.query(
+            query = self.policies.make_request(
                 nodes, wants.request, wants.cpu_milli, wants.memory_bytes, others=wants.others
             )
         if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
@@ -390,7 +395,7 @@ class Room:
         rows = rows[self._able(wants, self.query(wants), rows)]
         return bool(len(rows)) and not self._has_sum(wants, rows).any()
 
-    def _fit(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+    def _fit(self, wants: Wants, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         fits = self._able(wants, query, rows)
         fits[fits] = self._has_sum(wants, rows[fits])
         return fits
@@ -399,7 +404,7 @@ class Room:
         result: BoolArray = self._sums.left(rows, percent=wants.percent) >= wants.request.effective_units
         return result
 
-    def _able(self, wants: Wants, query: Query, rows: RowArray) -> BoolArray:
+    def _able(self, wants: Wants, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
@@ -413,7 +418,7 @@ class Room:
         fits[fits] = allowed
         return fits
 
-    def query(self, wants: Wants) -> Query:
+    def query(self, wants: Wants) -> SchedulingRequest:
         """A pod's needs, ready to be asked of the arrays."""
         return self._mask(wants).query
 

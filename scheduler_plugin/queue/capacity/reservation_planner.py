@@ -180,7 +180,7 @@ class Clearing:
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
-        admits = self._room.query(wants).ask.admits
+        admits = self._room.query(wants).policy_request.admits
         units, spot = list(load.units), _Spot(0, row)
         for demand in wants.request.demands:
             needs = [demand.units_on(size) for size in open_units]

@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.host_resources import list_host_resources
 from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.scheduling.fit_counts import most_pods
+from scheduler_plugin.scheduling.fit_counts import count_most_pods
 
 if TYPE_CHECKING:
     from scheduler_plugin.queue.capacity.free_capacity import Room
@@ -63,7 +63,7 @@ class Capacity:
             self._known[wants] = known
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
-            most = most_pods(nodes, room.query(wants), stale, emptied=True)
+            most = count_most_pods(nodes, room.query(wants), stale, emptied=True)
             for needed, capacity, _ in list_host_resources(nodes, wants.host):
                 if needed:
                     most = np.minimum(most, capacity[stale] // needed)

@@ -15,8 +15,8 @@ from kubeapi.posting import make_post_client
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.memory import collect_rarely, release, settle
-from scheduler_plugin.options import EVENTS, elector_of, leader_label_of
+from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
+from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import committer_of
 from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, batch_pods
@@ -63,14 +63,14 @@ async def run(
         )
         state = ClusterState(settings.unit_mib, rules=QueueRules())
         policies = settings.policies()
-        policies.slow.connect(lambda line: log.warning("slow card policy", what=line))
+        policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
-        watcher.filled.connect(settle)
-        watcher.call_after_each_list(release)
+        watcher.filled.connect(freeze_caches)
+        watcher.call_after_each_list(trim_memory)
         QueueFeed(queue, watcher, clock)
-        elector = elector_of(settings, client)
-        label = leader_label_of(settings, client, elector)
+        elector = make_elector(settings, client)
+        label = make_leader_label(settings, client, elector)
         term = Term(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
         writer = Writer(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)

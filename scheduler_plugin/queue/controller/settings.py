@@ -11,8 +11,8 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from kubeapi.addresses import HttpAddress, address_faults
 from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import election_faults, process_faults
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.options import list_election_faults, list_process_faults
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 INDEXED: Final = {"best-fit": {"mode": "pick"}}
 """The queue makes its candidates itself: best-fit finds a node through its index."""
@@ -63,13 +63,13 @@ class QueueSettings(HttpAddress):
     log_level: str = "info"
     log_format: str = "text"
 
-    def policies(self) -> Policies:
+    def policies(self) -> ClusterPolicies:
         """Make the policies of the process, which its configuration may change.
 
         Raises:
             PolicyError: of this package or of allocator.
         """
-        return Policies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
+        return ClusterPolicies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
 
     def policy_faults(
         self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]
@@ -88,13 +88,13 @@ class QueueSettings(HttpAddress):
             SettingsError: lists every fault, one a line.
         """
         faults = [
-            *election_faults(self, "write timeout", self.write_timeout_s),
+            *list_election_faults(self, "write timeout", self.write_timeout_s),
             *address_faults("http", self.http),
-            *process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         for make in (
-            lambda: Policies(self.node_policy, parameters=self.node_policy_parameters),
-            lambda: Policies(card_policy_name=self.card_policy),
+            lambda: ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters),
+            lambda: ClusterPolicies(card_policy_name=self.card_policy),
             lambda: resource_name(self.unit_mib),
         ):
             try:

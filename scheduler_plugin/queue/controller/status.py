@@ -17,10 +17,10 @@ from scheduler_plugin.queue.cache.waiting import Kind, Task
 from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
-from scheduler_plugin.scheduling.available import say_widened, widened
+from scheduler_plugin.scheduling.available import explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.fit_counts import could_all_fit
-from scheduler_plugin.scheduling.reasons import FilterReason, demanded, event_text
+from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
+from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -38,7 +38,7 @@ BY_SUM: Final = (
 )
 NOT_TAKEN: Final = "cards that looked free for it could not be taken; it is tried again"
 HELD_BACK: Final = (
-    f"{event_text(FilterReason.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
+    f"{format_event_text(FilterReason.HELD_BACK, (), 1)} from the nodes that it fits on; it is tried again"
 )
 
 
@@ -269,7 +269,7 @@ def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
         return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
     kinds = Counter(members)
     asked = ((queue.room.query(wants), count) for wants, count in kinds.items())
-    if len(kinds) > 1 and not could_all_fit(queue.state.nodes, asked):
+    if len(kinds) > 1 and not can_ever_hold_all(queue.state.nodes, asked):
         return f"its gang has {pods} pods, and the cards do not hold all of them at once {EVEN_EMPTY}"
     slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
     if queue.config.slots is not None and pods > slots:
@@ -283,12 +283,12 @@ def _why_never(queue: Queue, wants: Wants) -> str:
     rows = np.flatnonzero(nodes.usable)
     codes = explain_rejections(nodes, queue.room.query(wants), rows)
     closest = FilterReason(min(codes.tolist()))
-    what = f"it needs {demanded(demands, queue.state.unit_mib)}"
+    what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
         why = f"{what}, and its rules, {_beside_cards(queue, wants)} allow no node with such cards,"
     else:
-        why = f"{what}: {event_text(closest, demands, queue.state.unit_mib)}"
-    return f"{why} {EVEN_EMPTY}{say_widened(widened(nodes, wants.request.selector, rows))}"
+        why = f"{what}: {format_event_text(closest, demands, queue.state.unit_mib)}"
+    return f"{why} {EVEN_EMPTY}{explain_widened(widen_patterns(nodes, wants.request.selector, rows))}"
 
 
 def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
@@ -381,7 +381,7 @@ def _room(queue: Queue, wants: Wants) -> str:
     units = max(demand.per_card for demand in demands)
     kind = "percent" if wants.percent else "units"
     if len(demands) > 1:
-        need = demanded(demands, queue.state.unit_mib)
+        need = format_demands(demands, queue.state.unit_mib)
     elif cards > 1:
         need = f"{cards} cards of a node with {units} {kind} free each"
     else:
@@ -393,8 +393,8 @@ def _room(queue: Queue, wants: Wants) -> str:
             return f"it needs {need}; {BY_SUM}"
         return f"it needs {need}{BY_RULES} {_beside_cards(queue, wants)} allow: none has that"
     free = nodes.free[usable]
-    if query.ask.admits is not None:
-        free = np.where(query.ask.admits[usable], free, 0)
+    if query.policy_request.admits is not None:
+        free = np.where(query.policy_request.admits[usable], free, 0)
     if wants.percent:
         free = free * 100 // np.maximum(nodes.size[usable], 1)
     largest = int(free.max(initial=0))

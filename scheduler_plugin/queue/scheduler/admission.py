@@ -22,7 +22,7 @@ from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.quota_usage import Amounts
 from scheduler_plugin.queue.capacity.requirements import Needs, Wants
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.scheduling.pending_pods import Backlog
+from scheduler_plugin.scheduling.pending_pods import PendingPods
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Admission:
         self.room = room
         self.amounts = Amounts(room.state)
         self.ahead = Ahead(room)
-        self.backlog = Backlog(room.state, room.policies)
+        self.backlog = PendingPods(room.state, room.policies)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
@@ -116,7 +116,7 @@ class Admission:
         """
         self.unplaced.clear()
         self.tenants.measure(self.room.resources)
-        self.backlog.count(now)
+        self.backlog.report_to_policies(now)
         for name, task in first:
             release = self._out_of_turn(name, task, now)
             if release is not None:

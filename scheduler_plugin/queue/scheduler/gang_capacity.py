@@ -14,8 +14,8 @@ from allocator.cards import Card
 from allocator.place import place
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host
-from scheduler_plugin.preemption.node_victims import Room as NodeRoom
-from scheduler_plugin.preemption.node_victims import room_on
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption as NodeRoom
+from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.queue.cache.queued_pods import Entry
 from scheduler_plugin.queue.capacity.free_capacity import Room
 from scheduler_plugin.queue.capacity.requirements import Wants
@@ -190,7 +190,7 @@ class GangRoom:
         cards = [] if view is None else self._left(node, view, self._uids(node, gone))
         if view is None or self._put(cards, pods[:-1]) is None:
             return []
-        admits, closed = self._room.query(wants).ask.admits, self._kept(node).cards
+        admits, closed = self._room.query(wants).policy_request.admits, self._kept(node).cards
         found: set[str] = set()
         for demand in wants.request.demands:
             able: list[tuple[int, int, list[str]]] = []
@@ -248,7 +248,7 @@ class GangRoom:
     def _view(self, node: str, wants: Wants) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
         if node not in self._views:
-            self._views[node] = room_on(self._room.state, node, self._room.query(wants))
+            self._views[node] = read_node(self._room.state, node, self._room.query(wants))
         return self._views[node]
 
     def _uids(self, node: str, gone: Iterable[Entry]) -> list[str]:
@@ -265,7 +265,7 @@ class GangRoom:
         Those that are kept for others are full.
         """
         kept, ended = self._kept(node).cards, self._ended.get(node, {})
-        cards = list(view.after(uids))
+        cards = list(view.get_cards_without(uids))
         for at, card in enumerate(cards):
             if at in kept:
                 cards[at] = replace(card, used_units=card.size_units)
@@ -278,7 +278,7 @@ class GangRoom:
         found: dict[str, tuple[int, ...]] = {}
         for uid, wants in pods:
             query = self._room.query(wants)
-            find = partial(place, cards, query.request, query.ask.card_policy)
+            find = partial(place, cards, query.request, query.policy_request.card_policy)
             placement = self._room.sound(wants, find, None)
             if placement is None:
                 return None

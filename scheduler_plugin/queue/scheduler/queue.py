@@ -35,7 +35,7 @@ from scheduler_plugin.queue.scheduler.lost_reservations import displaced_on
 from scheduler_plugin.queue.scheduler.requeue import TakeBacks
 from scheduler_plugin.queue.scheduler.reservation_delay import Patience
 from scheduler_plugin.queue.scheduler.reservation_manager import RoomKeeper
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 REFUSED_S: Final = (1.0, 300.0)
 """The shortest and the longest pause before a release that the API server has refused is tried again."""
@@ -71,7 +71,7 @@ class Queue:
     """
 
     def __init__(
-        self, config: QueueConfig, state: ClusterState, policies: Policies, wall: float | None = None
+        self, config: QueueConfig, state: ClusterState, policies: ClusterPolicies, wall: float | None = None
     ) -> None:
         self.config = config
         self.state = state

@@ -7,8 +7,8 @@ import numpy as np
 
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean, parse_resources
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, compute_mean, parse_resources
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 NAME: Final = "balanced"
 
@@ -24,16 +24,16 @@ class Balanced:
         self.other_resources = tuple(other_resources)
         self._fractions = Fractions(self.other_resources)
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the variance of the requested fractions after placing the pod, 0 (even) to 1/4."""
         self._fractions.follow(view)
         spread = self._fractions.after(ask, rows)
         present = self._fractions.present(rows, ask)
-        spread -= mean(spread, present)
+        spread -= compute_mean(spread, present)
         spread *= spread
         if present is not None:
             spread *= present
-        return np.round(mean(spread, present), DECIMALS)
+        return np.round(compute_mean(spread, present), DECIMALS)
 
 
 def make(parameters: Parameters) -> Balanced:

@@ -21,20 +21,20 @@ import numpy as np
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies.buckets import Buckets, Fallback, Found, find_in_arrays
+from scheduler_plugin.scheduling.policies.buckets import Buckets, BucketSearchResult, Fallback, find_in_arrays
 from scheduler_plugin.scheduling.policies.fractions import DECIMALS
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from scheduler_plugin.scheduling.policies.remaining import (
     CLASSES,
     CPU,
     GPU,
     MEMORY,
     NO_SET,
-    Search,
-    card_sets,
-    feasible_rows,
-    host_left,
-    search_for,
+    ClassSearch,
+    compute_host_left,
+    find_search,
+    iterate_card_sets,
+    mask_feasible,
 )
 
 NAME: Final = "best-fit"
@@ -55,7 +55,7 @@ Outermost = Literal["open", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BestFitSettings:
     """Parameters of the policy.
 
     Attributes:
@@ -99,7 +99,7 @@ class Settings:
         if sorted(self.order) != sorted(CLASSES):
             raise PolicyError(f"{NAME}: order is {','.join(self.order)}; allowed: each of {_listed()} once")
         for name, width in self.widths.items():
-            Buckets.equal(self.lower or 0, width, self.buckets)
+            Buckets.make_equal(self.lower or 0, width, self.buckets)
             _class(name)
         if self.outermost == "closed" and self.mode != "pick":
             raise PolicyError(f"{NAME}: outermost is closed with mode {self.mode}; allowed: mode pick")
@@ -125,7 +125,7 @@ class _Index:
         buckets: Empty.
     """
 
-    def __init__(self, view: ClusterView, search: Search, buckets: Buckets) -> None:
+    def __init__(self, view: ClusterView, search: ClassSearch, buckets: Buckets) -> None:
         self.buckets = buckets
         self._name, self._cards = search.name, search.demand.cards
         self._width = view.free_order.shape[0]
@@ -135,7 +135,7 @@ class _Index:
     def insert(self, view: ClusterView, rows: RowArray) -> None:
         """Move rows to where they belong by now."""
         usable, ranks = view.usable[rows].tolist(), view.name_rank[rows].tolist()
-        left = host_left(view, self._name, rows).tolist() if self._name != GPU else None
+        left = compute_host_left(view, self._name, rows).tolist() if self._name != GPU else None
         orders = view.free_order[:, rows].T.tolist() if left is None else None
         for at, row in enumerate(rows.tolist()):
             items: dict[int, int] = {}
@@ -143,24 +143,25 @@ class _Index:
                 items = {row * self._width: left[at]}
             elif usable[at] and orders is not None:
                 items = {
-                    row * self._width + first: amount for first, amount in card_sets(orders[at], self._cards)
+                    row * self._width + first: amount
+                    for first, amount in iterate_card_sets(orders[at], self._cards)
                 }
             for item in self._items.pop(row, ()):
                 if item not in items:
-                    self.buckets.drop(item)
+                    self.buckets.remove(item)
             for item, amount in items.items():
-                self.buckets.put(item, amount, ranks[at])
+                self.buckets.insert(item, amount, ranks[at])
             if items:
                 self._items[row] = list(items)
 
     def find(
         self,
         view: ClusterView,
-        search: Search,
+        search: ClassSearch,
         fits: Callable[[int], bool],
         limit: int,
         fallback: Fallback,
-    ) -> Found:
+    ) -> BucketSearchResult:
         """Search a row; given up after `MOST_ITEMS`."""
         units = search.demand.units
 
@@ -182,8 +183,8 @@ class BestFit:
 
     epoch = 0
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = Settings() if settings is None else settings
+    def __init__(self, settings: BestFitSettings | None = None) -> None:
+        self.settings = BestFitSettings() if settings is None else settings
         self._indexes: dict[tuple[str, int], _Index] = {}
         self._versions: LongArray = np.zeros(0, dtype=np.int64)
         self._ranks: LongArray = np.zeros(0, dtype=np.int64)
@@ -195,9 +196,9 @@ class BestFit:
         """Whether each node is scored by itself: where one is picked, the others' scores follow from it."""
         return self.settings.mode == "candidates"
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by what the dominant class has left after it; `pick`: inf but for the one."""
-        search = search_for(view, ask, self.settings.order)
+        search = find_search(view, ask, self.settings.order)
         if self.settings.mode == "candidates":
             left: FloatArray = (search.left(view, ask, rows) - search.amount).astype(np.float64)
             left += _others(view, rows)
@@ -218,11 +219,13 @@ class BestFit:
         """Whether one node is named."""
         return self.settings.mode == "pick"
 
-    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+    def pick_row(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> int | None:
         """Find the row that `pick` names."""
         return self.pick(view, ask, fits).key
 
-    def pick(self, view: ClusterView, ask: Ask, fits: BoolArray | None = None) -> Found:
+    def pick(
+        self, view: ClusterView, ask: PolicyRequest, fits: BoolArray | None = None
+    ) -> BucketSearchResult:
         """Search the index of the dominant class.
 
         Args:
@@ -230,7 +233,7 @@ class BestFit:
             ask: What the pod asks for; a pod with several demands is searched by its largest.
             fits: bool[R], rows that can take the pod; None: cpu, memory and cards decide.
         """
-        search = search_for(view, ask, self.settings.order)
+        search = find_search(view, ask, self.settings.order)
         self._follow(view)
         key = (search.name, search.demand.cards)
         index = self._indexes.get(key)
@@ -255,7 +258,7 @@ class BestFit:
         left = search.left(view, ask, rows)
         suits = left < NO_SET
         if fits is None:
-            suits &= feasible_rows(view, ask, rows)
+            suits &= mask_feasible(view, ask, rows)
         found = find_in_arrays(
             index.buckets.bounds,
             *(left, view.name_rank[rows], suits),
@@ -281,7 +284,7 @@ class BestFit:
         self._versions[changed] = view.version[changed]
         self._ranks[changed] = view.name_rank[changed]
 
-    def _empty(self, view: ClusterView, search: Search) -> Buckets:
+    def _empty(self, view: ClusterView, search: ClassSearch) -> Buckets:
         """Make the buckets for a class; of sets of cards bounds are those of one card times the cards."""
         settings, name, cards = self.settings, search.name, search.demand.cards
         scale = SCALES[name] * cards
@@ -292,12 +295,12 @@ class BestFit:
             capacity = view.cpu_capacity if name == CPU else view.memory_capacity
             largest = int((view.size * cards if name == GPU else capacity).max(initial=0))
         elif name != GPU:
-            largest = int(host_left(view, name, rows).max(initial=0))
+            largest = int(compute_host_left(view, name, rows).max(initial=0))
         else:
             largest = cards * int(view.free_order[cards - 1].max(initial=0)) if cards <= self._width else 0
         width = settings.widths.get(name, max(1, ceil(largest / scale / settings.buckets)))
         lower = cards if settings.lower is None else settings.lower * scale
-        return Buckets.equal(lower, width * scale, settings.buckets, closed=closed)
+        return Buckets.make_equal(lower, width * scale, settings.buckets, closed=closed)
 
 
 def _others(view: ClusterView, rows: RowArray) -> FloatArray:
@@ -313,7 +316,7 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
     return np.round(share, DECIMALS, out=share)
 
 
-def _feasible(view: ClusterView, ask: Ask) -> Callable[[int], bool]:
+def _feasible(view: ClusterView, ask: PolicyRequest) -> Callable[[int], bool]:
     """Tell of one row whether every class fits; exact for pods with one demand."""
 
     def fits(row: int) -> bool:
@@ -366,7 +369,7 @@ def make(parameters: Parameters) -> BestFit:
         elif kind == "bounds":
             bounds[name] = tuple(_whole(key, part) for part in text.split(","))
     return BestFit(
-        Settings(
+        BestFitSettings(
             cast("Mode", mode),
             buckets,
             numbers.get("limit"),

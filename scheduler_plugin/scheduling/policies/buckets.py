@@ -20,7 +20,7 @@ Fallback = Literal["closest", "largest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BucketSearchResult:
     """Where a search ended.
 
     Attributes:
@@ -57,7 +57,7 @@ class Buckets:
         self._entries: dict[int, tuple[int, int, int]] = {}
 
     @classmethod
-    def equal(cls, lower: int, width: int, count: int, *, closed: bool = False) -> "Buckets":
+    def make_equal(cls, lower: int, width: int, count: int, *, closed: bool = False) -> "Buckets":
         """Make `count` buckets of one width, the first from `lower` on; the last is open above, or closed.
 
         Raises:
@@ -76,7 +76,7 @@ class Buckets:
         """Number of the bucket for an amount, 0 for none."""
         return 0 if self.end is not None and amount >= self.end else bisect_right(self.bounds, amount)
 
-    def put(self, key: int, amount: int, rank: int) -> None:
+    def insert(self, key: int, amount: int, rank: int) -> None:
         """Insert an item, or move it to its new place.
 
         Args:
@@ -87,13 +87,13 @@ class Buckets:
         entry = (amount, rank, key)
         if self._entries.get(key) == entry:
             return
-        self.drop(key)
+        self.remove(key)
         bucket = self.bucket_of(amount)
         if bucket:
             insort(self._rings[bucket - 1], entry)
             self._entries[key] = entry
 
-    def drop(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         """Take an item out, if it is in."""
         entry = self._entries.pop(key, None)
         if entry is not None:
@@ -107,7 +107,7 @@ class Buckets:
         fits: Callable[[int], bool],
         fallback: Fallback = "closest",
         most: int | None = None,
-    ) -> Found:
+    ) -> BucketSearchResult:
         """Search an item with at least `amount` left that fits.
 
         The bucket of the amount first, then upwards to bucket `limit`, then from the last one downwards.
@@ -133,11 +133,11 @@ class Buckets:
             downwards = fallback == "largest" and bucket in far
             for at in _from_largest(ring, start) if downwards else range(start, len(ring)):
                 if touched == most:
-                    return Found(None, tuple(probes), touched, complete=False)
+                    return BucketSearchResult(None, tuple(probes), touched, complete=False)
                 touched += 1
                 if fits(ring[at][2]):
-                    return Found(ring[at][2], tuple(probes), touched)
-        return Found(None, tuple(probes), touched)
+                    return BucketSearchResult(ring[at][2], tuple(probes), touched)
+        return BucketSearchResult(None, tuple(probes), touched)
 
 
 def find_in_arrays(
@@ -149,7 +149,7 @@ def find_in_arrays(
     limit: int,
     fallback: Fallback = "closest",
     end: int | None = None,
-) -> Found:
+) -> BucketSearchResult:
     """Find what `Buckets.find` finds, of items that stand in arrays and in no index.
 
     Args:
@@ -184,8 +184,8 @@ def find_in_arrays(
         downwards = fallback == "largest" and part is far
         order = np.lexsort((ranks[found], -amounts[found] if downwards else amounts[found]))
         probes += [number for number in part if (number <= bucket if part is near else number >= bucket)]
-        return Found(int(found[order[0]]), tuple(probes), len(amounts))
-    return Found(None, tuple(probes), len(amounts))
+        return BucketSearchResult(int(found[order[0]]), tuple(probes), len(amounts))
+    return BucketSearchResult(None, tuple(probes), len(amounts))
 
 
 def _search_order(bounds: Sequence[int], amount: int, limit: int) -> tuple[range, range]:

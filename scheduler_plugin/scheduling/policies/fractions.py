@@ -10,7 +10,7 @@ from allocator.errors import shown
 from allocator.registry import Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, LongArray, RowArray
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 DECIMALS: Final = 12
 """Sums of the same fractions in another order differ in the last bit; scores closer than this are ties."""
@@ -49,7 +49,7 @@ def parse_resources(policy: str, parameters: Parameters) -> tuple[str, ...]:
     return names
 
 
-def columns_of(view: ClusterView, others: Sequence[str]) -> list[tuple[LongArray, LongArray]]:
+def list_columns(view: ClusterView, others: Sequence[str]) -> list[tuple[LongArray, LongArray]]:
     """List capacity and use of each class, int64[R] both; nobody has what the view does not show."""
     columns = [
         (view.cpu_capacity, view.cpu_used),
@@ -105,7 +105,7 @@ class Fractions:
         changed = np.flatnonzero(view.version != self._versions)
         if not changed.size:
             return changed
-        columns = columns_of(view, self._others)
+        columns = list_columns(view, self._others)
         if changed.size <= _FEW:
             for row in changed.tolist():
                 for at, (capacity, used) in enumerate(columns):
@@ -146,7 +146,7 @@ class Fractions:
         """`used_c / capacity_c` as followed last: float64[k, m]."""
         return self._used.take(rows, axis=1)
 
-    def after(self, ask: Ask, rows: RowArray) -> FloatArray:
+    def after(self, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """`(used_c + request_c) / capacity_c` as followed last: float64[k, m].
 
         Args:
@@ -160,7 +160,7 @@ class Fractions:
         result += self._used.take(rows, axis=1)
         return result
 
-    def present(self, rows: RowArray, ask: Ask | None = None) -> FloatArray | None:
+    def present(self, rows: RowArray, ask: PolicyRequest | None = None) -> FloatArray | None:
         """1 where the node has something of the class, else 0: float64[k, m]; None: 1 everywhere.
 
         Args:
@@ -171,14 +171,14 @@ class Fractions:
         return None if self._complete and not plain else self._present.take(rows, axis=1)
 
 
-def mean(f: FloatArray, present: FloatArray | None) -> FloatArray:
+def compute_mean(f: FloatArray, present: FloatArray | None) -> FloatArray:
     """Mean over the classes a node has (None: all): float64[m], 0 for a node that has none."""
-    result = added(f)
-    result /= float(len(f)) if present is None else np.maximum(added(present), 1.0)
+    result = add_classes(f)
+    result /= float(len(f)) if present is None else np.maximum(add_classes(present), 1.0)
     return result
 
 
-def added(values: FloatArray) -> FloatArray:
+def add_classes(values: FloatArray) -> FloatArray:
     """Sum over the classes, always in the same order: float64[k, m] -> float64[m]."""
     result: FloatArray = values[0] + values[1]
     for each in values[2:]:

@@ -12,9 +12,17 @@ from typing import Final
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.fragmentation_file import read_workload
-from scheduler_plugin.scheduling.policies.fragmentation_scores import Scores, by_uuid, node_by_node
-from scheduler_plugin.scheduling.policies.fragmentation_workload import DemandShape, Workload, distance
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.fragmentation_scores import (
+    FragmentationScores,
+    by_uuid,
+    node_by_node,
+)
+from scheduler_plugin.scheduling.policies.fragmentation_workload import (
+    DemandShape,
+    TypicalWorkload,
+    compute_distance,
+)
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 _PODS: Final = 1 << 16
 """Pods that are remembered, so that each is learned from once."""
@@ -33,7 +41,7 @@ At one in twenty a learner that has only ever seen pods of one size still fills 
 """
 
 
-class Fragmentation:
+class FragmentationPolicy:
     """The node policy; see the module's text.
 
     Args:
@@ -44,28 +52,30 @@ class Fragmentation:
 
     by_row = True
 
-    def __init__(self, workload: Workload | None = None) -> None:
+    def __init__(self, workload: TypicalWorkload | None = None) -> None:
         self.epoch = 0
         self._learns = workload is None
-        self._seen: Workload = Workload() if workload is None else workload
+        self._seen: TypicalWorkload = TypicalWorkload() if workload is None else workload
         self._next_lesson = _FIRST_LESSON
         self._learned: dict[DemandShape, float] = {}
         self._pods: OrderedDict[str, None] = OrderedDict()
         self._unseen = 0.0 if workload is not None else 1.0
-        self._scores = Scores(self._seen, self._unseen)
+        self._scores = FragmentationScores(self._seen, self._unseen)
 
-    def with_workload(self, workload: Workload) -> "Fragmentation":
+    def with_workload(self, workload: TypicalWorkload) -> "FragmentationPolicy":
         """The same policy for a typical workload that is known."""
-        return Fragmentation(workload)
+        return FragmentationPolicy(workload)
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the increase of fragmentation, in millionths of a unit, ties included."""
         scores = self._follow(view)
         if node_by_node(ask):
             return scores.by_cards(view, ask, rows)
         return scores.by_row(view, ask, rows) if by_uuid(ask) else scores.by_state(view, ask, rows)
 
-    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+    def choose_cards(
+        self, view: ClusterView, ask: PolicyRequest, row: int
+    ) -> tuple[tuple[int, ...], ...] | None:
         """Choose the cards that the row's score was computed with; None when the pod does not fit."""
         return self._follow(view).cards(view, ask, row)
 
@@ -73,16 +83,16 @@ class Fragmentation:
         """Fragmentation of each row now: float64[m], units."""
         return self._follow(view).value(rows)
 
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:  # noqa: ARG002
+    def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:  # noqa: ARG002
         """Learn from a pod that fits nowhere: it is part of what is asked for."""
         self._learn(uid, ask)
 
-    def settled(self, uid: str, ask: Ask | None) -> None:
+    def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:
         """Learn from a pod that was bound."""
         if ask is not None:
             self._learn(uid, ask)
 
-    def _learn(self, uid: str, ask: Ask) -> None:
+    def _learn(self, uid: str, ask: PolicyRequest) -> None:
         if not self._learns or uid in self._pods:
             return
         self._pods[uid] = None
@@ -94,17 +104,17 @@ class Fragmentation:
         self._next_lesson = int(self._seen.total * _LESSON_GROWTH)
         popularity = self._seen.popularity()
         unseen = max(_LEAST_UNSEEN, (_UNSEEN_PODS / (_UNSEEN_PODS + self._seen.gpu_pods)) ** 2)
-        if distance(popularity, self._learned) + abs(unseen - self._unseen) > _LESSON_WORTH:
+        if compute_distance(popularity, self._learned) + abs(unseen - self._unseen) > _LESSON_WORTH:
             self._learned, self._unseen = popularity, unseen
-            self._scores = Scores(self._seen, unseen)
+            self._scores = FragmentationScores(self._seen, unseen)
             self.epoch += 1
 
-    def _follow(self, view: ClusterView) -> Scores:
+    def _follow(self, view: ClusterView) -> FragmentationScores:
         self._scores.follow(view)
         return self._scores
 
 
-def make(parameters: Parameters) -> Fragmentation:
+def make(parameters: Parameters) -> FragmentationPolicy:
     """Build the policy.
 
     Args:
@@ -115,7 +125,7 @@ def make(parameters: Parameters) -> Fragmentation:
         PolicyError: a file that cannot be used.
     """
     path = parameters.get("workload")
-    return Fragmentation(None if path is None else read_workload(path))
+    return FragmentationPolicy(None if path is None else read_workload(path))
 
 
 POLICY: Final = Entry(

@@ -7,8 +7,8 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.selector import Selector
 from scheduler_plugin.errors import PolicyError
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 COLUMNS: Final = ("cpu_milli", "memory_mib", "cards", "units")
 MODEL_COLUMN: Final = "gpu_model"
@@ -18,7 +18,7 @@ _MIB: Final = 1 << 20
 _LARGEST: Final = 10**12
 
 
-def read_workload(path: str) -> Workload:
+def read_workload(path: str) -> TypicalWorkload:
     """Read pods from a CSV file.
 
     The columns `cpu_milli`, `memory_mib`, `cards` and `units` (of GPU memory on each card, 0 with no card)
@@ -36,7 +36,7 @@ def read_workload(path: str) -> Workload:
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:
                 raise PolicyError(f"{path}:1: column {missing[0]} is missing; needed: {', '.join(COLUMNS)}")
-            workload = Workload()
+            workload = TypicalWorkload()
             for row in reader:
                 _count(workload, row, f"{path}:{reader.line_num}")
     except (OSError, UnicodeError, csv.Error) as error:
@@ -46,7 +46,7 @@ def read_workload(path: str) -> Workload:
     return workload
 
 
-def _count(workload: Workload, row: dict[str, str | None], where: str) -> None:
+def _count(workload: TypicalWorkload, row: dict[str, str | None], where: str) -> None:
     numbers = [_number(row, column, where) for column in COLUMNS]
     cpu_milli, memory_mib, cards, units = numbers
     count = _number(row, COUNT_COLUMN, where) if row.get(COUNT_COLUMN) else 1
@@ -57,7 +57,7 @@ def _count(workload: Workload, row: dict[str, str | None], where: str) -> None:
     except AllocatorError as error:
         raise PolicyError(f"{where}: {error}") from error
     demands = (CardDemand(units, cards),) if cards else ()
-    workload.add(Ask(cpu_milli, memory_mib * _MIB, demands, selector=selector), count)
+    workload.add(PolicyRequest(cpu_milli, memory_mib * _MIB, demands, selector=selector), count)
 
 
 def _number(row: dict[str, str | None], column: str, where: str) -> int:

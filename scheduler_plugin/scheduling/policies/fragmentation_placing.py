@@ -6,13 +6,13 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, FloatArray, RowArray
 from scheduler_plugin.scheduling.card_costs import CardCosts
-from scheduler_plugin.scheduling.policies.fragmentation_terms import Terms
+from scheduler_plugin.scheduling.policies.fragmentation_terms import FragmentationTerms
 
 RESOLUTION: Final = 1e6
 """Increases closer than 1 / this, in units, are equal: sums in another order differ in the last bits."""
 
 
-class Placing:
+class StatePlacer:
     """Places demands on copies of states.
 
     Attributes:
@@ -30,7 +30,12 @@ class Placing:
     """
 
     def __init__(
-        self, terms: Terms, cards: RowArray, sums: FloatArray, others: FloatArray, limits: FloatArray
+        self,
+        terms: FragmentationTerms,
+        cards: RowArray,
+        sums: FloatArray,
+        others: FloatArray,
+        limits: FloatArray,
     ) -> None:
         self._terms = terms
         self._limits = limits

@@ -11,12 +11,12 @@ from allocator.place import choose_each
 from allocator.policy import node_policy_chooses
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, FloatArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.scheduling.card_costs import CardCosts, card_costs
-from scheduler_plugin.scheduling.policies.fragmentation_placing import RESOLUTION, Placing
-from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, States
-from scheduler_plugin.scheduling.policies.fragmentation_terms import Terms
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
+from scheduler_plugin.scheduling.policies.fragmentation_placing import RESOLUTION, StatePlacer
+from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, NodeStates
+from scheduler_plugin.scheduling.policies.fragmentation_terms import FragmentationTerms
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 PickArray = NDArray[np.int16]
 
@@ -24,7 +24,7 @@ _ENTRIES: Final = 1 << 23
 """Scores that are remembered, over all shapes."""
 
 
-class Scores:
+class FragmentationScores:
     """Scores pods on the nodes of a view.
 
     Args:
@@ -32,9 +32,9 @@ class Scores:
         unseen: The share of pods that it does not know of, 0 to 1.
     """
 
-    def __init__(self, workload: Workload, unseen: float = 0.0) -> None:
-        self._terms = Terms(workload, unseen)
-        self._states = States(self._terms)
+    def __init__(self, workload: TypicalWorkload, unseen: float = 0.0) -> None:
+        self._terms = FragmentationTerms(workload, unseen)
+        self._states = NodeStates(self._terms)
         self._generation = 0
         self._known: OrderedDict[tuple[object, ...], tuple[FloatArray, PickArray]] = OrderedDict()
 
@@ -45,7 +45,7 @@ class Scores:
             self._generation = self._states.generation
             self._known.clear()
 
-    def by_state(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def by_state(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows, computing only states that no pod of this shape was scored on before."""
         of_row = self._states.of_row[rows]
         scores, picks = self._table(ask)
@@ -63,7 +63,7 @@ class Scores:
             found = scores[of_row]
         return found
 
-    def by_row(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score one row after the other: which cards a UUID selector admits is no part of a state."""
         result: FloatArray = np.zeros(len(rows), dtype=np.float64)
         for at, row in enumerate(rows.tolist()):
@@ -71,14 +71,16 @@ class Scores:
             result[at] = self._scored(self._states.of_row[row : row + 1], ask, allowed)[0][0]
         return self._exactly(view, ask, rows, result)
 
-    def _exactly(self, view: ClusterView, ask: Ask, rows: RowArray, scores: FloatArray) -> FloatArray:
+    def _exactly(
+        self, view: ClusterView, ask: PolicyRequest, rows: RowArray, scores: FloatArray
+    ) -> FloatArray:
         """Score rows again by the cards found exactly where each on the best card left a later one none."""
         left = np.flatnonzero(np.isinf(scores))
         if left.size and len(ask.demands) > 1:
             scores[left] = self.by_cards(view, ask, rows[left])
         return scores
 
-    def by_cards(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def by_cards(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the cards of `choose_each`, as where a card policy tells for one node only."""
         shape = (len(rows), view.size.shape[1])
         allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
@@ -89,7 +91,7 @@ class Scores:
                 mask[at, [order.index(card) for card in positions]] = True
         return self._scored(self._states.of_row[rows], ask, allowed)[0]
 
-    def cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+    def cards(self, view: ClusterView, ask: PolicyRequest, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
         if node_by_node(ask):
             taken = choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector)
@@ -116,7 +118,7 @@ class Scores:
         result: FloatArray = states.value[numbers]
         return result
 
-    def _table(self, ask: Ask) -> tuple[FloatArray, PickArray]:
+    def _table(self, ask: PolicyRequest) -> tuple[FloatArray, PickArray]:
         """Scores by state for pods like this one, NaN where not known, and the card of those with one."""
         capacity = self._states.capacity
         key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy)
@@ -137,7 +139,7 @@ class Scores:
     def _scored(
         self,
         numbers: RowArray,
-        ask: Ask,
+        ask: PolicyRequest,
         allowed: BoolArray | Sequence[BoolArray] | None,
         *,
         largest_first: bool = False,
@@ -163,12 +165,12 @@ class Scores:
         cpu_free[: len(numbers)] -= ask.cpu_milli
         memory_free[: len(numbers)] -= ask.memory_bytes
         limits = terms.limits(np.maximum(cpu_free, 0.0), np.maximum(memory_free, 0.0))
-        place = Placing(terms, states.cards[numbers], states.sums[numbers], states.sums[unknown], limits)
+        place = StatePlacer(terms, states.cards[numbers], states.sums[numbers], states.sums[unknown], limits)
         if allowed is None and not ask.selector.admits_all:
             models = np.array([ask.selector.admits_model(model) for model in terms.card_model])
             allowed = models[place.cards]
         each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
-        costs = None if node_policy_chooses(ask.card_policy) else card_costs(ask.card_policy)
+        costs = None if node_policy_chooses(ask.card_policy) else get_array_costs(ask.card_policy)
         demands = sorted(ask.demands, reverse=True) if largest_first else ask.demands
         chosen = [
             place.demand(d.units, d.cards, mask, _fullest(d) if largest_first else costs)
@@ -187,22 +189,22 @@ def _fullest(demand: CardDemand) -> CardCosts:
     return lambda _size, free, _units: (sign * free).astype(np.float64)
 
 
-def _one_card(ask: Ask) -> bool:
+def _one_card(ask: PolicyRequest) -> bool:
     return len(ask.demands) == 1 and ask.demands[0].cards == 1
 
 
-def node_by_node(ask: Ask) -> bool:
+def node_by_node(ask: PolicyRequest) -> bool:
     """Tell whether only the cards of each node say which of them the pod's card policy takes."""
     name = ask.card_policy
-    return bool(ask.demands) and not node_policy_chooses(name) and card_costs(name) is None
+    return bool(ask.demands) and not node_policy_chooses(name) and get_array_costs(name) is None
 
 
-def by_uuid(ask: Ask) -> bool:
+def by_uuid(ask: PolicyRequest) -> bool:
     """Tell whether a pod names single cards."""
     return ask.admits is not None and bool(ask.selector.uuids or ask.selector.excluded_uuids)
 
 
-def _allowed(view: ClusterView, ask: Ask, row: int, order: list[int]) -> BoolArray | None:
+def _allowed(view: ClusterView, ask: PolicyRequest, row: int, order: list[int]) -> BoolArray | None:
     """Cards of a row that a pod may use, in the order of the row's state: bool[1, K], None: all."""
     if ask.admits is None:
         return None

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, LongArray, RowArray
-from scheduler_plugin.scheduling.policies.fragmentation_terms import NO_CARD, Terms
+from scheduler_plugin.scheduling.policies.fragmentation_terms import NO_CARD, FragmentationTerms
 
 TIE_LEVELS: Final = 512
 """Steps in which free GPU, and within a step free cpu, decide between equal increases."""
@@ -13,11 +13,11 @@ TIE_LEVELS: Final = 512
 _SPARE: Final = 8192
 
 
-class States:
+class NodeStates:
     """Gives every node row the number of its state, anew when the row's version changes.
 
-    A state is the node's free cpu and memory and its cards, sorted, as rows of `Terms.table`. Numbers are
-    given out until there are too many; then all are forgotten and `generation` grows.
+    A state is the node's free cpu and memory and its cards, sorted, as rows of `FragmentationTerms.table`.
+    Numbers are given out until there are too many; then all are forgotten and `generation` grows.
 
     Attributes:
         generation: +1 whenever numbers change their meaning.
@@ -29,7 +29,7 @@ class States:
         value: float64[n], fragmentation, NaN where not computed.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: FragmentationTerms) -> None:
         self.generation = 0
         self._terms = terms
         self._start(0, 0)

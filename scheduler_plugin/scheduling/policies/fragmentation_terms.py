@@ -31,7 +31,7 @@ from allocator.policies.fragmentation import (
 )
 from allocator.pricing import hole_values
 from scheduler_plugin.cache.arrays import FloatArray, LongArray, RowArray
-from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 
 NO_CARD: Final = 0
 """Index of the table's row for a card that is not there."""
@@ -39,7 +39,7 @@ NO_CARD: Final = 0
 _ENOUGH: Final = 1e15
 
 
-class Terms:
+class FragmentationTerms:
     """Evaluates node states against one typical workload.
 
     Columns of the card table, G groups of (units, cards, selector):
@@ -52,7 +52,7 @@ class Terms:
         unseen: u, the share of pods that the workload does not know of: 0 to 1.
     """
 
-    def __init__(self, workload: Workload, unseen: float = 0.0) -> None:
+    def __init__(self, workload: TypicalWorkload, unseen: float = 0.0) -> None:
         shares = workload.shares()
         groups = list(dict.fromkeys((s.shape.units, s.shape.cards, s.shape.selector) for s in shares))
         where = {group: index for index, group in enumerate(groups)}

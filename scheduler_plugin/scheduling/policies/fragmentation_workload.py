@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Self
 
 from allocator.selector import Selector
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 MAX_SHAPES: Final = 512
 """Shapes that are scored with; rarer ones are left out."""
@@ -27,7 +27,7 @@ class DemandShape(NamedTuple):
     selector: Selector
 
 
-class Share(NamedTuple):
+class WorkloadShare(NamedTuple):
     """A shape's part in the workload.
 
     Attributes:
@@ -41,7 +41,7 @@ class Share(NamedTuple):
     memory_bytes: float
 
 
-class Workload:
+class TypicalWorkload:
     """Counts shapes. Pods that ask for no GPU count in the total only.
 
     A pod whose containers make several demands counts as one shape for each, with an equal part of its cpu
@@ -54,14 +54,14 @@ class Workload:
         self._memory: Counter[DemandShape] = Counter()
 
     @classmethod
-    def of(cls, asks: Iterable[Ask]) -> Self:
+    def from_pods(cls, asks: Iterable[PolicyRequest]) -> Self:
         """Count pods."""
         workload = cls()
         for ask in asks:
             workload.add(ask)
         return workload
 
-    def add(self, ask: Ask, count: int = 1) -> None:
+    def add(self, ask: PolicyRequest, count: int = 1) -> None:
         """Count a pod, or several that ask for the same."""
         self.total += count
         parts = len(ask.demands)
@@ -70,11 +70,11 @@ class Workload:
             self._counts[shape] += count
             self._memory[shape] += count * (ask.memory_bytes // parts)
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[WorkloadShare]:
         """The shapes with their popularity, in an order that does not depend on the order of counting."""
         ranked = sorted(self._counts.items(), key=lambda item: (-item[1], _key(item[0])))[:MAX_SHAPES]
         return [
-            Share(shape, count / self.total, self._memory[shape] / count)
+            WorkloadShare(shape, count / self.total, self._memory[shape] / count)
             for shape, count in sorted(ranked, key=lambda item: _key(item[0]))
         ]
 
@@ -102,7 +102,7 @@ def _key(shape: DemandShape) -> tuple[object, ...]:
     return (shape.cpu_milli, shape.units, shape.cards, *names)
 
 
-def distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:
+def compute_distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:
     """How much popularity must move to make one workload the other: 0 to 1."""
     shapes = {**left, **right}
     return sum(abs(left.get(shape, 0.0) - right.get(shape, 0.0)) for shape in shapes) / 2

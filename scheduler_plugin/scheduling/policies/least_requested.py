@@ -7,8 +7,8 @@ import numpy as np
 
 from allocator.registry import Entry, Parameters
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
-from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, mean, parse_resources
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.fractions import DECIMALS, Fractions, compute_mean, parse_resources
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 NAME: Final = "least-requested"
 
@@ -24,10 +24,12 @@ class LeastRequested:
         self.other_resources = tuple(other_resources)
         self._fractions = Fractions(self.other_resources)
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by the mean requested fraction after placing the pod, 0 (empty) to 1 (full)."""
         self._fractions.follow(view)
-        return np.round(mean(self._fractions.after(ask, rows), self._fractions.present(rows, ask)), DECIMALS)
+        return np.round(
+            compute_mean(self._fractions.after(ask, rows), self._fractions.present(rows, ask)), DECIMALS
+        )
 
 
 def make(parameters: Parameters) -> LeastRequested:

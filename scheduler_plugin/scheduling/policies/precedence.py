@@ -8,7 +8,7 @@ from scheduler_plugin.errors import PolicyError
 _HALF = Fraction(1, 2)
 
 
-def chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
+def compute_chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
     """Weigh k classes: `p_ij` is 1 if v_i > v_j, 1/2 if equal, else 0; `w_i = sum_j p_ij / (k*k/2)`.
 
     Args:
@@ -30,6 +30,6 @@ def chart(values: Sequence[Fraction | int | float]) -> tuple[Fraction, ...]:
     return tuple(Fraction(score) / Fraction(count * count, 2) for score in scores)
 
 
-def mean(charts: Sequence[Sequence[Fraction]]) -> tuple[Fraction, ...]:
+def average_charts(charts: Sequence[Sequence[Fraction]]) -> tuple[Fraction, ...]:
     """Average weight vectors class by class."""
     return tuple(sum(column, Fraction(0)) / len(charts) for column in zip(*charts, strict=True))

@@ -21,7 +21,7 @@ from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import PolicyError
 
 if TYPE_CHECKING:
-    from scheduler_plugin.scheduling.policies.fragmentation_workload import Workload
+    from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 
 
 class CardDemand(NamedTuple):
@@ -32,7 +32,7 @@ class CardDemand(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PolicyRequest:
     """What a pod asks for, as policies see it.
 
     Attributes:
@@ -83,7 +83,7 @@ class NodePolicy(Protocol):
         """Grows when weights that every node's score depends on change; constant 0 where there are none."""
         ...
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score candidate rows for one pod.
 
         Whoever only asks calls this too, as often as he likes: it counts as no attempt to place the pod.
@@ -103,11 +103,11 @@ class NodePolicy(Protocol):
 class Learner(Protocol):
     """What a policy implements as well when it learns from pods seen, pending and settled."""
 
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+    def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         """No candidate of `rows` could take the pod (called once for each failed attempt)."""
         ...
 
-    def settled(self, uid: str, ask: Ask | None) -> None:
+    def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:
         """The pod was bound (its ask), or is gone (None)."""
         ...
 
@@ -116,7 +116,7 @@ class Learner(Protocol):
 class AttemptCounter(Protocol):
     """What a policy implements as well when it counts the attempts to place a pod."""
 
-    def attempted(self, view: ClusterView, pod: str, row: int | None) -> None:
+    def record_attempt(self, view: ClusterView, pod: str, row: int | None) -> None:
         """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
 
         Args:
@@ -131,7 +131,7 @@ class AttemptCounter(Protocol):
 class BacklogReader(Protocol):
     """What a policy implements as well when its weights depend on all pods that wait."""
 
-    def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+    def waiting(self, view: ClusterView, pods: Sequence[tuple[PolicyRequest, Sequence[str]]]) -> None:
         """Every pod that waits at this moment, whoever refused it and whatever gate it wears.
 
         Args:
@@ -145,7 +145,9 @@ class BacklogReader(Protocol):
 class CardChooser(Protocol):
     """What a node policy implements as well when it knows better than a card policy which cards to take."""
 
-    def choose_cards(self, view: ClusterView, ask: Ask, row: int) -> tuple[tuple[int, ...], ...] | None:
+    def choose_cards(
+        self, view: ClusterView, ask: PolicyRequest, row: int
+    ) -> tuple[tuple[int, ...], ...] | None:
         """Choose the cards that the row's score was computed with.
 
         Returns:
@@ -163,7 +165,7 @@ class Picker(Protocol):
         """Whether it does, as it is configured."""
         ...
 
-    def pick_row(self, view: ClusterView, ask: Ask, fits: BoolArray) -> int | None:
+    def pick_row(self, view: ClusterView, ask: PolicyRequest, fits: BoolArray) -> int | None:
         """Find the row that `score` ranks first.
 
         Args:
@@ -178,7 +180,7 @@ class Picker(Protocol):
 class WorkloadPolicy(Protocol):
     """What a node policy implements as well when it ranks by a typical workload, known or learned."""
 
-    def with_workload(self, workload: "Workload") -> NodePolicy:
+    def with_workload(self, workload: "TypicalWorkload") -> NodePolicy:
         """The same policy, for a workload that is known."""
         ...
 
@@ -188,17 +190,17 @@ def ranks_plain_pods(policy: NodePolicy) -> bool:
     return bool(getattr(policy, "ranks_plain_pods", False))
 
 
-def other_resources(policy: NodePolicy) -> tuple[str, ...]:
+def get_other_resources(policy: NodePolicy) -> tuple[str, ...]:
     """List the further resources that a policy wants to see; see `NodePolicy`."""
     return tuple(getattr(policy, "other_resources", ()))
 
 
-def by_row(policy: NodePolicy) -> bool:
+def is_scored_by_row(policy: NodePolicy) -> bool:
     """Tell whether a policy says that it scores each node by itself; see `NodePolicy`."""
     return bool(getattr(policy, "by_row", False))
 
 
-def _lacks(policy: object) -> str:
+def _find_missing(policy: object) -> str:
     """Say what an object lacks to be a node policy; empty: nothing."""
     if not callable(getattr(policy, "score", None)):
         return "a method score(view, ask, rows)"
@@ -206,17 +208,17 @@ def _lacks(policy: object) -> str:
 
 
 NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
-    "node policy", "gpupack.node_policies", PolicyError, _lacks, installed
+    "node policy", "gpupack.node_policies", PolicyError, _find_missing, installed
 )
 """Filled by the list in `policies/__init__`."""
 
 
-def names() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     """Every node policy's name, sorted."""
     return NODE_POLICIES.names()
 
 
-def make(name: str, parameters: Parameters | None = None) -> NodePolicy:
+def make_policy(name: str, parameters: Parameters | None = None) -> NodePolicy:
     """Build a node policy.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, ClusterView, LongArray, RowArray
-from scheduler_plugin.scheduling.policies.registry import Ask, CardDemand
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 
 GPU: Final = "gpu-memory"
 CPU: Final = "cpu"
@@ -24,7 +24,9 @@ NO_SET: Final = np.int64(1) << 62
 _NO_CARD: Final = np.int32(2**31 - 1)
 
 
-def tightest(view: ClusterView, demand: CardDemand, admits: BoolArray | None, rows: RowArray) -> LongArray:
+def compute_tightest(
+    view: ClusterView, demand: CardDemand, admits: BoolArray | None, rows: RowArray
+) -> LongArray:
     """Compute what the tightest set of cards of each row has free: int64[m], `NO_SET` without a set.
 
     Args:
@@ -52,17 +54,17 @@ def tightest(view: ClusterView, demand: CardDemand, admits: BoolArray | None, ro
     return total
 
 
-def feasible_rows(view: ClusterView, ask: Ask, rows: RowArray) -> BoolArray:
+def mask_feasible(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> BoolArray:
     """Tell of each row whether every class fits; exact for pods with one demand."""
-    fits: BoolArray = host_left(view, CPU, rows) >= ask.cpu_milli
-    fits &= host_left(view, MEMORY, rows) >= ask.memory_bytes
+    fits: BoolArray = compute_host_left(view, CPU, rows) >= ask.cpu_milli
+    fits &= compute_host_left(view, MEMORY, rows) >= ask.memory_bytes
     for demand in ask.demands:
-        fits &= tightest(view, demand, ask.admits, rows) < NO_SET
+        fits &= compute_tightest(view, demand, ask.admits, rows) < NO_SET
     return fits
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class ClassSearch:
     """What is searched for.
 
     Attributes:
@@ -77,14 +79,14 @@ class Search:
     amount: int
     total: int
 
-    def left(self, view: ClusterView, ask: Ask, rows: RowArray) -> LongArray:
+    def left(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> LongArray:
         """What rows have left of the class: int64[m], of gpu-memory in the tightest set of cards."""
         if self.name != GPU:
-            return host_left(view, self.name, rows)
-        return tightest(view, self.demand, ask.admits, rows)
+            return compute_host_left(view, self.name, rows)
+        return compute_tightest(view, self.demand, ask.admits, rows)
 
 
-def search_for(view: ClusterView, ask: Ask, order: Sequence[str] = CLASSES) -> Search:
+def find_search(view: ClusterView, ask: PolicyRequest, order: Sequence[str] = CLASSES) -> ClassSearch:
     """Find the dominant class, and what to search for in it."""
     asked = {GPU: ask.gpu_units, CPU: ask.cpu_milli, MEMORY: ask.memory_bytes}
     totals = {
@@ -92,14 +94,14 @@ def search_for(view: ClusterView, ask: Ask, order: Sequence[str] = CLASSES) -> S
         CPU: int(view.cpu_capacity.sum()),
         MEMORY: int(view.memory_capacity.sum()),
     }
-    name = dominant(asked, totals, order)
+    name = find_dominant_class(asked, totals, order)
     if name != GPU:
-        return Search(name, CardDemand(0, 1), asked[name], totals[name])
+        return ClassSearch(name, CardDemand(0, 1), asked[name], totals[name])
     demand = max(ask.demands, key=lambda d: (d.units, d.cards), default=CardDemand(0, 1))
-    return Search(name, demand, demand.units * demand.cards, totals[name])
+    return ClassSearch(name, demand, demand.units * demand.cards, totals[name])
 
 
-def dominant(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
+def find_dominant_class(asked: dict[str, int], totals: dict[str, int], order: Sequence[str] = CLASSES) -> str:
     """Find the class of which the request takes the largest share; classes that nobody has are left out.
 
     Args:
@@ -117,7 +119,7 @@ def dominant(asked: dict[str, int], totals: dict[str, int], order: Sequence[str]
     return best
 
 
-def card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
+def iterate_card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
     """List the sets of a node's cards that are the tightest for some number of units.
 
     Args:
@@ -133,7 +135,7 @@ def card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
             yield at, sum(free[at + 1 - cards : at + 1])
 
 
-def host_left(view: ClusterView, name: str, rows: RowArray) -> LongArray:
+def compute_host_left(view: ClusterView, name: str, rows: RowArray) -> LongArray:
     """What rows have left of cpu or memory: int64[m]."""
     if name == CPU:
         return view.cpu_capacity[rows] - view.cpu_used[rows]

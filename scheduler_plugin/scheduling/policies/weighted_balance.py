@@ -30,13 +30,13 @@ from scheduler_plugin.scheduling.policies.fractions import (
     CLASSES,
     DECIMALS,
     Fractions,
-    added,
-    columns_of,
+    add_classes,
+    list_columns,
     parse_resources,
 )
-from scheduler_plugin.scheduling.policies.fractions import mean as level
-from scheduler_plugin.scheduling.policies.precedence import chart, mean
-from scheduler_plugin.scheduling.policies.registry import Ask
+from scheduler_plugin.scheduling.policies.fractions import compute_mean as level
+from scheduler_plugin.scheduling.policies.precedence import average_charts, compute_chart
+from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 
 NAME: Final = "weighted-balance"
 PARTS: Final = ("W0", "W1", "W2")
@@ -44,7 +44,7 @@ PARTS: Final = ("W0", "W1", "W2")
 _POLLED_FIRST: Final = 64
 _WINNER: Final = -1.0
 _NEVER_POLLED: Final = 2.0
-_ANY: Final = Ask(0, 0, ())
+_ANY: Final = PolicyRequest(0, 0, ())
 """Nodes without cards are among those whose y is remembered."""
 
 _TINY: Final = 1e-300
@@ -53,7 +53,7 @@ _PENDING_PODS: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WeightedBalanceSettings:
     """Parameters of the policy.
 
     Attributes:
@@ -100,8 +100,8 @@ class WeightedBalance:
 
     ranks_plain_pods = True
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = Settings() if settings is None else settings
+    def __init__(self, settings: WeightedBalanceSettings | None = None) -> None:
+        self.settings = WeightedBalanceSettings() if settings is None else settings
         self.epoch = 0
         # Comparing with a Fraction costs as much as an array operation.
         self._threshold = float(self.settings.threshold)
@@ -130,10 +130,10 @@ class WeightedBalance:
 
     def weights(self, view: ClusterView) -> tuple[Fraction, ...]:
         """The weights in force, exact; `epoch` grows when they change."""
-        self._look(view)
+        self._update_weights(view)
         return self._weigh(self._shares())
 
-    def _look(self, view: ClusterView) -> None:
+    def _update_weights(self, view: ClusterView) -> None:
         """Follow outside of `score`: what was kept of single rows is stale then."""
         if self._fractions.follow(view).size:
             self._y_epoch = -1
@@ -145,17 +145,17 @@ class WeightedBalance:
             self._orders = orders
             charts = {
                 "W0": self.settings.configured,
-                "W1": chart(self.pending_by_class),
-                "W2": chart(shares),
+                "W1": compute_chart(self.pending_by_class),
+                "W2": compute_chart(shares),
             }
-            weights = mean([charts[part] for part in PARTS if part in self.settings.parts])
+            weights = average_charts([charts[part] for part in PARTS if part in self.settings.parts])
             if weights != self._weights:
                 self._weights = weights
                 self._column = np.array([[float(weight)] for weight in weights])
                 self.epoch += 1
         return self._weights
 
-    def score(self, view: ClusterView, ask: Ask, rows: RowArray) -> FloatArray:
+    def score(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score rows by y after placing the pod; below the threshold the first to get more level wins."""
         changed = self._fractions.follow(view)
         shares = self._shares()
@@ -206,7 +206,7 @@ class WeightedBalance:
         """U; classes that nobody has are dropped."""
         return sum(shares) / max(1, sum(total > 0 for total in self._fractions.capacity_total))
 
-    def _after(self, ask: Ask, rows: RowArray) -> FloatArray:
+    def _after(self, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         present = self._fractions.present(rows, ask)
         return _imbalances(self._fractions.after(ask, rows), present, self._column)
 
@@ -220,7 +220,7 @@ class WeightedBalance:
             order = np.roll(order, -int(np.searchsorted(ranks[order], self._cursor, side="right")))
         return order
 
-    def attempted(self, view: ClusterView, pod: str, row: int | None) -> None:
+    def record_attempt(self, view: ClusterView, pod: str, row: int | None) -> None:
         """Count a round of a pod that was held back; poll from the node after a winner."""
         if row is not None:
             self._cursor = int(view.name_rank[row]) if self.settings.rotate else None
@@ -229,7 +229,7 @@ class WeightedBalance:
         if len(self._rounds) > _HELD_PODS:
             del self._rounds[next(iter(self._rounds))]
 
-    def pending(self, uid: str, view: ClusterView, ask: Ask, rows: RowArray) -> None:
+    def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         """Count a pod that no row can take against the classes that it is short of.
 
         A pod that some other node has enough for may run on none but `rows`: there is the shortage then.
@@ -238,7 +238,7 @@ class WeightedBalance:
         others = self.settings.other_resources
         self._block(uid, _short_classes(view, ask, others) or _short_classes(view, ask, others, rows))
 
-    def waiting(self, view: ClusterView, pods: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+    def waiting(self, view: ClusterView, pods: Sequence[tuple[PolicyRequest, Sequence[str]]]) -> None:
         """Count every pod that waits now; who is not among them counts no more.
 
         A pod that some node has enough for counts only where it was refused, see `pending`.
@@ -251,7 +251,7 @@ class WeightedBalance:
             for uid in uids:
                 self._block(uid, classes or known.get(uid, ()))
 
-    def settled(self, uid: str, ask: Ask | None) -> None:  # noqa: ARG002 - part of the protocol
+    def pod_resolved(self, uid: str, ask: PolicyRequest | None) -> None:  # noqa: ARG002 - part of the protocol
         """Stop counting a pod that was bound or is gone."""
         self._forget(uid)
         self._rounds.pop(uid, None)
@@ -266,7 +266,9 @@ class WeightedBalance:
     def _forget(self, uid: str) -> None:
         self._counts.subtract(self._blocked.pop(uid, ()))
 
-    def _unimproved(self, view: ClusterView, ask: Ask, rows: RowArray, after: FloatArray) -> FloatArray:
+    def _unimproved(
+        self, view: ClusterView, ask: PolicyRequest, rows: RowArray, after: FloatArray
+    ) -> FloatArray:
         """No node gets more level: place; or hold, unless a node is empty or the pod waited long enough."""
         if (
             self.settings.on_no_improvement == "place"
@@ -292,14 +294,14 @@ def _imbalances(d: FloatArray, present: FloatArray | None, weights: FloatArray) 
     d *= d
     share = weights if present is None else present * weights
     d *= share
-    spread = added(d)
-    spread /= np.maximum(added(share), _TINY)
+    spread = add_classes(d)
+    spread /= np.maximum(add_classes(share), _TINY)
     np.sqrt(spread, out=spread)
     return np.round(spread, DECIMALS, out=spread)
 
 
 def _short_classes(
-    view: ClusterView, ask: Ask, others: Sequence[str], rows: RowArray | None = None
+    view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray | None = None
 ) -> tuple[int, ...]:
     """Find the classes that are short on the node that lacks fewest of them, ties by name.
 
@@ -320,9 +322,9 @@ def _short_classes(
     return tuple(np.flatnonzero(short[:, closest]).tolist())
 
 
-def _shortages(view: ClusterView, ask: Ask, others: Sequence[str], rows: RowArray) -> BoolArray:
+def _shortages(view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray) -> BoolArray:
     """Which classes are short on which nodes: bool[k, n]."""
-    columns, amounts = columns_of(view, others), dict(ask.other_resources)
+    columns, amounts = list_columns(view, others), dict(ask.other_resources)
     asked = [ask.cpu_milli, ask.memory_bytes, 0, *(amounts.get(name, 0) for name in others)]
     short = np.zeros((len(columns), len(rows)), dtype=np.bool_)
     for at, (amount, (capacity, used)) in enumerate(zip(asked, columns, strict=True)):
@@ -365,7 +367,7 @@ def make(parameters: Parameters) -> WeightedBalance:
     if rounds.denominator != 1:
         raise PolicyError(f"{NAME}: hold-rounds is {rounds}; allowed: a whole number")
     return WeightedBalance(
-        Settings(
+        WeightedBalanceSettings(
             weights,
             _number("threshold", given.get("threshold", "1/2")),
             tuple(part.strip() for part in given.get("parts", "W0,W1,W2").split(",")),

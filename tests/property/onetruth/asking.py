@@ -14,7 +14,7 @@ from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, Reason
-from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, event_text
+from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, format_event_text
 
 from . import truth
 from .agreeing import agree
@@ -54,7 +54,7 @@ def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mappin
     agree(f"whether the cards of {node} take {name}", answers)
     if not error:
         return ""
-    text = event_text(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
+    text = format_event_text(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
     found = {"truth": text, "bind": error.rpartition("no longer fits: ")[2]}
     if node in reasons:
         found["filter"] = reasons[node]
@@ -143,11 +143,11 @@ def check_people(
     request = request_of(pod)
     for node, group in by_node.items():
         if group.reason in words:
-            text = event_text(words[group.reason], request.demands, UNIT_MIB)
+            text = format_event_text(words[group.reason], request.demands, UNIT_MIB)
             agree(f"why {node} does not take {name}", {"truth": why_not[node], "why": text})
         else:
             assert group.reason == "NodeSum" or not _offers(scene, node, pod), (node, group)
-    refused = places.filtered(name, places.extender)[0].refusal
+    refused = places.filtered(name, places.extender)[0].unschedulable
     if refused is not None and not passes:
         first = next((group.reason for group in told.nodes if group.reason in words), None)
         counted = [words[group.reason] for group in told.nodes if group.reason in words]

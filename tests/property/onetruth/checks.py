@@ -152,7 +152,8 @@ def check_end(scene: Scene, places: Places) -> None:
     host = scene.hosts[node]
     over = host.over_full()
     told = [
-        0 if card.uuid in over else max(0, card.size_units - card.used_units) for card in room.after([uid])
+        0 if card.uuid in over else max(0, card.size_units - card.used_units)
+        for card in room.get_cards_without([uid])
     ]
     then = Places(scene.without(pod))
     nodes = then.extender.state.nodes

@@ -27,14 +27,15 @@ from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.extender.verbs import Extender, Filtered
-from scheduler_plugin.preemption.node_victims import Room, room_on
+from scheduler_plugin.extender.filter_reply import FilterReply
+from scheduler_plugin.extender.verbs import Extender
+from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, read_node
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.scheduling.cluster_policies import Policies
-from scheduler_plugin.scheduling.request import Query
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 from .scene import Scene
 
@@ -67,13 +68,13 @@ class Places:
         state.replace_nodes([msgspec.convert(each, NodeLite) for each in nodes], "", 0.0)
         state.replace_pods([msgspec.convert(each, PodLite) for each in pods], "", 0.0)
         state.expire_tombstones(LATER_S)
-        return Extender(state, Policies(), 0)
+        return Extender(state, ClusterPolicies(), 0)
 
     @cached_property
     def watched(self) -> Extender:
         """An extender that has seen all that happened, after the tombstones of what is gone have ended."""
         self.scene.scheduler.expire_tombstones(LATER_S)
-        return Extender(self.scene.scheduler, Policies(), 0)
+        return Extender(self.scene.scheduler, ClusterPolicies(), 0)
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -89,7 +90,7 @@ class Places:
         lites = [msgspec.convert(each, QueuePod) for each in pods]
         state.replace_pods(lites, "", 0.0)
         state.expire_tombstones(LATER_S)
-        queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, Policies())
+        queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, ClusterPolicies())
         for each in nodes:
             queue.set_node(each["metadata"]["name"], node_facts(msgspec.convert(each, QueueNode)))
         for lite in lites:
@@ -170,18 +171,18 @@ class Places:
             "advise": _on(node, self.held.get_freed_units(self.board.cluster().state.pods[uid])),
         }
 
-    def room(self, node: str) -> Room:
+    def room(self, node: str) -> NodeUnderPreemption:
         """A node as preemption sees it for a pod that asks for units."""
-        query = self.extender.policies.query(self.extender.state.nodes, ONE_UNIT, 0, 0)
-        found = room_on(self.extender.state, node, query)
+        query = self.extender.policies.make_request(self.extender.state.nodes, ONE_UNIT, 0, 0)
+        found = read_node(self.extender.state, node, query)
         assert found is not None
         return found
 
     def makes_room(self, name: str, node: str, victims: list[str]) -> bool:
         """Whether a pod fits on a node once pods have gone, as preemption sees it."""
         query = self.query(name)
-        room = room_on(self.extender.state, node, query)
-        return room is not None and room.fits(query, victims)
+        room = read_node(self.extender.state, node, query)
+        return room is not None and room.fits_without(query, victims)
 
     # What is free.
 
@@ -201,16 +202,16 @@ class Places:
 
     # Who fits.
 
-    def query(self, name: str) -> Query:
+    def query(self, name: str) -> SchedulingRequest:
         """What a pod asks for."""
         state = self.extender.state
         record = state.pods[f"uid-{name}"]
         assert record.request is not None
-        return self.extender.policies.query(
+        return self.extender.policies.make_request(
             state.nodes, record.request, record.cpu_milli, record.memory_bytes
         )
 
-    def filtered(self, name: str, extender: Extender) -> tuple[Filtered, dict[str, str]]:
+    def filtered(self, name: str, extender: Extender) -> tuple[FilterReply, dict[str, str]]:
         """Filter's answer of a pod over HTTP, and its reason by node; empty where the node passes."""
         found = extender.filter(self._body(name), LATER_S)
         answer = json.loads(found.answer)
@@ -226,22 +227,22 @@ class Places:
         state = self.extender.state
         before = state.nodes.assumed[state.nodes.rows[node]].copy()
         try:
-            found = Committer(state, self.extender.policies).begin(
+            found = Committer(state, self.extender.policies).assume(
                 "default", name, f"uid-{name}", node, LATER_S
             )
         except CommitError as error:
             return str(error), {}
-        assert found.take is not None
+        assert found.assumed is not None
         charged = state.nodes.assumed[state.nodes.rows[node]] - before
-        state.forget(found.take, LATER_S)
+        state.forget(found.assumed, LATER_S)
         return "", {(node, at): units for at, units in enumerate(charged.tolist()) if units}
 
     def with_cards(self, name: str, node: str) -> dict[str, Any]:
         """A pod that waits as it would be once it is bound."""
         state = self.extender.state
-        found = Committer(state, self.extender.policies).begin("default", name, f"uid-{name}", node, LATER_S)
-        assert found.take is not None
-        state.forget(found.take, LATER_S)
+        found = Committer(state, self.extender.policies).assume("default", name, f"uid-{name}", node, LATER_S)
+        assert found.assumed is not None
+        state.forget(found.assumed, LATER_S)
         pod = copy.deepcopy(released(self.scene.pods[name]))
         pod["spec"]["nodeName"] = node
         pod["metadata"]["annotations"][POD_ASSIGNED] = found.assigned

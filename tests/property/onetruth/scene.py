@@ -30,7 +30,7 @@ from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import container, in_percent, pod_object
 
 from .host import Host, assigned_to, request_of
@@ -72,7 +72,7 @@ class Scene:
         self.clean: set[str] = set()
         self.under_way: tuple[str, str] | None = None
         self.scheduler = ClusterState()
-        self.committer = Committer(self.scheduler, Policies())
+        self.committer = Committer(self.scheduler, ClusterPolicies())
         for number in range(random.randint(1, 3)):
             self._host(f"n{number}")
         for _ in range(random.randint(2, 14)):
@@ -182,7 +182,7 @@ class Scene:
             made["spec"]["nodeName"] = name
         else:
             try:
-                commitment = self.committer.begin(
+                commitment = self.committer.assume(
                     "default", made["metadata"]["name"], made["metadata"]["uid"], name, 0.0
                 )
             except CommitError:
@@ -340,7 +340,7 @@ class Scene:
         self.send(made)
         for name in sorted(self.hosts):
             try:
-                self.committer.begin("default", "under-way", made["metadata"]["uid"], name, 0.0)
+                self.committer.assume("default", "under-way", made["metadata"]["uid"], name, 0.0)
             except CommitError:
                 continue
             self.under_way = "under-way", name

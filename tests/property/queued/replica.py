@@ -19,7 +19,7 @@ from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import Answer, Writer, Written
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.property.undercount.world import UNIT_MIB, World
 
 from .pods import find, queue_node, take_patch
@@ -78,7 +78,7 @@ class Replica:
         self.leads_since: float | None = None
         self.open = False
         self.state = ClusterState(UNIT_MIB, rules=self.rules())
-        self.queue = Queue(self.config, self.state, Policies(self.policy))
+        self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy))
         client: Any = None
         self.watcher = Watcher(client, self.state, lambda: self.now, 180.0, node=QueueNode, pod=QueuePod)
         QueueFeed(self.queue, self.watcher, lambda: self.now)

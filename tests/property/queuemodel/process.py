@@ -15,7 +15,7 @@ from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import Writer
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
 from scheduler_plugin.queue.scheduler.reclaim import Reclaim
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 from .api import WRITE_S, Api
 from .world import NEW_YEAR, World
@@ -80,7 +80,7 @@ class Process:
             self._opens.cancel()
         self.open = False
         self.state = ClusterState(rules=QueueRules())
-        self.queue = Queue(self.config, self.state, Policies(self.policy), wall=NEW_YEAR.timestamp())
+        self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
         client: Any = None
         self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
         QueueFeed(self.queue, self.watcher, loop.time)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from random import Random
 
-from scheduler_plugin.binding.committer import Commitment, Committer
+from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.errors import CommitError
-from scheduler_plugin.scheduling.cluster_policies import Policies
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 from .world import UNIT_MIB, Event, ModelPod, World
 
@@ -25,7 +25,7 @@ class Binding:
         ours: the extender that sent it still runs.
     """
 
-    commitment: Commitment
+    commitment: PendingBinding
     until: float
     heard: bool
     ours: bool = True
@@ -52,7 +52,8 @@ class ModelExtender:
         """Begin with an empty memory and consistent lists; requests of the one before may still land."""
         self.state = ClusterState(UNIT_MIB)
         self.committers = [
-            Committer(self.state, Policies(card_policy_name=policy)) for policy in ("least-used", "most-used")
+            Committer(self.state, ClusterPolicies(card_policy_name=policy))
+            for policy in ("least-used", "most-used")
         ]
         self.unheard.clear()
         for binding in self.bindings:
@@ -120,7 +121,7 @@ class ModelExtender:
         committer = self.random.choice(self.committers)
         for name in self.candidates(pod):
             try:
-                commitment = committer.begin("default", pod.name, pod.uid, name, self.now)
+                commitment = committer.assume("default", pod.name, pod.uid, name, self.now)
             except CommitError:
                 continue
             heard = self.random.random() < 0.9
@@ -180,16 +181,16 @@ class ModelExtender:
             if pod is not None and pod.node != binding.commitment.node:
                 self._roll_back(binding.commitment)
 
-    def _read(self, commitment: Commitment) -> ModelPod | None:
+    def _read(self, commitment: PendingBinding) -> ModelPod | None:
         pod = self.world.pods.get(commitment.pod.name)
         if pod is None or pod.uid != commitment.pod.uid:
             return None
         self.state.apply_pod(pod.lite, self.now)
         return pod
 
-    def _roll_back(self, commitment: Commitment) -> None:
-        if commitment.take is not None:
-            self.state.forget(commitment.take, self.now)
+    def _roll_back(self, commitment: PendingBinding) -> None:
+        if commitment.assumed is not None:
+            self.state.forget(commitment.assumed, self.now)
 
     def settle_due(self) -> None:
         """No Binding outlives the fence."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from allocator.errors import AllocatorError
 from allocator.names import POD_ASSIGNED, POD_GPU_MODEL
-from scheduler_plugin.binding.committer import Commitment
+from scheduler_plugin.binding.committer import PendingBinding
 
 from .deviceids import card_of
 from .node import Node
@@ -317,7 +317,7 @@ class Trouble(Peace):
             if binding.commitment.node == node.name:
                 node.racing.setdefault(binding.commitment.pod.uid, set()).add(pod.uid)
 
-    def _race(self, commitment: Commitment) -> None:
+    def _race(self, commitment: PendingBinding) -> None:
         """Note of which pods the extender had not heard when it chose cards."""
         node = next(node for node in self.nodes if node.name == commitment.node)
         unheard = {uid for uid, version in node.rivals.items() if version > self.extender.heard}
