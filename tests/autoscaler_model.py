@@ -71,6 +71,7 @@ class Wants:
     terms: list
     tolerates: set
     priority: int = 0
+    name: str = ""
 
     def allows(self, labels: dict, taints) -> bool:
         if any(labels.get(key) != value for key, value in self.selector.items()):
@@ -234,7 +235,20 @@ class Cloud:
 
     def autoscale(self) -> None:
         left = self.sums()
-        rest = [wanted for wanted in self.wants() if not self._seat(wanted, left)]
+        options = self.decide(left)[1]
+        if options:
+            group, number = self.random.choice(options)
+            for _ in range(number):
+                self.add(group)
+            self.bought += number
+        if self.scale_down:
+            self._scale_down(left)
+
+    def decide(self, left: dict[str, list[int]] | None = None) -> tuple[set[str], list[tuple[Group, int]]]:
+        """The pods that fit nodes by their sums, and for the others how many nodes of each group would do."""
+        left = self.sums() if left is None else left
+        wants = self.wants()
+        rest = [wanted for wanted in wants if not self._seat(wanted, left)]
         options = []
         for group in self.groups:
             count = sum(machine.group == group for machine in self.machines.values())
@@ -247,13 +261,8 @@ class Cloud:
             ]
             if fitting and count < group.most:
                 options.append((group, min(_bins(fitting, group), group.most - count)))
-        if options:
-            group, number = self.random.choice(options)
-            for _ in range(number):
-                self.add(group)
-            self.bought += number
-        if self.scale_down:
-            self._scale_down(left)
+        short = {wanted.name for wanted in rest}
+        return {wanted.name for wanted in wants if wanted.name not in short}, options
 
     def _seat(self, wanted: Wants, left: dict[str, list[int]]) -> bool:
         for machine in self.machines.values():
@@ -318,7 +327,7 @@ class Cloud:
 
 
 def _of_pod(pod: Pod) -> Wants:
-    return Wants(pod.units, pod.cpu, dict(pod.selector), [], set(pod.tolerates), pod.priority)
+    return Wants(pod.units, pod.cpu, dict(pod.selector), [], set(pod.tolerates), pod.priority, pod.name)
 
 
 def _of_placeholder(made: dict) -> Wants:
@@ -334,6 +343,7 @@ def _of_placeholder(made: dict) -> Wants:
         spec.get("nodeSelector", {}),
         [term["matchExpressions"] for term in terms],
         {each["key"] for each in spec.get("tolerations", [])},
+        name=made["metadata"]["name"],
     )
 
 
