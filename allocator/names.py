@@ -83,6 +83,10 @@ MAX_UNIT_MIB = (1 << 24) - 1
 _RESOURCE = re.compile(re.escape(RESOURCE_PREFIX) + r"(?:gib|([1-9][0-9]{0,7})mib)")
 
 
+LARGEST_NUMBER = (1 << 31) - 1
+"""The largest number in a record: units, MiB, or an index."""
+
+
 def resource_name(unit_mib: int) -> str:
     """Name the extended resource whose quantum is `unit_mib` MiB.
 

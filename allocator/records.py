@@ -17,6 +17,7 @@ from allocator.cards import Card
 from allocator.errors import AllocatorError, PackingError, RequestError, shown
 from allocator.ids import UUID_PATTERN, is_card_uuid
 from allocator.names import (
+    LARGEST_NUMBER,
     NODE_CARDS,
     NODE_CORDON,
     NODE_CORDON_REASONS,
@@ -30,8 +31,6 @@ from allocator.request import PodRequest
 Assignment = Mapping[str, tuple[tuple[str, int], ...]]
 """Container name -> pairs of a card's UUID and units on it."""
 
-LARGEST_NUMBER: Final = (1 << 31) - 1
-"""The largest number in a record: units, MiB, or an index."""
 
 DETACHED: Final = "detached"
 """`CardRecord.driver` while the daemon has nothing of the driver open."""

@@ -53,13 +53,14 @@ from deviceplugin.monitoring.sampling import (
     ProcessOwnerLookup,
 )
 from deviceplugin.node_events import NodeEvents
+from deviceplugin.option_values import DRA, MPS
 from deviceplugin.publishing.annotator import AllocationAnnotator
 from deviceplugin.publishing.ownership import NodeOwnership, identify_daemon
 from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.publishing.publisher import NodePublisher
 from deviceplugin.publishing.shutdown import ShutdownTimeouts, drain_and_stop
 from deviceplugin.publishing.startup_taint import StartupTaint
-from deviceplugin.settings import DRA, MPS, Settings
+from deviceplugin.settings import Settings
 from deviceplugin.status import DaemonStatus
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder

@@ -15,7 +15,7 @@ from deviceplugin.card_source import make_source, make_source_options
 from deviceplugin.dra.serving import find_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
-from deviceplugin.enforcement.limit_capability import NO_LIMITS, OFF, REQUIRE, SWITCHED_OFF
+from deviceplugin.enforcement.limit_capability import NO_LIMITS, SWITCHED_OFF
 from deviceplugin.errors import CheckpointError, DevicePluginError, ProfileError, is_gone
 from deviceplugin.gpus.api.check_finding import CheckFinding, Verdict
 from deviceplugin.gpus.api.memory_limits import LimitSupport
@@ -26,7 +26,8 @@ from deviceplugin.host.cgroups import PodCgroups, find_pod_parents, in_host_pid_
 from deviceplugin.host.inotify import probe_watch
 from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import CheckpointReader
-from deviceplugin.settings import DRA, MPS, Settings
+from deviceplugin.option_values import DRA, MPS, OFF, REQUIRE
+from deviceplugin.settings import Settings
 
 NUMA_MEMORY: Final = (
     "what no process uses does not count; NVreg_CoherentGPUMemoryMode=driver has the driver manage it"

@@ -12,7 +12,8 @@ from deviceplugin.enforcement.mps_clients import MpsClients
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import Enforcement
 from deviceplugin.gpus.api.source import GpuSource
-from deviceplugin.settings import DRA, Settings
+from deviceplugin.option_values import DRA
+from deviceplugin.settings import Settings
 
 
 class ContainerResponses:

@@ -2,98 +2,120 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
 
 from allocator.errors import AllocatorError
-from allocator.names import DEFAULT_CARD_POLICY, MIB_PER_GIB, PERCENT_RESOURCE, resource_name
-from allocator.policy import card_policy
-from allocator.records import LARGEST_NUMBER
-from deviceplugin.containers.cdi import FOLDERS
-from deviceplugin.containers.device_lists import DEFAULT, STRATEGIES
-from deviceplugin.enforcement.limit_capability import AUTO, MODES
+from allocator.names import (
+    DEFAULT_CARD_POLICY,
+    LARGEST_NUMBER,
+    MIB_PER_GIB,
+    PERCENT_RESOURCE,
+    resource_name,
+)
+from deviceplugin import option_values as values
 from deviceplugin.errors import SettingsError
-from deviceplugin.gpus.api.health import DEFAULT_QUIET_S
 from deviceplugin.gpus.api.provider import GpuProvider
-from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS
+from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, parse_xids
 from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
-from deviceplugin.monitoring.overuse import DEFAULT_TOLERANCE_MIB
-from deviceplugin.publishing.node_publication import GAP_S
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
-
-TIME_SLICING: Final = "time-slicing"
-MPS: Final = "mps"
-SHARINGS: Final = (TIME_SLICING, MPS)
-DEVICE_PLUGIN: Final = "device-plugin"
-DRA: Final = "dra"
-SERVES: Final = (DEVICE_PLUGIN, DRA)
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-LOG_FORMATS: Final = ("text", "json")
+from kubeapi.options import find_faults, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(HttpAddress):
-    """How the node daemon runs; see `gpupack node --help`.
+    """Settings of the node daemon. Each field is an option of `gpupack node`, which its help explains."""
 
-    Attributes:
-        node_name: the Node object that the words go to.
-        gpus: `nvml` for real cards, `simulated` for those of a profile.
-        profile: name of a shipped profile, or a YAML file; only with simulated cards.
-        serve: how pods get their cards on this node: `device-plugin`, or `dra`, by ResourceClaims.
-        unit_mib: MiB a unit; names the resource.
-        kubeconfig: path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
-        device_plugin_dir: folder of the kubelet's device plugin sockets and of its book.
-        pod_resources_socket: the kubelet's PodResources socket; asked which pods it has taken up, and to
-            clean its book.
-        http: HOST:PORT for /healthz, /readyz and /metrics; port 0 takes any free one.
-        card_policy: chooses cards for pods that nobody assigned and that name no policy of their own.
-        device_list_strategy: how containers are told their cards, from `handover.STRATEGIES`.
-        cdi_dirs: folders of CDI specifications; one of ours goes into the last that exists.
-        pass_device_specs: give the kubelet the cards' device nodes, for its static cpu manager.
-        advise_frameworks: give containers that nothing holds to their share settings of JAX and TensorFlow.
-        cgroup_root: where the host's cgroups are mounted.
-        memory_limits: `auto`: the driver holds containers to their shares where it can; `off`: nowhere;
-            `require`: only cards where it does are offered.
-        sharing: `time-slicing`, or `mps`: that holds containers to their shares where the driver does not.
-        mps_root: folder of the host where `gpupack mps` is met.
-        mps_threads: limit a container's share of the multiprocessors as well, with `mps`.
-        over_use_mib: MiB that a container may use beyond its promise before people are told.
-        evict_over_use_after_s: seconds of such use after which its pod is evicted; 0: never.
-        container_logs: the kubelet's folder of links to containers' logs, whose names tell containers apart.
-        quiet_s: seconds without trouble after which a card is healthy again.
-        ignored_xids: XID errors that leave a card healthy.
-        publish_gap_s: least seconds between two patches that bring gains only; releases go out at once.
-        log_level: one of debug, info, warning, error.
-        log_format: text or json.
-    """
-
-    node_name: str
-    gpus: str = "nvml"
-    profile: str | None = None
-    serve: str = DEVICE_PLUGIN
-    unit_mib: int = MIB_PER_GIB
-    kubeconfig: str | None = None
-    device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
-    pod_resources_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    http: str = "127.0.0.1:8911"
-    card_policy: str = DEFAULT_CARD_POLICY
-    device_list_strategy: tuple[str, ...] = DEFAULT
-    cdi_dirs: tuple[Path, ...] = FOLDERS
-    pass_device_specs: bool = False
-    advise_frameworks: bool = False
-    cgroup_root: Path = Path("/sys/fs/cgroup")
-    memory_limits: str = AUTO
-    sharing: str = TIME_SLICING
-    mps_root: Path = Path("/run/gpupack/mps")
-    mps_threads: bool = False
-    over_use_mib: int = DEFAULT_TOLERANCE_MIB
-    evict_over_use_after_s: float = 0.0
-    container_logs: Path = Path("/var/log/containers")
-    quiet_s: float = DEFAULT_QUIET_S
-    ignored_xids: frozenset[int] = IGNORED_XIDS
-    publish_gap_s: float = GAP_S
-    log_level: str = "info"
-    log_format: str = "text"
+    node_name: str = option(env="NODE_NAME", help="Name of the Node object, required. Also $NODE_NAME.")
+    gpus: str = option("nvml", allowed=SOURCES, help="Where cards come from.")
+    profile: str | None = option(
+        None, metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file."
+    )
+    serve: str = option(
+        values.DEVICE_PLUGIN,
+        allowed=values.SERVES,
+        help="How pods get their cards here: dra serves ResourceClaims, on Kubernetes 1.36 or later.",
+    )
+    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
+    kubeconfig: str | None = option(
+        None,
+        metavar="FILE",
+        help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
+    )
+    device_plugin_dir: Path = option(
+        Path("/var/lib/kubelet/device-plugins"),
+        help="Folder of the kubelet's device plugin sockets and of its book of devices.",
+    )
+    pod_resources_socket: Path = option(
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        help="The kubelet's PodResources socket; asked which pods it has taken up, and to clean its book.",
+    )
+    http: str = option("127.0.0.1:8911", help="HOST:PORT of /healthz /readyz /metrics.")
+    card_policy: str = option(DEFAULT_CARD_POLICY, help="For pods nobody assigned a card.")
+    device_list_strategy: tuple[str, ...] = option(
+        (values.ENVVAR,),
+        allowed=values.STRATEGIES,
+        metavar="LIST",
+        help="How containers are told their cards: envvar, cdi-annotations, cdi-cri.",
+    )
+    cdi_dirs: tuple[Path, ...] = option(
+        values.CDI_FOLDERS,
+        metavar="LIST",
+        help="Folders of CDI specifications; one of ours is written into the last where cards lack one.",
+    )
+    pass_device_specs: bool = option(
+        False, help="Give the kubelet the cards' device nodes too: for its static cpu manager."
+    )
+    advise_frameworks: bool = option(
+        False, help="Where nothing holds a container to its share, set variables of JAX and TensorFlow."
+    )
+    cgroup_root: Path = option(Path("/sys/fs/cgroup"), help="Where the host's cgroups are mounted.")
+    memory_limits: str = option(
+        values.AUTO,
+        allowed=values.MODES,
+        help="Let the driver hold containers to their shares: where it can, nowhere, or offer no other "
+        "cards.",
+    )
+    sharing: str = option(
+        values.TIME_SLICING,
+        allowed=values.SHARINGS,
+        help="With mps, gpupack mps holds containers to their shares where the driver does not.",
+    )
+    mps_root: Path = option(Path("/run/gpupack/mps"), help="Folder of the host where gpupack mps is met.")
+    mps_threads: bool = option(
+        False, help="Limit a container's share of the multiprocessors like that of the memory."
+    )
+    over_use_mib: int = option(
+        values.DEFAULT_TOLERANCE_MIB,
+        least=0,
+        most=LARGEST_NUMBER,
+        help="MiB beyond its share that a container may use before an Event tells of it.",
+    )
+    evict_over_use_after_s: float = option(
+        0.0,
+        least=0,
+        zero_means="never",
+        help="Evict a pod that uses more for so many seconds; 0: never. Needs the component evict-over-use.",
+    )
+    container_logs: Path = option(
+        Path("/var/log/containers"),
+        help="The kubelet's links to containers' logs: their names tell containers of a pod apart.",
+    )
+    ignored_xids: frozenset[int] = option(
+        IGNORED_XIDS,
+        metavar="LIST",
+        parse=parse_xids,
+        help="XID errors that leave a card healthy: those that are the application's fault.",
+    )
+    quiet_s: float = option(
+        values.DEFAULT_QUIET_S, least=0, help="Seconds without trouble after which a card is healthy again."
+    )
+    publish_gap_s: float = option(
+        values.PUBLISH_GAP_S,
+        least=0,
+        help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
+    )
+    log_level: str = option("info", allowed=values.LOG_LEVELS)
+    log_format: str = option("text", allowed=values.LOG_FORMATS)
 
     @property
     def resource(self) -> str:
@@ -136,17 +158,13 @@ class Settings(HttpAddress):
 
     def faults(self) -> list[str]:
         """All that is wrong, but for a kubelet that is not here: `gpupack node --check` finds that itself."""
-        faults = [
+        return [
+            *find_faults(self),
             *self._name_faults(),
-            *self._gpu_faults(),
+            *self._profile_faults(),
             *self._sharing_faults(),
             *self._place_faults(),
         ]
-        if self.log_level not in LOG_LEVELS:
-            faults.append(f"--log-level {self.log_level!r}; allowed: {', '.join(LOG_LEVELS)}")
-        if self.log_format not in LOG_FORMATS:
-            faults.append(f"--log-format {self.log_format!r}; allowed: {', '.join(LOG_FORMATS)}")
-        return faults
 
     def shown(self) -> dict[str, object]:
         """All settings as plain values for the log; none of them is secret."""
@@ -160,57 +178,36 @@ class Settings(HttpAddress):
             resource_name(self.unit_mib)
         except AllocatorError as error:
             faults.append(f"--unit-mib: {error}")
+        from allocator.policy import card_policy  # noqa: PLC0415 - it finds policies of other packages
+
         try:
             card_policy(self.card_policy)
         except AllocatorError as error:
             faults.append(f"--card-policy: {error}")
         return faults
 
-    def _gpu_faults(self) -> list[str]:
-        faults = []
+    def _profile_faults(self) -> list[str]:
         if self.gpus not in SOURCES:
-            faults.append(f"--gpus {self.gpus!r}; allowed: {', '.join(SOURCES)}")
-        elif self.provider.needs_profile and self.profile is None:
-            faults.append(f"--profile: required with --gpus {self.gpus}")
-        elif not self.provider.needs_profile and self.profile is not None:
+            return []
+        if self.provider.needs_profile and self.profile is None:
+            return [f"--profile: required with --gpus {self.gpus}"]
+        if not self.provider.needs_profile and self.profile is not None:
             others = " or ".join(name for name, other in SOURCES.items() if other.needs_profile)
-            faults.append(f"--profile {self.profile!r}: allowed with --gpus {others} only")
-        if self.memory_limits not in MODES:
-            faults.append(f"--memory-limits {self.memory_limits!r}; allowed: {', '.join(MODES)}")
-        wrong = [name for name in self.device_list_strategy if name not in STRATEGIES]
-        if wrong or not self.device_list_strategy:
-            faults.append(
-                f"--device-list-strategy {','.join(self.device_list_strategy)!r}; allowed: a comma list of "
-                f"{', '.join(STRATEGIES)}"
-            )
-        if not 0 <= self.over_use_mib <= LARGEST_NUMBER:
-            faults.append(f"--over-use-mib {self.over_use_mib}; allowed: 0 to {LARGEST_NUMBER}")
-        if not 0 <= self.evict_over_use_after_s < float("inf"):
-            faults.append(
-                f"--evict-over-use-after-s {self.evict_over_use_after_s}; allowed: 0 (never) or more"
-            )
-        if not 0 <= self.quiet_s < float("inf"):
-            faults.append(f"--quiet-s {self.quiet_s}; allowed: 0 or more")
-        if not 0 <= self.publish_gap_s < float("inf"):
-            faults.append(f"--publish-gap-s {self.publish_gap_s}; allowed: 0 or more")
-        return faults
+            return [f"--profile {self.profile!r}: allowed with --gpus {others} only"]
+        return []
 
     def _sharing_faults(self) -> list[str]:
         faults = []
-        if self.sharing not in SHARINGS:
-            faults.append(f"--sharing {self.sharing!r}; allowed: {', '.join(SHARINGS)}")
-        elif self.sharing == MPS and not self.mps_root.is_absolute():
+        if self.sharing == values.MPS and not self.mps_root.is_absolute():
             faults.append(f"--mps-root {str(self.mps_root)!r}; allowed: a path from / on")
-        elif self.sharing == MPS and self.gpus in SOURCES and not self.provider.mps_program:
+        elif self.sharing == values.MPS and self.gpus in SOURCES and not self.provider.mps_program:
             faults.append(f"--sharing mps: allowed with --gpus {' or '.join(list_names_with_mps())} only")
-        if self.mps_threads and self.sharing != MPS:
+        if self.mps_threads and self.sharing != values.MPS:
             faults.append("--mps-threads: allowed with --sharing mps only")
         return faults
 
     def _place_faults(self) -> list[str]:
         faults = []
-        if self.serve not in SERVES:
-            faults.append(f"--serve {self.serve!r}: allowed are {', '.join(SERVES)}")
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
         return [*faults, *address_faults("--http", self.http)]

@@ -10,12 +10,13 @@ import pytest
 from allocator.ledger import Ledger
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.enforcement.enforcer import Enforcer
-from deviceplugin.enforcement.limit_capability import AUTO, LimitCapability
+from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
 from deviceplugin.errors import LimitError
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.memory_limits import LimitReading
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
+from deviceplugin.option_values import AUTO
 from tests.account_world import allocation_service
 from tests.book_world import FakeBook
 from tests.kubelet_world import until

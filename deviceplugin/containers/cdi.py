@@ -22,11 +22,9 @@ from deviceplugin.containers.device_nodes import DEVICES, node_paths
 from deviceplugin.errors import is_gone
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.gpus.api.vendor import Vendor
+from deviceplugin.option_values import CDI_FOLDERS
 
 log = structlog.get_logger(__name__)
-
-FOLDERS: Final = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where container runtimes look by default; the later one is for specifications that are generated."""
 
 KIND: Final = "gpupack.io/gpu"
 FILE_NAME: Final = "gpupack.json"
@@ -51,7 +49,7 @@ class CdiNames:
     """
 
     def __init__(
-        self, vendor: Vendor, folders: Sequence[Path] = FOLDERS, devices: Path | None = DEVICES
+        self, vendor: Vendor, folders: Sequence[Path] = CDI_FOLDERS, devices: Path | None = DEVICES
     ) -> None:
         self._vendor = vendor
         self._folders = tuple(folders)

@@ -14,12 +14,7 @@ from deviceplugin.containers.cdi import CdiNames
 from deviceplugin.containers.device_nodes import DeviceNodes
 from deviceplugin.gpus.api.container_grant import ContainerGrant
 from deviceplugin.gpus.api.vendor import Vendor
-
-ENVVAR: Final = "envvar"
-CDI_ANNOTATIONS: Final = "cdi-annotations"
-CDI_CRI: Final = "cdi-cri"
-STRATEGIES: Final = (ENVVAR, CDI_ANNOTATIONS, CDI_CRI)
-DEFAULT: Final = (ENVVAR,)
+from deviceplugin.option_values import CDI_ANNOTATIONS, CDI_CRI, ENVVAR
 
 ANNOTATION: Final = "cdi.k8s.io/gpupack"
 """Runtimes read every annotation with this prefix; each container has its own annotations."""
@@ -39,7 +34,7 @@ class DeviceListStrategies:
     def __init__(
         self,
         vendor: Vendor,
-        strategies: Sequence[str] = DEFAULT,
+        strategies: Sequence[str] = (ENVVAR,),
         names: CdiNames | None = None,
         nodes: DeviceNodes | None = None,
     ) -> None:

@@ -10,13 +10,9 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.memory_limits import LimitSupport, MemoryLimits
 from deviceplugin.host.driver import DriverThread
 from deviceplugin.node_events import NodeEvents, make_silent_events
+from deviceplugin.option_values import AUTO, OFF, REQUIRE
 
 log = structlog.get_logger(__name__)
-
-AUTO: Final = "auto"
-OFF: Final = "off"
-REQUIRE: Final = "require"
-MODES: Final = (AUTO, OFF, REQUIRE)
 
 BEGIN_S: Final = 3.0
 
@@ -31,7 +27,7 @@ class LimitCapability:
     Args:
         account: the ledger; with `require` it offers no card on which nothing is held.
         driver: who holds limits; None: nobody.
-        mode: one of MODES.
+        mode: One of `option_values.MODES`.
         notices: hear of cards that are not offered.
         on_offer: called when other cards are offered than before.
 

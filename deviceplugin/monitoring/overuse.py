@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from deviceplugin.monitoring.container_use import ContainerUse
+from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import Backoff
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from kubeapi.errors import Conflict, KubeApiError, NotFound
@@ -18,9 +19,6 @@ log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 5.0
 """How often whoever owns this should look."""
-
-DEFAULT_TOLERANCE_MIB: Final = 512
-"""A driver keeps some hundred MiB for each process, its context, that no framework knows of."""
 
 OVER_USE: Final = "GPUMemoryOverUse"
 OVER_USE_ENDED: Final = "GPUMemoryOverUseEnded"

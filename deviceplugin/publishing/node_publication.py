@@ -11,9 +11,7 @@ from allocator.names import NODE_CARDS, NODE_HOLDS, PACKED_PREFIX, PACKED_REVISI
 from allocator.packing import PAYLOAD_BITS, Layout, NodeWords, node_resources, width
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from deviceplugin.allocation.objects import NodeObject
-
-GAP_S: Final = 2.0
-"""Least time between two patches that only bring gains."""
+from deviceplugin.option_values import PUBLISH_GAP_S
 
 SETTLE_S: Final = 1.0
 """How long a gain waits for the book to show whose it is, so that words and holds change together."""
@@ -116,7 +114,9 @@ def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[st
     return found
 
 
-def due_s(reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = GAP_S) -> float:
+def due_s(
+    reason: str, since_s: float, last_s: float, *, settled: bool, gap_s: float = PUBLISH_GAP_S
+) -> float:
     """Tell when to patch, in the same seconds as the arguments.
 
     Args:

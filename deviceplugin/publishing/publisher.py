@@ -14,8 +14,8 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.option_values import PUBLISH_GAP_S
 from deviceplugin.publishing.node_publication import (
-    GAP_S,
     NodePublication,
     changes_since,
     differences,
@@ -85,7 +85,7 @@ class NodePublisher:
         node_name: str,
         unit_mib: int,
         inventory: Callable[[], Sequence[CardRecord]],
-        gap_s: float = GAP_S,
+        gap_s: float = PUBLISH_GAP_S,
         now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,

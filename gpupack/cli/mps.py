@@ -56,7 +56,7 @@ def mps(**options: Any) -> None:
 
     from deviceplugin.errors import DevicePluginError, SettingsError
     from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, run
-    from deviceplugin.settings import LOG_FORMATS, LOG_LEVELS
+    from deviceplugin.option_values import LOG_FORMATS, LOG_LEVELS
 
     arguments = ("-f", "-multiuser-server") if options["multi_user"] else ("-f",)
     wanted = MpsOptions(root=options["root"], program=options["program"], arguments=arguments)

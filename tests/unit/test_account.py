@@ -9,9 +9,10 @@ from structlog.testing import capture_logs
 
 from deviceplugin.allocation.allocation_service import AGAIN, CROWDED, NOT_OURS, TAKEN
 from deviceplugin.containers.cdi import CdiNames
-from deviceplugin.containers.device_lists import CDI_CRI, ENVVAR, DeviceListStrategies
+from deviceplugin.containers.device_lists import DeviceListStrategies
 from deviceplugin.errors import AllocationRefusedError, UnitInUseError
 from deviceplugin.gpus.nvidia.vendor import NVIDIA
+from deviceplugin.option_values import CDI_CRI, ENVVAR
 from tests.account_world import Node
 from tests.ledger_world import cards, ids, pod
 

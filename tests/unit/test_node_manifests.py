@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 from allocator import names
-from deviceplugin.containers.cdi import FOLDERS
 from deviceplugin.gpus.nvidia.mps.folder import SHM
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions
-from deviceplugin.settings import DRA
+from deviceplugin.option_values import CDI_FOLDERS, DRA
 from deviceplugin.settings import Settings as NodeSettings
 from tests.cluster.harness.manifests import MANIFESTS, build
 from tests.manifest_objects import NAMESPACE, container, objects, pod_template, text_of
@@ -80,7 +79,7 @@ def test_the_cdi_component_brings_the_folders_that_the_daemon_looks_into() -> No
     assert "--device-list-strategy=cdi-cri" in args
     mounted = {each["name"]: each["mountPath"] for each in container(daemon)["volumeMounts"]}
     hosts = {each["name"]: each["hostPath"]["path"] for each in pod_template(daemon)["volumes"]}
-    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in FOLDERS]
+    assert [mounted[name] for name in ("cdi-static", "cdi")] == [str(folder) for folder in CDI_FOLDERS]
     assert all(mounted[name] == hosts[name] for name in ("cdi-static", "cdi"))
 
 

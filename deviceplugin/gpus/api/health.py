@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from deviceplugin.gpus.api.source import GpuSample, HealthEvent
 from deviceplugin.gpus.api.vendor import Vendor
-
-DEFAULT_QUIET_S = 60.0
+from deviceplugin.option_values import DEFAULT_QUIET_S
 
 _NEVER = float("-inf")
 

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from deviceplugin.errors import GpuError
-from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
 from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
+
+if TYPE_CHECKING:
+    # The command line makes options of what is here: it is not to load msgspec for that.
+    from deviceplugin.gpus.api.check_finding import CheckFinding
 
 RunProgram = Callable[[list[str]], str | None]
 """Runs a program and returns what it prints; None where it cannot, or fails."""
@@ -89,7 +92,7 @@ class GpuProvider:
         del source
         return {}
 
-    def check_tools(self, run: RunProgram) -> Iterator[CheckFinding]:
+    def check_tools(self, run: RunProgram) -> "Iterator[CheckFinding]":
         """Look at the vendor's tools on this machine."""
         del run
         yield from ()

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.mps import CardGenerations, MpsControl
 from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOptions
@@ -12,6 +11,9 @@ from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.framework_env import framework_envs
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
+
+if TYPE_CHECKING:
+    from deviceplugin.gpus.api.check_finding import CheckFinding
 
 HOOK: Final = "apply-cuda-memory-limits"
 
@@ -57,8 +59,10 @@ class NvmlProvider(GpuProvider):
         calls: Mapping[str, bool] = getattr(source, "calls", dict)()
         return calls
 
-    def check_tools(self, run: RunProgram) -> Iterator[CheckFinding]:
+    def check_tools(self, run: RunProgram) -> "Iterator[CheckFinding]":
         """Look at NVIDIA's container toolkit, and at its hook that sets memory limits."""
+        from deviceplugin.gpus.api.check_finding import CheckFinding  # noqa: PLC0415
+
         version = run(["nvidia-ctk", "--version"])
         if version is None:
             yield CheckFinding(
