@@ -19,6 +19,7 @@ from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import committer_of
+from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
 from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, batch_pods
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
@@ -79,6 +80,10 @@ async def run(
         controller = Controller(
             queue, writer, recorder, clock, term.is_open, metrics.decisions.observe, committer
         )
+        conditions = BatchConditions(
+            client, term.may_write, lambda: controller.busy, settings.write_timeout_s
+        )
+        controller.explainer.told.connect(conditions.note)
         sink = NamespaceSink(queue, controller.note)
         watcher.changed.connect(controller.note)
 
@@ -103,6 +108,7 @@ async def run(
                 namespaces(client, sink, clock).run(),
                 jobs(client, JobSink(queue, controller.note), clock).run(),
                 batch_pods(client, BatchPodSink(queue, controller.note), clock).run(),
+                conditions.run(),
                 term.run(controller.note),
                 recorder.run(),
                 file.follow(controller.configure),

@@ -69,6 +69,7 @@ class Controller:
 
     Attributes:
         counts: What happened.
+        explainer: Tells pods why they wait.
         warning: What about the configuration cannot be kept by this cluster, empty for nothing.
     """
 
@@ -97,7 +98,7 @@ class Controller:
         self._writes: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
-        self._explainer = Explainer(queue, recorder, clock)
+        self.explainer = Explainer(queue, recorder, clock)
         self._changed = False
         self._reclaimer = Reclaimer(queue)
 
@@ -142,7 +143,7 @@ class Controller:
                     if self._clock() >= next_tick:
                         next_tick = self._clock() + TICK_S
                         self._tick()
-                if self._explainer.go_on():
+                if self.explainer.go_on():
                     self._news.set()
                 # News may be there already; others of this process have their turn all the same.
                 await asyncio.sleep(0)
@@ -215,12 +216,12 @@ class Controller:
             log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
             self.queue.not_released(member.uid, self._clock(), answer.why)
             if answer.why and entry.phase is Phase.GATED:
-                self._explainer.explain(entry)
+                self.explainer.explain(entry)
             self.note()
             return
         entry.ungated = True
         message = told(release, member)
-        self._explainer.forget(member.uid)
+        self.explainer.forget(member.uid)
         counts = self.counts
         counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
         if release.borrowed or release.lender:
@@ -240,7 +241,7 @@ class Controller:
             message = f"{long}: cards of node {node} are kept free for it"
             self._event(entry, "Normal", "RoomKept", message)
             log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
-        self._explainer.begin(changed=self._changed)
+        self.explainer.begin(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()
 

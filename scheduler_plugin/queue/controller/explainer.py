@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
 from scheduler_plugin.queue.controller.status import Reason, why
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -45,6 +46,9 @@ class Explainer:
         queue: Where they wait.
         recorder: Takes Events about pods.
         clock: Monotonic seconds.
+
+    Attributes:
+        told: Signals a pod, the reason of its wait, and the message, when a pod is told.
     """
 
     def __init__(self, queue: Queue, recorder: Recorder, clock: Callable[[], float]) -> None:
@@ -57,6 +61,7 @@ class Explainer:
         self._took_s = 0.0
         self._next_s = float("-inf")
         self._began_s = float("-inf")
+        self.told: Signal[[Entry, Reason, str]] = Signal()
 
     def begin(self, *, changed: bool) -> None:
         """Begin a round where it is time for one, else look for pods that wait and were not told.
@@ -116,3 +121,4 @@ class Explainer:
         record = entry.record
         ref = pod_ref(record.namespace, record.name, record.uid)
         self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")
+        self.told(entry, found.reason, found.message)

@@ -1,0 +1,111 @@
+"""Writes the condition `PodScheduled` of pods that wait for batch mode, as a scheduler owes it.
+
+People read it with kubectl, and a cluster autoscaler looks for the reason `Unschedulable`: it stands only
+where more nodes would help. Other waits have the queue's own word.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import structlog
+
+from kubeapi.errors import KubeApiError
+from kubeapi.events import BUSY_S
+from kubeapi.paths import pod_path
+from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.controller.status import Reason
+
+MERGE: Final = "application/strategic-merge-patch+json"
+
+PACE_S: Final = 0.1
+"""Conditions are written ten a second at most, and none while pods are being bound."""
+
+LONGEST: Final = 1024
+"""Characters of a message."""
+
+log = structlog.get_logger(__name__)
+
+
+class PatchApi(Protocol):
+    """What writing conditions needs of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
+        """Change an object."""
+        ...
+
+
+class BatchConditions:
+    """Remembers the newest reason of each pod, and writes it when there is time.
+
+    Args:
+        api: The API server.
+        may: Whether this process may write.
+        busy: Whether there is something more urgent to write.
+        timeout_s: Of a write.
+        sleep: Waits, as asyncio.sleep.
+        wall: Tells the time of day.
+    """
+
+    def __init__(
+        self,
+        api: PatchApi,
+        may: Callable[[], bool],
+        busy: Callable[[], bool],
+        timeout_s: float,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._may = may
+        self._busy = busy
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+        self._wall = wall
+        self._due: dict[str, tuple[Entry, Reason, str]] = {}
+        self._more = asyncio.Event()
+
+    def note(self, entry: Entry, reason: Reason, message: str) -> None:
+        """Take why a pod waits now."""
+        if entry.ticket.is_batch:
+            self._due[entry.uid] = (entry, reason, message)
+            self._more.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._more.wait()
+            while self._due:
+                await self._sleep(BUSY_S if self._busy() else PACE_S)
+                if self._busy() or not self._due:
+                    continue
+                uid = next(iter(self._due))
+                entry, reason, message = self._due.pop(uid)
+                # Once it is on its way to a node, a write would only make its Binding fail.
+                if entry.phase is Phase.GATED and self._may():
+                    await self._write(entry, reason, message)
+            self._more.clear()
+
+    async def _write(self, entry: Entry, reason: Reason, message: str) -> None:
+        record = entry.record
+        body = make_condition_patch(record.uid, reason, message, self._wall())
+        path = f"{pod_path(record.namespace, record.name)}/status"
+        try:
+            await self._api.patch(path, body, MERGE, timeout_s=self._timeout_s)
+        except KubeApiError as error:
+            log.info("condition not written", pod=f"{record.namespace}/{record.name}", error=str(error))
+
+
+def make_condition_patch(uid: str, reason: Reason, message: str, now: datetime) -> dict[str, Any]:
+    """Write the patch that says why a pod is not scheduled; conditions are merged by type."""
+    more_nodes_help = reason in {Reason.ROOM, Reason.NEVER}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable" if more_nodes_help else reason.value,
+        "message": message[:LONGEST],
+        "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return {"metadata": {"uid": uid}, "status": {"conditions": [condition]}}

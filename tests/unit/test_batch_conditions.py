@@ -1,0 +1,68 @@
+"""The condition PodScheduled of pods that wait for batch mode."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from allocator.names import BATCH_SCHEDULER
+from kubeapi.errors import NotFound
+from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.controller.batch_conditions import BatchConditions, make_condition_patch
+from scheduler_plugin.queue.controller.status import Reason
+from tests.queue_world import QueueWorld
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (Reason.ROOM, "Unschedulable"),
+        (Reason.NEVER, "Unschedulable"),
+        (Reason.QUOTA, "Quota"),
+        (Reason.TURN, "Turn"),
+        (Reason.REFUSED, "Refused"),
+    ],
+)
+def test_an_autoscaler_reads_unschedulable_only_where_nodes_would_help(reason: Reason, said: str) -> None:
+    patch = make_condition_patch("uid-p", reason, "x" * 2000, NOW)
+    (condition,) = patch["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", said)
+    assert len(condition["message"]) == 1024
+    assert patch["metadata"] == {"uid": "uid-p"}
+
+
+async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wait() -> None:
+    world = QueueWorld()
+    spec = {"schedulerName": BATCH_SCHEDULER}
+    uids = [world.pod(name, gates=(), spec=spec) for name in ("gone", "p", "leaving")]
+    gated = world.pod("gated")
+    paths: list[str] = []
+    reasons: list[str] = []
+
+    class Api:
+        async def patch(self, path: str, body: Any, content_type: str = "", *, timeout_s: float = 0) -> bytes:
+            del content_type, timeout_s
+            paths.append(path)
+            reasons.append(body["status"]["conditions"][0]["reason"])
+            if "gone" in path:
+                raise NotFound("gone", status=404)
+            return b""
+
+    async def sleep(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    conditions = BatchConditions(Api(), lambda: True, lambda: False, 1.0, sleep=sleep)
+    entries = world.queue.entries
+    for uid in (*uids, gated):
+        conditions.note(entries[uid], Reason.ROOM, "first")
+    conditions.note(entries[uids[1]], Reason.QUOTA, "then")
+    entries[uids[2]].phase = Phase.RELEASED
+    running = asyncio.create_task(conditions.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    running.cancel()
+    assert paths == [f"/api/v1/namespaces/default/pods/{name}/status" for name in ("gone", "p")]
+    assert reasons == ["Unschedulable", "Quota"]
