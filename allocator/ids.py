@@ -6,6 +6,7 @@ the UUID and the letter see to.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from allocator.errors import DeviceIdError, shown
@@ -24,6 +25,8 @@ SEPARATOR: Final = "::"
 # No comma, colon or blank: UUIDs also stand in comma lists and in `uuid:units` pairs.
 UUID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,59}"
 _UUID: Final = re.compile(UUID_PATTERN)
+_NOT_IN_LABELS: Final = re.compile(r"[^a-z0-9]+")
+_MOST_LABEL_CHARS: Final = 63
 _SLOT: Final = re.compile(r"0|[1-9][0-9]*")
 
 
@@ -71,3 +74,15 @@ def parse_device_id(text: str) -> tuple[str, int]:
     if not well_formed:
         raise DeviceIdError(f"device ID {shown(text)}; allowed: <card uuid>::<slot>, at most 63 characters")
     return uuid, int(slot)
+
+
+def device_names(uuids: Iterable[str]) -> dict[str, str]:
+    """Name the cards of a node, in word order, as devices of its ResourceSlices: different DNS labels."""
+    names: dict[str, str] = {}
+    for uuid in uuids:
+        name = _NOT_IN_LABELS.sub("-", uuid.lower()).strip("-")[:_MOST_LABEL_CHARS].rstrip("-") or "card"
+        while name in names.values():
+            number = len(names)
+            name = f"{name[: _MOST_LABEL_CHARS - 4]}-{number}"
+        names[uuid] = name
+    return names

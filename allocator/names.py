@@ -17,6 +17,14 @@ PERCENT_RESOURCE = f"{GPU_PREFIX}percent"
 DRA_DRIVER = f"gpu.{DOMAIN}"
 DEVICE_CLASS = "gpupack"
 DRA_MEMORY = "memory"
+DRA_API = "/apis/resource.k8s.io/v1"
+
+# Label of the claims that the scheduler makes for pods that ask by their containers' limits.
+POD_CLAIM_LABEL = f"{DOMAIN}/pod-claim"
+
+# Node annotation: `dra` where pods get their cards by claims.
+NODE_SERVES = f"{DOMAIN}/serves"
+SERVES_CLAIMS = "dra"
 
 # Node capacity and allocatable: the packed words.
 PACKED_PREFIX = f"{DOMAIN}/packed-"

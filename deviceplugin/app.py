@@ -24,6 +24,7 @@ from deviceplugin.allocation.reconciler import CgroupProber, Reconciler
 from deviceplugin.card_source import make_source
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_responses import ContainerResponses
+from deviceplugin.dra.node_kind import NodeKindMark
 from deviceplugin.dra.serving import ClaimServing, check_no_claims, make_prepared_claims
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.memory_enforcement import MemoryEnforcement
@@ -256,6 +257,7 @@ class Daemon:
             node_name=settings.node_name,
             on_conflict=notices.record_other_daemon,
         )
+        kind = self._node_kind(client, account, nodes)
         self._publisher = NodePublisher(
             client,
             account,
@@ -266,7 +268,7 @@ class Daemon:
             inventory=card_list.list_records,
             gap_s=settings.publish_gap_s,
             # Not before the kubelet has our devices: a pod that came earlier would fail.
-            offers=self.ready.is_set,
+            offers=lambda: self.ready.is_set() and kind.is_right,
             owns=lambda: self._ownership.owns_node,
         )
         self._registrar = (
@@ -291,14 +293,7 @@ class Daemon:
             recorder=recorder,
             claims=claims,
         )
-        metrics.set_sources(
-            settings.unit_mib,
-            status.list_card_states,
-            status.describe_node,
-            status.list_counters(),
-            self._source.vendor.fault,
-        )
-        metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
+        self._fill(metrics, status)
         http = HttpServer(
             metrics, status.explain_not_ready, status.explain, lambda: self._sampler.driver_gone_reason
         )
@@ -325,6 +320,7 @@ class Daemon:
             self._sampler.follow_events(),
             self._ownership.run(),
             self._publisher.run(),
+            kind.run(),
             self._startup_taint(client, account, nodes).run(),
             self._annotator.run(),
             self._reflect(client, nodes, pods, relist_wanted),
@@ -362,6 +358,26 @@ class Daemon:
         await asyncio.to_thread(check_no_claims, self._settings, self._cgroups)
         for endpoint in (self._settings.endpoint, self._settings.percent_endpoint):
             clear_left_over(self._settings.device_plugin_dir, endpoint)
+
+    def _fill(self, metrics: Metrics, status: DaemonStatus) -> None:
+        metrics.set_sources(
+            self._settings.unit_mib,
+            status.list_card_states,
+            status.describe_node,
+            status.list_counters(),
+            self._source.vendor.fault,
+        )
+        metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
+
+    def _node_kind(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> NodeKindMark:
+        return NodeKindMark(
+            client,
+            account,
+            nodes,
+            node_name=self._settings.node_name,
+            resource=self._settings.resource,
+            serves_claims=self._settings.serve == DRA,
+        )
 
     def _startup_taint(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> StartupTaint:
         return StartupTaint(

@@ -15,6 +15,7 @@ from kubeapi.posting import make_post_client
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget, DisruptionBudgets
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
@@ -96,6 +97,7 @@ async def run(
             settings.bind_timeout_s,
             elector,
             refresh=watcher.refresh,
+            claims=ClaimWriter(client, settings.bind_timeout_s, state.is_pending),
             after_another=after_another,
         )
         watcher.restored.connect(binder.restart_fence)

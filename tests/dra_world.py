@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import grpc
 
-from deviceplugin.dra.resource_slices import device_names
+from allocator.ids import device_names
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb

@@ -1,4 +1,4 @@
-"""One CDI specification for each prepared claim: what the containers that use the claim are given."""
+"""CDI specifications, one for each prepared claim: what the containers that use it are given."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -8,16 +8,16 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from allocator.ids import device_id
+from allocator.ids import device_id, device_names
 from allocator.ledger.charges import charge_cards, charge_pod
+from allocator.names import DRA_API
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
-from deviceplugin.dra.claims import API, ClaimObject, ClaimPod, Share, read_shares, shares_by_container
+from deviceplugin.dra.claims import ClaimObject, ClaimPod, Share, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
-from deviceplugin.dra.resource_slices import device_names
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.paths import pod_path, segment
@@ -171,7 +171,7 @@ class ClaimService:
         return prepared
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
-        path = f"{API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
+        path = f"{DRA_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
         claim = await self._read(path, ClaimObject, f"claim {namespace}/{name}")
         if claim.metadata.uid != uid:
             raise AllocationRefusedError(

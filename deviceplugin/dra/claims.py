@@ -11,13 +11,11 @@ from allocator.names import DRA_DRIVER, DRA_MEMORY
 from allocator.quantity import parse_bytes
 from deviceplugin.errors import AllocationRefusedError
 
-API: Final = "/apis/resource.k8s.io/v1"
-
 MIB: Final = 1 << 20
 
 
 class ClaimMetadata(msgspec.Struct, rename="camel"):
-    """Of a ResourceClaim."""
+    """Metadata of a ResourceClaim."""
 
     name: str
     namespace: str = ""
@@ -26,7 +24,7 @@ class ClaimMetadata(msgspec.Struct, rename="camel"):
 
 
 class Result(msgspec.Struct, rename="camel"):
-    """One device that a claim was allocated, or one share of it."""
+    """A device that a claim was allocated, or a share of it."""
 
     request: str
     driver: str
@@ -37,19 +35,19 @@ class Result(msgspec.Struct, rename="camel"):
 
 
 class Devices(msgspec.Struct):
-    """Of an allocation."""
+    """Devices of an allocation."""
 
     results: list[Result] | None = None
 
 
 class Allocation(msgspec.Struct):
-    """Of a claim."""
+    """Allocation of a claim."""
 
     devices: Devices | None = None
 
 
 class Consumer(msgspec.Struct):
-    """Who may use a claim."""
+    """A pod, or another object, that may use a claim."""
 
     resource: str
     name: str
@@ -57,7 +55,7 @@ class Consumer(msgspec.Struct):
 
 
 class ClaimStatus(msgspec.Struct, rename="camel"):
-    """Of a claim; without an allocation nobody may use it."""
+    """Status of a claim; without an allocation nobody may use it."""
 
     allocation: Allocation | None = None
     reserved_for: list[Consumer] | None = None
@@ -151,7 +149,7 @@ class ContainerClaim(msgspec.Struct):
 
 
 class ContainerResources(msgspec.Struct):
-    """Of a container."""
+    """Resources of a container, as far as claims go."""
 
     claims: list[ContainerClaim] | None = None
 
@@ -171,7 +169,7 @@ class PodClaim(msgspec.Struct, rename="camel"):
 
 
 class ClaimPodSpec(msgspec.Struct, rename="camel"):
-    """Of a pod."""
+    """Spec of a pod, as far as claims go."""
 
     node_name: str = ""
     resource_claims: list[PodClaim] | None = None
@@ -179,10 +177,25 @@ class ClaimPodSpec(msgspec.Struct, rename="camel"):
     init_containers: list[ClaimContainer] | None = None
 
 
+class RequestMapping(msgspec.Struct, rename="camel"):
+    """Which request of a claim a container's limit became."""
+
+    container_name: str
+    request_name: str
+
+
+class ScheduledClaim(msgspec.Struct, rename="camel"):
+    """The claim that the scheduler made for a pod that asks by its containers' limits."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[RequestMapping] | None = None
+
+
 class ClaimPodStatus(msgspec.Struct, rename="camel"):
-    """Of a pod: names of the claims that were made from templates."""
+    """Claims that were made for a pod, from templates and by the scheduler."""
 
     resource_claim_statuses: list[PodClaim] | None = None
+    extended_resource_claim_status: ScheduledClaim | None = None
 
 
 class ClaimPod(msgspec.Struct):
@@ -193,6 +206,10 @@ class ClaimPod(msgspec.Struct):
 
     def users(self, claim: str) -> Iterator[tuple[str, str]]:
         """List the containers that use a claim of this name, with the request, empty for all."""
+        made = self.status.extended_resource_claim_status
+        if made is not None and made.resource_claim_name == claim:
+            for mapping in made.request_mappings or ():
+                yield mapping.container_name, mapping.request_name
         generated = self.status.resource_claim_statuses or ()
         names = {entry.name: entry.resource_claim_name for entry in generated}
         mine = {

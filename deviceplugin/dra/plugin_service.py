@@ -26,7 +26,7 @@ Observe = Callable[[str, float, str], None]
 
 
 class Claims(Protocol):
-    """Who prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
+    """Prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
 
     async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Give a claim its devices."""

@@ -55,7 +55,6 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         devices: what the kubelet is answered.
         spec: the CDI specification.
-        ordinary: the pod asks by its containers' limits, and the scheduler made the claim.
     """
 
     uid: str
@@ -66,14 +65,13 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     ids: dict[str, list[str]]
     devices: tuple[PreparedDevice, ...]
     spec: dict[str, Any]
-    ordinary: bool = False
 
 
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
 
 
 class Entries:
-    """One version of all claims, in the form of the kubelet's checkpoint."""
+    """All claims at one moment, in the form of the kubelet's checkpoint."""
 
     def __init__(self, entries: tuple[CheckpointEntry, ...]) -> None:
         self.entries = entries

@@ -1,16 +1,14 @@
 """The ResourceSlices of a node: its cards as devices that many claims share by memory; pure."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from allocator.cards import Card
-from allocator.names import DOMAIN, DRA_DRIVER, DRA_MEMORY
+from allocator.names import DOMAIN, DRA_API, DRA_DRIVER, DRA_MEMORY
 from allocator.quantity import canonical
-from deviceplugin.dra.claims import API
 from deviceplugin.gpus.api.source import GpuCard
 
-SLICES: Final = f"{API}/resourceslices"
+SLICES: Final = f"{DRA_API}/resourceslices"
 
 MOST_DEVICES: Final = 64
 """Devices with taints in one slice, by the API's rule."""
@@ -21,21 +19,7 @@ MOST_CHARS: Final = 64
 CORDONED: Final = f"{DOMAIN}/cordoned"
 UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
 
-_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
-_MOST_NAME_CHARS: Final = 63
 _VERSION_PARTS: Final = 3
-
-
-def device_names(uuids: Iterable[str]) -> dict[str, str]:
-    """Name cards as devices, by UUID: a DNS label each, and no two alike."""
-    names: dict[str, str] = {}
-    for uuid in uuids:
-        name = _NOT_IN_NAMES.sub("-", uuid.lower()).strip("-")[:_MOST_NAME_CHARS].rstrip("-") or "card"
-        while name in names.values():
-            number = len(names)
-            name = f"{name[: _MOST_NAME_CHARS - 4]}-{number}"
-        names[uuid] = name
-    return names
 
 
 def version_of(text: str) -> str | None:

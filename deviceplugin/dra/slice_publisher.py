@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from allocator.ids import device_names
 from allocator.names import DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.dra.resource_slices import (
     SLICES,
-    device_names,
     device_of,
     differs,
     is_shared,
@@ -42,7 +42,7 @@ SPREADING: Final = frozenset({"least-used"})
 
 
 class SliceMetadata(msgspec.Struct, rename="camel"):
-    """Of a ResourceSlice."""
+    """Metadata of a ResourceSlice."""
 
     name: str
     resource_version: str = ""

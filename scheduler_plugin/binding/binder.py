@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -12,7 +13,9 @@ from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
+from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
+from scheduler_plugin.binding.pod_claims import PodClaim
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import CommitError
 
@@ -83,6 +86,7 @@ class Binder:
         refresh: Lists pods anew and returns when the state has the list.
         after_another: Whether a process before this one may have bound. Only the maker of a new cluster can
             know that none did.
+        claims: Writes claims, for nodes that serve them.
         sleep: Waits, as asyncio.sleep.
     """
 
@@ -96,6 +100,7 @@ class Binder:
         *,
         refresh: Callable[[], Awaitable[None]],
         after_another: bool = True,
+        claims: ClaimWriter | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.committer = committer
@@ -104,6 +109,7 @@ class Binder:
         self.timeout_s = timeout_s
         self.leadership = leadership
         self.refresh = refresh
+        self.claims = claims
         self.sleep = sleep
         self._started_at = clock() if after_another else float("-inf")
         self._fence_restarted_at = float("-inf")
@@ -216,6 +222,8 @@ class Binder:
         for task in self._resolving:
             task.cancel()
         await asyncio.gather(*self._resolving, return_exceptions=True)
+        if self.claims is not None:
+            await self.claims.close()
 
     async def wait_for_fence(self) -> None:
         """Wait until this process may bind.
@@ -232,6 +240,7 @@ class Binder:
                     await self.sleep(wait_s)
                 if term == self._get_term():
                     await self.refresh()
+                    await self._sweep()
                     self._fenced_term = term
 
     def _get_term(self) -> float:
@@ -250,6 +259,13 @@ class Binder:
     async def _send_binding(self, commitment: PendingBinding) -> str:
         pod = commitment.pod
         annotations = {} if commitment.assigned is None else {POD_ASSIGNED: commitment.assigned}
+        version = pod.resource_version
+        if commitment.claim is not None:
+            try:
+                version = await self._write_claim(commitment, commitment.claim)
+            except (CommitError, KubeApiError, *UNREADABLE) as error:
+                self._forget(commitment)
+                return f"claim of the pod not written: {error}"
         self._in_flight += 1
         try:
             await self.api.bind(
@@ -258,7 +274,7 @@ class Binder:
                 pod.uid,
                 commitment.node,
                 annotations,
-                pod.resource_version or None,
+                version or None,
                 timeout_s=self.timeout_s,
             )
         except KubeApiError as error:
@@ -276,6 +292,30 @@ class Binder:
             self._in_flight -= 1
             self._last_sent_at = self.clock()
         return ""
+
+    async def _write_claim(self, commitment: PendingBinding, claim: PodClaim) -> str:
+        """Write a pod's claim; returns the pod's resourceVersion after that.
+
+        Raises:
+            CommitError: the claim is not this pod's, or this process may not bind any more.
+            KubeApiError: a write failed.
+        """
+        if self.claims is None:
+            raise CommitError("this gpupack scheduler writes no claims; allowed: nodes of the device plugin")
+        version = await self.claims.write(claim, commitment.pod.resource_version)
+        if commitment.assumed is not None:
+            # From now on a later version means that the Binding will be refused.
+            commitment.assumed.pod = replace(commitment.assumed.pod, resource_version=version)
+            commitment.assumed.awaits_claim = False
+        if self._is_stopped or self._get_term() != self._fenced_term:
+            raise CommitError("this gpupack scheduler may not bind any more; it is tried again")
+        return version
+
+    async def _sweep(self) -> None:
+        """Take back what processes before this one allocated to pods that are not bound."""
+        records = self.committer.state.node_records.values()
+        if self.claims is not None and any(record.serves_claims for record in records):
+            await self.claims.sweep()
 
     async def _read_outcome(self, commitment: PendingBinding) -> BindingOutcome:
         """Read the pod into the state, and return what it shows of the Binding."""
@@ -325,3 +365,5 @@ class Binder:
         """Forget the assumed cards, unless the pod has been seen bound or gone in the meantime."""
         if commitment.assumed is not None:
             self.committer.state.forget(commitment.assumed, self.clock())
+        if commitment.claim is not None and self.claims is not None:
+            self.claims.release(commitment.claim)

@@ -12,6 +12,7 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.place import Placement, place
 from allocator.records import Assignment, dump_assigned
+from scheduler_plugin.binding.pod_claims import PodClaim, claim_of
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.pods import PodRecord
@@ -33,12 +34,14 @@ class PendingBinding:
         node: Target.
         assigned: Value of `gpupack.io/assigned`, None where there is nothing to say.
         assumed: The assumed pod in the cache, None for a pod that asks for no cards.
+        claim: What is written before the Binding on a node that serves claims; else None.
     """
 
     pod: PodRecord
     node: str
     assigned: str | None
     assumed: AssumedPod | None
+    claim: PodClaim | None = None
 
 
 class Committer:
@@ -81,8 +84,26 @@ class Committer:
             raise CommitError(f"pod {namespace}/{name}: {error}") from error
         assigned = self._make_assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
+        claim = self._make_claim(pod, node, assigned)
         take = self.state.assume(uid, node, assigned, now)
-        return PendingBinding(pod, node, text, take)
+        take.awaits_claim = claim is not None
+        return PendingBinding(pod, node, text, take, claim)
+
+    def _make_claim(self, pod: PodRecord, node: str, assigned: Assignment | None) -> PodClaim | None:
+        """Write the claim of a pod on a node that serves claims.
+
+        Raises:
+            CommitError: the node does not name its cards, or the pod wants more than a claim can have.
+        """
+        record = self.state.node_records[node]
+        if not record.serves_claims:
+            return None
+        if assigned is None:
+            raise CommitError(
+                f"node {node} serves claims, and does not name its cards yet; it is tried again"
+            )
+        sizes = dict(zip(record.uuids, record.sizes, strict=True))
+        return claim_of(pod, node, sizes, assigned, self.state.unit_mib)
 
     def _get_pod(self, namespace: str, name: str, uid: str) -> PodRecord:
         pod = self.state.pods.get(uid)

@@ -25,11 +25,13 @@ class AssumedPod:
         pod: The version of the pod that the Binding names.
         node: Target of the Binding.
         assigned: Cards of the Binding, None where the node publishes no UUIDs.
+        awaits_claim: True while the pod's claim is written, which changes the pod before its Binding.
     """
 
     pod: PodRecord
     node: str
     assigned: Assignment | None
+    awaits_claim: bool = False
 
 
 class Charge(NamedTuple):
@@ -72,6 +74,7 @@ class NodeRecord:
         used: Units by card as published, see `published_nodes.PublishedNode`.
         uuids: UUIDs by card; empty where the node publishes no inventory.
         indexes: The driver's indexes by card; for people only.
+        serves_claims: True if pods get their cards by claims there.
         pods: Bound pods that ask for cards and have not ended, by UID.
         assumed: Assumed pods, by UID.
         tombstones: Charges of vanished pods, by UID.
@@ -93,6 +96,7 @@ class NodeRecord:
     used: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
     indexes: tuple[int, ...] = ()
+    serves_claims: bool = False
     pods: dict[str, PodRecord] = field(default_factory=dict)
     assumed: dict[str, AssumedPod] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
@@ -174,7 +178,7 @@ class ChargeRules:
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
         """Tell whether a pod changed while unbound: its Binding's resourceVersion will be refused."""
-        return not pod.node and pod.version > assumed.pod.version
+        return not pod.node and pod.version > assumed.pod.version and not assumed.awaits_claim
 
     def charge_assigned_cards(self, record: NodeRecord, charge: Charge) -> dict[int, int] | None:
         """Find the cards that the Binding names, if the node's cards and the request agree with it.

@@ -14,7 +14,15 @@ from types import MappingProxyType
 from typing import Final
 
 from allocator.errors import PackingError, QuantityError
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
+from allocator.names import (
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_HOLDS,
+    NODE_SERVES,
+    PERCENT_RESOURCE,
+    SERVES_CLAIMS,
+    resource_name,
+)
 from allocator.packing import NodeWords, read_node
 from allocator.podcards import ByPosition
 from allocator.quantity import parse_integer
@@ -46,6 +54,8 @@ class PublishedNode:
         numa: NUMA nodes by card, -1 where not known.
         links: NVLinks of each card to each; empty where there are none.
         percent: False if the kubelet says that it has no percent to give.
+        serves_claims: True if pods get their cards by claims there. Claims wait for the daemon, and the
+            kubelet offers no units, so that no pod starts without a claim.
     """
 
     exclusion: Exclusion = Exclusion.NONE
@@ -60,6 +70,7 @@ class PublishedNode:
     numa: tuple[int, ...] = field(default=())
     links: tuple[tuple[int, ...], ...] = ()
     percent: bool = True
+    serves_claims: bool = False
 
 
 def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
@@ -83,7 +94,8 @@ def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
     if max(words.sizes, default=0) > MAX_UNITS:
         return PublishedNode(Exclusion.CORRUPT)
     out = _find_out_of_service(inventory, annotations.get(NODE_CORDON))
-    if len(out) < len(words.sizes) and _offers_none(node, resource_name(unit_mib)):
+    claims = serves_claims(node)
+    if not claims and len(out) < len(words.sizes) and _offers_none(node, resource_name(unit_mib)):
         return PublishedNode(Exclusion.NO_PLUGIN)
     cards = list(enumerate(zip(words.sizes, _count_overuse(words, holds), strict=True)))
     return PublishedNode(
@@ -97,8 +109,14 @@ def read_published(node: NodeLite, unit_mib: int) -> PublishedNode:
         models=tuple(record.model for record in inventory),
         numa=tuple(-1 if record.numa is None else record.numa for record in inventory),
         links=_read_links(inventory),
-        percent=not _offers_none(node, PERCENT_RESOURCE),
+        percent=claims or not _offers_none(node, PERCENT_RESOURCE),
+        serves_claims=claims,
     )
+
+
+def serves_claims(node: NodeLite) -> bool:
+    """Tell whether pods get their cards by claims on a node, not by the device plugin."""
+    return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
 
 
 def _count_overuse(words: NodeWords, holds: Holds) -> Sequence[int]:

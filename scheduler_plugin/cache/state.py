@@ -14,7 +14,7 @@ from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_other_amounts
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
-from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published
+from scheduler_plugin.cache.published_nodes import read_accounted_units, read_published, serves_claims
 from scheduler_plugin.cache.reservations import Reservations
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history
@@ -149,7 +149,7 @@ class ClusterState:
             _read_quantity(allocatable, "memory", parse_bytes),
         )
         record.allocatable = read_other_amounts(allocatable)
-        offered = read_kubelet_sums(allocatable, self.resource)
+        offered = read_kubelet_sums({} if serves_claims(node) else allocatable, self.resource)
         if record.kubelet_sums != offered:
             record.kubelet_sums = offered
             self.nodes.version[record.row] += 1
@@ -169,6 +169,7 @@ class ClusterState:
             record.seen_version = -1
         record.sizes, record.used = published.sizes, published.used
         record.uuids, record.indexes = published.uuids, published.indexes
+        record.serves_claims = published.serves_claims
         if published.exclusion is Exclusion.NONE:
             self.nodes.set_cards(
                 record.row,
@@ -369,6 +370,11 @@ class ClusterState:
         self._records.mark_changed(node)
         self._records.update_arrays(now)
         return assumed
+
+    def is_pending(self, uid: str) -> bool:
+        """Tell whether a pod is known, not bound, and not assumed anywhere."""
+        record = self.pods.get(uid)
+        return record is not None and not record.node and self.get_assumed(uid) is None
 
     def get_assumed(self, uid: str) -> AssumedPod | None:
         """Return the assumed pod of a UID, None where there is none."""

@@ -1,12 +1,18 @@
 """Cards by ResourceClaims on a real kubelet: `gpupack node --serve dra`, its slices, claims and CDI files."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from scheduler_plugin.binding.pod_claims import claim_of
+from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.pods import read_pod
 from tests.cluster.harness import Cluster, workload
+from tests.cluster.harness.controlplane import RESOURCE
 from tests.cluster.harness.polling import until
 from tests.cluster.harness.rest import Json
 from tests.cluster.harness.versions import picked
@@ -48,6 +54,11 @@ def claim_pod(name: str, claim_name: str, **spec: Any) -> Json:
 
 def start_with_claims(cluster: Cluster) -> None:
     """Start a cluster whose node serves claims, and nothing else."""
+    config = json.loads(cluster.control.scheduler_config.read_text())
+    for managed in config["extenders"][0]["managedResources"]:
+        # A node of claims has none of the resource: what fits is for the extender to say.
+        managed["ignoredByScheduler"] = True
+    cluster.control.use_scheduler_config(config)
     cluster.control.start()
     cluster.host.start()
     until(cluster.node_ready, "node ready", 60)
@@ -81,6 +92,11 @@ def shares(cluster: Cluster, name: str) -> list[tuple[str, str]]:
     return [(one["device"], one["consumedCapacity"]["memory"]) for one in results]
 
 
+def wait_running(cluster: Cluster, name: str) -> None:
+    """Wait long: a kubelet that may not read a claim yet, or is refused, asks again up to a minute later."""
+    cluster.wait_running(name, 150)
+
+
 def clear(cluster: Cluster) -> None:
     cluster.clear()
     for one in cluster.api.get(CLAIMS)["items"]:
@@ -105,7 +121,7 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
 def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c8", 8))
     cluster.create(claim_pod("p8", "c8"))
-    cluster.wait_running("p8")
+    wait_running(cluster, "p8")
 
     assert shares(cluster, "c8") == [(SMALL.lower(), "8Gi")]
     found = cluster.environment("p8")
@@ -123,7 +139,7 @@ def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
 def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c20", 20))
     cluster.create(claim_pod("p20", "c20"))
-    cluster.wait_running("p20")
+    wait_running(cluster, "p20")
     cluster.wait_used([0, 20])
     file = cdi_files(cluster)
 
@@ -141,7 +157,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
     cluster.api.post(CLAIMS, claim("c12", 12, f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'))
     cluster.create(claim_pod("p12", "c12"))
-    cluster.wait_running("p12", 60)
+    wait_running(cluster, "p12")
     cluster.wait_used([0, 32])
 
     cluster.delete("p20")
@@ -151,7 +167,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
 def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c10", 10, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
     cluster.create(claim_pod("p10", "c10"))
-    cluster.wait_running("p10")
+    wait_running(cluster, "p10")
 
     made = cluster.api.post(CLAIMS, claim("by-hand", 10))
     pod = cluster.api.post(PODS, claim_pod("late", "by-hand", schedulerName="nobody"))
@@ -184,7 +200,7 @@ def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster
     cluster.wait_used([10, 0])
 
     cluster.delete("p10")
-    cluster.wait_running("late", 120)
+    wait_running(cluster, "late")
     cluster.wait_used([10, 0])
 
 
@@ -200,7 +216,7 @@ def test_cordoned_cards_take_no_claims(cluster: Cluster) -> None:
         until(lambda: taints() == ["gpupack.io/cordoned"], "the cordoned card's taint")
         cluster.api.post(CLAIMS, claim("c4", 4))
         cluster.create(claim_pod("p4", "c4"))
-        cluster.wait_running("p4")
+        wait_running(cluster, "p4")
         assert shares(cluster, "c4") == [(LARGE.lower(), "4Gi")]
     finally:
         uncordon = {"metadata": {"annotations": {"gpupack.io/cordon": None}}}
@@ -213,6 +229,121 @@ def test_a_claim_that_names_no_amount_has_a_whole_card(cluster: Cluster) -> None
     del whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
     cluster.api.post(CLAIMS, whole)
     cluster.create(claim_pod("pw", "whole"))
-    cluster.wait_running("pw")
+    wait_running(cluster, "pw")
     assert shares(cluster, "whole") == [(SMALL.lower(), "16Gi")]
     cluster.wait_used([16, 0])
+
+
+def assigned(cluster: Cluster, name: str) -> dict[str, list[list[Any]]]:
+    found: dict[str, list[list[Any]]] = json.loads(
+        cluster.pod(name)["metadata"]["annotations"]["gpupack.io/assigned"]
+    )
+    return found
+
+
+def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cluster) -> None:
+    cluster.create(workload.pod("ordinary", workload.container(gib=20)))
+    wait_running(cluster, "ordinary")
+    assert assigned(cluster, "ordinary") == {"main": [[LARGE, 20]]}
+    found = cluster.environment("ordinary")
+    assert (found["GPUPACK_CARDS"], found["GPUPACK_MEMORY_MIB"]) == (f"{LARGE}:20", "20480")
+    cluster.wait_used([0, 20])
+    # kube-scheduler counts the share when it allocates a claim.
+    cluster.api.post(CLAIMS, claim("c14", 14))
+    cluster.create(claim_pod("p14", "c14"))
+    wait_running(cluster, "p14")
+    assert shares(cluster, "c14") == [(SMALL.lower(), "14Gi")]
+    cluster.wait_used([14, 20])
+
+    cluster.delete("ordinary")
+    cluster.wait_used([14, 0])
+    until(
+        lambda: [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == ["c14"],
+        "its claim gone",
+    )
+
+
+def test_percent_init_containers_sidecars_and_two_cards_by_claims(cluster: Cluster) -> None:
+    percent = workload.container(limits={"gpupack.io/gpu-percent": "50"})
+    cluster.create(workload.pod("half", percent))
+    two = {"gpupack.io/cards": "2"}
+    cluster.create(workload.pod("wide", workload.container(gib=8), annotations=two))
+    first = workload.container("setup", 4, ["/bin/true"])
+    helper = workload.container("helper", 1, sidecar=True)
+    cluster.create(workload.pod("init", workload.container(gib=2), init=[first, helper]))
+    for name in ("half", "wide", "init"):
+        wait_running(cluster, name)
+    for name in ("half", "wide"):
+        (cards,) = assigned(cluster, name).values()
+        assert cluster.environment(name)["GPUPACK_CARDS"] == ",".join(
+            f"{uuid}:{units}" for uuid, units in cards
+        )
+    (card,) = {uuid for cards in assigned(cluster, "init").values() for uuid, _ in cards}
+    for container in ("main", "helper"):
+        assert cluster.environment("init", container)["GPUPACK_CARDS"] == f"{card}:4"
+    total = sum(
+        units for name in ("half", "wide") for cards in assigned(cluster, name).values() for _, units in cards
+    )
+    until(lambda: sum(cluster.state().used) == total + 4, "units of all")
+
+
+def test_a_pod_whose_claim_did_not_land_is_refused_and_never_runs_bare(cluster: Cluster) -> None:
+    pod = cluster.api.post(PODS, workload.pod("bare", workload.container(gib=1), schedulerName="nobody"))
+    target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
+    binding = {"metadata": {"name": "bare", "uid": pod["metadata"]["uid"]}, "target": target}
+    cluster.api.post(f"{PODS}/bare/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
+    status = until(lambda: cluster.pod("bare")["status"] if failed(cluster, "bare") else None, "refused")
+    assert status["reason"] == "OutOfgpupack.io/gpu-memory-gib", status
+    assert not status.get("containerStatuses")
+
+
+def failed(cluster: Cluster, name: str) -> bool:
+    return bool(cluster.pod(name)["status"].get("phase") == "Failed")
+
+
+def leave_behind(cluster: Cluster, name: str, writes: int) -> str:
+    """Write what an extender that was killed after so many writes leaves; returns the claim's name."""
+    pod = msgspec.json.decode(json.dumps(cluster.pod(name)), type=PodLite)
+    record = read_pod(pod, RESOURCE)
+    sizes = {SMALL: 16, LARGE: 32}
+    left = claim_of(record, cluster.node_name, sizes, {"main": ((SMALL, 16),)}, 1024)
+    made = cluster.api.post(CLAIMS, left.body)
+    if writes > 1:
+        allocation = {"allocationTimestamp": "2026-01-01T00:00:00Z", **left.allocation}
+        reserved = [{"resource": "pods", "name": name, "uid": record.uid}]
+        made["status"] = {"allocation": allocation, "reservedFor": reserved}
+        cluster.api.put(f"{CLAIMS}/{left.name}/status", made)
+    if writes > 2:
+        status = {"resourceClaimName": left.name, "requestMappings": left.mappings}
+        cluster.api.merge(f"{PODS}/{name}/status", {"status": {"extendedResourceClaimStatus": status}})
+    return left.name
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3], ids=["created", "allocated", "named"])
+def test_what_a_killed_extender_left_is_put_right_when_the_pod_is_bound(
+    cluster: Cluster, writes: int
+) -> None:
+    gate = {"schedulingGates": [{"name": "test/gate"}]}
+    cluster.create(workload.pod("again", workload.container(gib=20), **gate))
+    name = leave_behind(cluster, "again", writes)
+    cluster.api.merge(f"{PODS}/again", {"spec": {"schedulingGates": None}})
+    wait_running(cluster, "again")
+    assert cluster.environment("again")["GPUPACK_CARDS"] == f"{LARGE}:20"
+    assert [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == [name]
+    assert shares(cluster, name) == [(LARGE.lower(), "20Gi")]
+    cluster.wait_used([0, 20])
+
+
+def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound(cluster: Cluster) -> None:
+    gate = {"schedulingGates": [{"name": "test/gate"}]}
+    cluster.create(workload.pod("left", workload.container(gib=16), **gate))
+    name = leave_behind(cluster, "left", 3)
+    cluster.extender.kill()
+    cluster.extender.start()
+    until(
+        lambda: not cluster.api.get(f"{CLAIMS}/{name}").get("status", {}).get("allocation"), "deallocated", 30
+    )
+    # kube-scheduler gives the card to a claim.
+    cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
+    cluster.create(claim_pod("p16", "c16"))
+    wait_running(cluster, "p16")

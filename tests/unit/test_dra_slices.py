@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from allocator.cards import Card
+from allocator.ids import device_names
 from deviceplugin.dra.resource_slices import (
     MOST_DEVICES,
-    device_names,
     device_of,
     differs,
     order_by_room,

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import yaml
+
 from allocator import names
 from deviceplugin.gpus.nvidia.mps.folder import SHM
 from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions
@@ -52,7 +54,10 @@ def test_the_policies_are_about_the_daemons_account_and_its_names() -> None:
         (condition,) = found["ValidatingAdmissionPolicy", name]["spec"]["matchConditions"]
         assert condition["expression"] == f"request.userInfo.username == '{user}'"
     node = text_of(found["ValidatingAdmissionPolicy", "gpupack-node"])
-    assert f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}']" in node
+    assert (
+        f"key in ['{names.NODE_CARDS}', '{names.NODE_DAEMON}', '{names.NODE_HOLDS}', '{names.NODE_SERVES}']"
+        in node
+    )
     assert f"key.startsWith('{names.PACKED_PREFIX}')" in node
     assert f"key == '{names.POD_ALLOCATION}'" in text_of(
         found["ValidatingAdmissionPolicy", "gpupack-allocation"]
@@ -161,3 +166,11 @@ def test_the_dra_component_speaks_of_our_driver_and_class() -> None:
     assert selectors == [{"cel": {"expression": f'device.driver == "{names.DRA_DRIVER}"'}}]
     policy = text_of(found["ValidatingAdmissionPolicy", "gpupack-node-slices"])
     assert f"variables.slice.spec.driver == '{names.DRA_DRIVER}'" in policy
+
+
+def test_the_scheduler_of_a_cluster_with_claims_leaves_the_resources_to_the_extender() -> None:
+    plain = yaml.safe_load((MANIFESTS / "scheduler" / "scheduler.yaml").read_text())
+    claims = yaml.safe_load((MANIFESTS / "components" / "dra-scheduler" / "scheduler.yaml").read_text())
+    for managed in plain["extenders"][0]["managedResources"]:
+        managed["ignoredByScheduler"] = True
+    assert claims == plain

@@ -1,0 +1,104 @@
+"""Says on the Node which way its pods get their cards, before any words offer them."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from allocator.names import NODE_SERVES, PERCENT_RESOURCE, SERVES_CLAIMS
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.objects import NodeObject
+from deviceplugin.allocation.own_node import OwnNode
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S: Final = 10.0
+
+
+class NodeKindMark:
+    """Keeps one annotation of the own Node right, and on a node of claims the resources at 0.
+
+    A kubelet takes no notice of a resource that its Node lacks: a pod that asks for it and has no claim would
+    start without a card. Of a resource that the Node has none of, it refuses the pod.
+
+    Args:
+        client: API server.
+        account: its followers are woken when the Node changes.
+        own_node: the own Node.
+        node_name: of the own Node.
+        resource: that pods ask for.
+        serves_claims: which way this daemon serves.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        account: LedgerService,
+        own_node: OwnNode,
+        *,
+        node_name: str,
+        resource: str,
+        serves_claims: bool,
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._own_node = own_node
+        self._node_name = node_name
+        self._resources = (resource, PERCENT_RESOURCE)
+        self._serves_claims = serves_claims
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(0.2, 15.0)
+        account.subscribe(self._wake.set)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the Node says which way this daemon serves."""
+        node = self._own_node.node
+        return node is not None and self._patch(node) is None
+
+    async def run(self) -> None:
+        """Patch the Node whenever it says something else, until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._step()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _step(self) -> float | None:
+        node = self._own_node.node
+        patch = self._patch(node) if node is not None else None
+        if patch is None:
+            return None
+        try:
+            await self._client.patch_node_status(self._node_name, patch, timeout_s=WRITE_TIMEOUT_S)
+        except KubeApiError as error:
+            delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+            note = log.warning if self._backoff.failures == 1 else log.debug
+            note("kind of node not written", error=str(error), retry_s=round(delay_s, 2))
+            return delay_s
+        self._backoff.reset()
+        log.info("kind of node written", serves_claims=self._serves_claims)
+        return self._backoff.failed()  # the watch brings what was written
+
+    def _patch(self, node: NodeObject) -> dict[str, Any] | None:
+        """Write what is to be changed, None for nothing."""
+        mark = node.metadata.get_annotation(NODE_SERVES)
+        if not self._serves_claims:
+            return None if mark is None else {"metadata": {"annotations": {NODE_SERVES: None}}}
+        amounts = [
+            (side or {}).get(name)
+            for side in (node.status.capacity, node.status.allocatable)
+            for name in self._resources
+        ]
+        if mark == SERVES_CLAIMS and all(str(amount) == "0" for amount in amounts):
+            return None
+        nothing = dict.fromkeys(self._resources, "0")
+        return {
+            "metadata": {"annotations": {NODE_SERVES: SERVES_CLAIMS}},
+            "status": {"capacity": nothing, "allocatable": nothing},
+        }

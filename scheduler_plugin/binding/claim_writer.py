@@ -1,0 +1,225 @@
+"""Writes the claims of pods before their Bindings, and takes allocations back that came to nothing.
+
+```
+  create claim --> allocate and reserve --> pod's status names it --> Binding
+       |                  |                        |                     |
+       +------------------+--- any step fails -----+---------------------+
+                          v
+                 deallocate; the claim stays, empty, with the pod
+```
+
+A process that ends between two steps leaves a claim that the next leader finds: it deallocates those of pods
+that are not bound. A pod that is tried again has the same claim, whatever its next node is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from allocator.names import DRA_API, POD_CLAIM_LABEL
+from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
+from kubeapi.paths import pod_path
+from scheduler_plugin.binding.pod_claims import PodClaim, claims_path
+from scheduler_plugin.errors import CommitError
+
+log = structlog.get_logger(__name__)
+
+RETRIES: Final = 5
+RETRY_S: Final = 0.5
+
+_DEALLOCATED: Final[dict[str, Any]] = {}
+
+
+class ClaimsApi(Protocol):
+    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+
+    async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
+        """Read an object or a list."""
+        ...
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes:
+        """Create an object."""
+        ...
+
+    async def put(self, path: str, body: Any, *, timeout_s: float = ..., **params: str | int) -> bytes:
+        """Replace an object."""
+        ...
+
+    async def patch(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
+        """Merge into an object."""
+        ...
+
+
+class ClaimWriter:
+    """Writes claims, one pod's writes after the other.
+
+    Args:
+        api: the API server.
+        timeout_s: of each write.
+        is_pending: tells by UID whether a pod is known, not bound, and not being bound.
+        sleep: waits, as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        api: ClaimsApi,
+        timeout_s: float,
+        is_pending: Callable[[str], bool],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api = api
+        self._timeout_s = timeout_s
+        self._is_pending = is_pending
+        self._sleep = sleep
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    async def write(self, claim: PodClaim, resource_version: str) -> str:
+        """Make the claim ready for the kubelet, and name it in the pod's status.
+
+        Args:
+            claim: to write.
+            resource_version: of the pod as the decision saw it; any other one is refused.
+
+        Returns:
+            The pod's resourceVersion after that.
+
+        Raises:
+            CommitError: the claim belongs to another pod, or is being deleted.
+            KubeApiError: a write failed; nothing is bound.
+        """
+        async with self._lock(claim.pod_uid):
+            found = await self._create(claim)
+            found = await self._allocate(claim, found)
+            body = {
+                "metadata": {"uid": claim.pod_uid, "resourceVersion": resource_version or None},
+                "status": {
+                    "extendedResourceClaimStatus": {
+                        "resourceClaimName": claim.name,
+                        "requestMappings": claim.mappings,
+                    }
+                },
+            }
+            path = f"{pod_path(claim.namespace, claim.pod)}/status"
+            answer = await self._api.patch(path, body, timeout_s=self._timeout_s)
+            return str(msgspec.json.decode(answer)["metadata"]["resourceVersion"])
+
+    def release(self, claim: PodClaim) -> None:
+        """Deallocate a claim of which no Binding came, in the background."""
+        task = asyncio.create_task(self._release(claim))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    async def sweep(self) -> None:
+        """Deallocate what processes before this one left to pods that are not bound.
+
+        What cannot be listed or written is told; a pod that is tried again has its claim put right.
+        """
+        try:
+            body = await self._api.get(
+                f"{DRA_API}/resourceclaims",
+                timeout_s=self._timeout_s,
+                labelSelector=f"{POD_CLAIM_LABEL}=true",
+            )
+            claims = msgspec.json.decode(body)["items"]
+        except (KubeApiError, KeyError, *UNREADABLE) as error:
+            log.warning("claims of pods not listed", error=str(error))
+            return
+        for found in claims:
+            uid = _owner(found)
+            if _shares(found) and self._is_pending(uid):
+                async with self._lock(uid):
+                    await self._deallocate(found)
+
+    async def close(self) -> None:
+        """Stop what runs in the background."""
+        for task in self._releasing:
+            task.cancel()
+        await asyncio.gather(*self._releasing, return_exceptions=True)
+
+    async def _create(self, claim: PodClaim) -> dict[str, Any]:
+        """Create the claim, or find the one that an attempt before created."""
+        try:
+            answer = await self._api.post(claims_path(claim.namespace), claim.body, timeout_s=self._timeout_s)
+        except Conflict:
+            answer = await self._api.get(claim.path, timeout_s=self._timeout_s)
+        found: dict[str, Any] = msgspec.json.decode(answer)
+        if _owner(found) != claim.pod_uid:
+            raise CommitError(f"claim {claim.namespace}/{claim.name} belongs to another pod")
+        if found["metadata"].get("deletionTimestamp"):
+            raise CommitError(f"claim {claim.namespace}/{claim.name} is being deleted; it is tried again")
+        return found
+
+    async def _allocate(self, claim: PodClaim, found: dict[str, Any]) -> dict[str, Any]:
+        if _shares(found) == claim.shares:
+            return found
+        if _shares(found):
+            # An allocation cannot be changed, only ended.
+            found = await self._put_status(found, _DEALLOCATED)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = {
+            # Without a time kube-scheduler tries for ever to write one.
+            "allocation": {"allocationTimestamp": now, **claim.allocation},
+            "reservedFor": [{"resource": "pods", "name": claim.pod, "uid": claim.pod_uid}],
+        }
+        return await self._put_status(found, status)
+
+    async def _put_status(self, found: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+        metadata = found["metadata"]
+        path = f"{claims_path(metadata['namespace'])}/{metadata['name']}/status"
+        answer = await self._api.put(path, {**found, "status": status}, timeout_s=self._timeout_s)
+        written: dict[str, Any] = msgspec.json.decode(answer)
+        return written
+
+    async def _release(self, claim: PodClaim) -> None:
+        for _ in range(RETRIES):
+            try:
+                async with self._lock(claim.pod_uid):
+                    if not self._is_pending(claim.pod_uid):
+                        return
+                    body = await self._api.get(claim.path, timeout_s=self._timeout_s)
+                    found = msgspec.json.decode(body)
+                    if _shares(found) == claim.shares:
+                        await self._put_status(found, _DEALLOCATED)
+                    return
+            except NotFound:
+                return
+            except (KubeApiError, KeyError, *UNREADABLE) as error:
+                log.debug("claim not deallocated", claim=claim.path, error=str(error))
+            await self._sleep(RETRY_S)
+        log.warning("claim not deallocated, the pod's next attempt does it", claim=claim.path)
+
+    async def _deallocate(self, found: dict[str, Any]) -> None:
+        name = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+        try:
+            await self._put_status(found, _DEALLOCATED)
+        except (KubeApiError, *UNREADABLE) as error:
+            log.warning("claim of an unbound pod not deallocated", claim=name, error=str(error))
+        else:
+            log.info("claim of an unbound pod deallocated", claim=name)
+
+    def _lock(self, pod_uid: str) -> asyncio.Lock:
+        """Return the lock of a pod; those that nobody waits for are forgotten now and then."""
+        if len(self._locks) > _MOST_LOCKS:
+            self._locks = {uid: lock for uid, lock in self._locks.items() if lock.locked()}
+        return self._locks.setdefault(pod_uid, asyncio.Lock())
+
+
+_MOST_LOCKS: Final = 1024
+
+
+def _owner(found: dict[str, Any]) -> str:
+    owners = found["metadata"].get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod"), "")
+
+
+def _shares(found: dict[str, Any]) -> frozenset[str]:
+    """IDs of the shares that a claim is allocated; empty where it is not."""
+    allocation = (found.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return frozenset(str(result.get("shareID", "")) for result in results)

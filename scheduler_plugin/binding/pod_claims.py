@@ -1,0 +1,181 @@
+"""The ResourceClaim of a pod that asks by its containers' limits, on a node that serves claims; pure.
+
+Kubernetes knows such claims (KEP-5004): the kubelet serves a container by the claim that the pod's status
+names, in place of the device plugin. It obeys that status whoever wrote it.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from allocator.ids import device_names
+from allocator.names import (
+    DEVICE_CLASS,
+    DRA_API,
+    DRA_DRIVER,
+    DRA_MEMORY,
+    PERCENT_RESOURCE,
+    POD_CLAIM_LABEL,
+    resource_name,
+)
+from allocator.quantity import canonical
+from allocator.records import Assignment, charge
+from allocator.request import PodRequest
+from scheduler_plugin.cache.pods import PodRecord
+from scheduler_plugin.errors import CommitError
+
+EXTENDED_CLAIM: Final = "resource.kubernetes.io/extended-resource-claim"
+FINALIZER: Final = "resource.kubernetes.io/delete-protection"
+
+MOST_RESULTS: Final = 32
+"""Shares of one claim, by the API's rule."""
+
+_MOST_NAME_CHARS: Final = 200
+_SHARED_REQUEST: Final = "all-containers"
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """What has to be written for one pod on one node, before its Binding.
+
+    Attributes:
+        namespace: of pod and claim.
+        pod: name of the pod.
+        pod_uid: of the pod.
+        body: the claim. Its name and spec follow from the pod alone, so that one claim does for every node.
+        allocation: its status' allocation, without the time.
+        mappings: the request of each container, for the pod's status.
+    """
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    body: dict[str, Any]
+    allocation: dict[str, Any]
+    mappings: list[dict[str, str]]
+
+    @property
+    def name(self) -> str:
+        """Name of the claim."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def path(self) -> str:
+        """Path of the claim."""
+        return f"{claims_path(self.namespace)}/{self.name}"
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """IDs of its shares, which follow from the pod, the node and the cards."""
+        return frozenset(result["shareID"] for result in self.allocation["devices"]["results"])
+
+
+def claims_path(namespace: str) -> str:
+    """Path of a namespace's claims."""
+    return f"{DRA_API}/namespaces/{namespace}/resourceclaims"
+
+
+def claim_of(
+    pod: PodRecord, node: str, sizes: Mapping[str, int], assigned: Assignment, unit_mib: int
+) -> PodClaim:
+    """Write the claim of a pod.
+
+    Each container that asks has a request of its own, with a share of each of its cards. Where an ordinary
+    init container asks, all containers have one request: the pod's effective units on its one card.
+
+    Args:
+        pod: as it is bound.
+        node: where to.
+        sizes: units of the node's cards by UUID, in word order.
+        assigned: the cards of each container.
+        unit_mib: MiB a unit.
+
+    Raises:
+        CommitError: the pod asks for more shares than a claim can have.
+    """
+    request = pod.request
+    if request is None:
+        raise CommitError(f"pod {pod.namespace}/{pod.name} asks for no card")
+    shares = _shares(request, sizes, assigned)
+    results = [
+        {
+            "request": name,
+            "driver": DRA_DRIVER,
+            "pool": node,
+            "device": device_names(sizes)[card],
+            "shareID": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.uid}/{node}/{name}/{card}/{units}")),
+            "consumedCapacity": {DRA_MEMORY: canonical(f"{units * unit_mib}Mi")},
+        }
+        for name, cards in shares.items()
+        for card, units in cards
+    ]
+    if len(results) > MOST_RESULTS:
+        raise CommitError(
+            f"pod {pod.namespace}/{pod.name} asks for {len(results)} shares of cards: "
+            f"allowed on node {node}, which serves claims: {MOST_RESULTS}"
+        )
+    resource = PERCENT_RESOURCE if request.percent else resource_name(unit_mib)
+    return PodClaim(
+        namespace=pod.namespace,
+        pod=pod.name,
+        pod_uid=pod.uid,
+        body=_body(pod, {name: len(cards) for name, cards in shares.items()}),
+        allocation={
+            "devices": {"results": results},
+            "nodeSelector": {
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+                ]
+            },
+        },
+        mappings=[
+            {
+                "containerName": container.name,
+                "resourceName": resource,
+                "requestName": _SHARED_REQUEST if request.shared else _request_name(number),
+            }
+            for number, container in enumerate(request.containers)
+        ],
+    )
+
+
+def _shares(
+    request: PodRequest, sizes: Mapping[str, int], assigned: Assignment
+) -> dict[str, list[tuple[str, int]]]:
+    """List cards with units by request."""
+    if request.shared:
+        return {_SHARED_REQUEST: list(charge(request, assigned, sizes).items())}
+    return {
+        _request_name(number): list(assigned[container.name])
+        for number, container in enumerate(request.containers)
+    }
+
+
+def _request_name(number: int) -> str:
+    return f"container-{number}-request-0"
+
+
+def _body(pod: PodRecord, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Write the claim itself; how much of which card stands in the allocation alone."""
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": f"{pod.name[:_MOST_NAME_CHARS].rstrip('.-')}-gpupack-{pod.uid[:8].lower()}",
+            "namespace": pod.namespace,
+            "labels": {POD_CLAIM_LABEL: "true"},
+            "annotations": {EXTENDED_CLAIM: "true"},
+            "finalizers": [FINALIZER],
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "devices": {
+                "requests": [
+                    {"name": name, "exactly": {"deviceClassName": DEVICE_CLASS, "count": count}}
+                    for name, count in counts.items()
+                ]
+            }
+        },
+    }

@@ -1,0 +1,314 @@
+"""Claims of pods that ask by limits: what is written, in which order, and what a failed step leaves."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from allocator.names import DRA_DRIVER, NODE_SERVES, PERCENT_RESOURCE, POD_CARDS, SERVES_CLAIMS
+from kubeapi.errors import Conflict, KubeApiError, NotFound, TimedOut
+from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.claim_writer import ClaimWriter
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.binding.pod_claims import FINALIZER, MOST_RESULTS, PodClaim, claim_of
+from scheduler_plugin.cache.node_arrays import Exclusion
+from scheduler_plugin.cache.pods import read_pod
+from scheduler_plugin.cache.published_nodes import read_published
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.errors import CommitError
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from tests.binding_world import ARGS, Api, Leader, T
+from tests.cluster_builders import container, node, pod, uuid
+
+RESOURCE = "gpupack.io/gpu-memory-gib"
+SERVES = {NODE_SERVES: SERVES_CLAIMS}
+SIZES = {uuid("n", 0): 16, uuid("n", 1): 32}
+FIRST, SECOND = SIZES
+
+
+def make(assigned: Mapping[str, Any], *args: Any, **options: Any) -> PodClaim:
+    return claim_of(read_pod(pod("p", *args, **options), RESOURCE), "n", SIZES, dict(assigned), 1024)
+
+
+def results(claim: PodClaim) -> list[tuple[str, str, str]]:
+    found = claim.allocation["devices"]["results"]
+    return [(one["request"], one["device"], one["consumedCapacity"]["memory"]) for one in found]
+
+
+def test_the_claim_of_a_pod_with_one_container() -> None:
+    claim = make({"main": ((SECOND, 8),)}, 8)
+    metadata = claim.body["metadata"]
+    assert metadata["name"] == "p-gpupack-uid-p"
+    assert metadata["finalizers"] == [FINALIZER]
+    assert metadata["ownerReferences"][0]["uid"] == "uid-p"
+    assert results(claim) == [("container-0-request-0", SECOND.lower(), "8Gi")]
+    assert {one["driver"] for one in claim.allocation["devices"]["results"]} == {DRA_DRIVER}
+    assert claim.mappings == [
+        {"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}
+    ]
+
+
+def test_each_container_has_a_request_with_a_share_of_each_of_its_cards() -> None:
+    both = [container("a", 4), container("b", 2)]
+    assigned = {"a": ((FIRST, 2), (SECOND, 2)), "b": ((FIRST, 1), (SECOND, 1))}
+    claim = make(assigned, containers=both, annotations={POD_CARDS: "2"})
+    assert results(claim) == [
+        ("container-0-request-0", FIRST.lower(), "2Gi"),
+        ("container-0-request-0", SECOND.lower(), "2Gi"),
+        ("container-1-request-0", FIRST.lower(), "1Gi"),
+        ("container-1-request-0", SECOND.lower(), "1Gi"),
+    ]
+    counts = [one["exactly"]["count"] for one in claim.body["spec"]["devices"]["requests"]]
+    assert counts == [2, 2]
+    assert len(claim.shares) == 4
+
+
+def test_with_an_init_container_all_have_one_request_of_the_effective_units() -> None:
+    assigned = {"setup": ((FIRST, 6),), "main": ((FIRST, 4),)}
+    claim = make(assigned, containers=[container("main", 4)], init=[container("setup", 6)])
+    assert results(claim) == [("all-containers", FIRST.lower(), "6Gi")]
+    assert {one["requestName"] for one in claim.mappings} == {"all-containers"}
+
+
+def test_percent_is_written_in_units_under_its_own_resource() -> None:
+    half = {"name": "main", "resources": {"limits": {PERCENT_RESOURCE: "50"}}}
+    claim = make({"main": ((FIRST, 8),)}, containers=[half])
+    assert results(claim) == [("container-0-request-0", FIRST.lower(), "8Gi")]
+    assert claim.mappings[0]["resourceName"] == PERCENT_RESOURCE
+
+
+def test_a_pod_of_more_shares_than_a_claim_can_have_is_refused() -> None:
+    many = [container(f"c{at}", 1) for at in range(MOST_RESULTS + 1)]
+    with pytest.raises(CommitError, match="asks for 33 shares of cards: allowed on node n"):
+        make({one["name"]: ((FIRST, 1),) for one in many}, containers=many)
+
+
+def test_the_claim_is_the_same_for_every_node_and_the_shares_are_not() -> None:
+    one, other = make({"main": ((FIRST, 8),)}, 8), make({"main": ((SECOND, 8),)}, 8)
+    assert one.body == other.body
+    assert not one.shares & other.shares
+
+
+def test_a_node_that_serves_claims_needs_no_units_of_its_kubelet() -> None:
+    claims = node("n", (16, 16), allocatable_units=0, resources={PERCENT_RESOURCE: "0"}, extra=SERVES)
+    found = read_published(claims, 1024)
+    assert (found.exclusion, found.serves_claims, found.percent) == (Exclusion.NONE, True, True)
+    plain = node("n", (16, 16), allocatable_units=0)
+    assert read_published(plain, 1024).exclusion is Exclusion.NO_PLUGIN
+
+
+class Claims(Api):
+    """An API server with claims and one pod, that fails at the write that a test names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.version = 3
+        self.writes: list[str] = []
+        self.fail_at: tuple[int, KubeApiError] | None = None
+        self.status: dict[str, Any] = {}
+        self.on_status: Callable[[], None] = lambda: None
+
+    def _write(self, what: str) -> None:
+        self.writes.append(what)
+        if self.fail_at is not None and len(self.writes) == self.fail_at[0]:
+            raise self.fail_at[1]
+        self.version += 1
+
+    async def bind(self, *args: Any, **options: Any) -> None:
+        self._write("binding")
+        assert args[5] == str(self.version - 1), "the version after the status"
+        await super().bind(*args, **options)
+
+    async def get(self, path: str, *, timeout_s: float = 0, **params: Any) -> bytes:
+        if path.endswith("/pods/p"):
+            return await super().get(path, timeout_s=timeout_s)
+        if path.endswith("/resourceclaims"):
+            return json.dumps({"items": list(self.claims.values())}).encode()
+        if (name := path.rpartition("/")[2]) not in self.claims:
+            raise NotFound(path, status=404)
+        return json.dumps(self.claims[name]).encode()
+
+    async def post(self, path: str, body: Any, *, timeout_s: float = 0, **params: Any) -> bytes:
+        name = body["metadata"]["name"]
+        if name in self.claims:
+            raise Conflict("there is one", reason="AlreadyExists")
+        self._write("create")
+        self.claims[name] = json.loads(json.dumps(body))
+        return json.dumps(self.claims[name]).encode()
+
+    async def put(self, path: str, body: Any, *, timeout_s: float = 0, **params: Any) -> bytes:
+        name = path.split("/")[-2]
+        before = self.claims[name].get("status", {}).get("allocation")
+        after = body["status"].get("allocation")
+        assert before is None or after is None or before == after, "an allocation cannot be changed"
+        self._write("allocate" if after else "deallocate")
+        self.claims[name] = json.loads(json.dumps(body))
+        return json.dumps(self.claims[name]).encode()
+
+    async def patch(self, path: str, body: Any, *, timeout_s: float = 0) -> bytes:
+        assert path == "/api/v1/namespaces/default/pods/p/status"
+        self._write("status")
+        self.status = body["status"]
+        self.on_status()
+        return json.dumps({"metadata": {"resourceVersion": str(self.version)}}).encode()
+
+    @property
+    def allocated(self) -> list[str]:
+        found = []
+        for claim in self.claims.values():
+            allocation = claim.get("status", {}).get("allocation") or {"devices": {"results": []}}
+            found += [one["device"] for one in allocation["devices"]["results"]]
+        return found
+
+
+class World:
+    """A node of claims, a pod that fits there, and the binder of one process."""
+
+    def __init__(self, api: Claims, leadership: Leader | None = None) -> None:
+        self.api = api
+        self.state = ClusterState()
+        self.claims = ClaimWriter(api, T, self.state.is_pending, sleep=self.sleep)
+        self.binder = Binder(
+            Committer(self.state, ClusterPolicies()),
+            api,
+            lambda: 100.0,
+            T,
+            leadership,
+            refresh=self.refresh,
+            after_another=False,
+            claims=self.claims,
+            sleep=self.sleep,
+        )
+        self.state.apply_node(node("n", (16, 16), version=2, allocatable_units=0, extra=SERVES), 0)
+        self.state.apply_pod(pod("p", 8, version=3), 0)
+
+    async def refresh(self) -> None:
+        """Do nothing: the state is as it is."""
+
+    async def sleep(self, _seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """Let what runs in the background end."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+
+async def test_the_writes_come_in_an_order_in_which_nothing_starts_bare() -> None:
+    api = Claims()
+    assert await World(api).binder.bind(*ARGS) == ""
+    assert api.writes == ["create", "allocate", "status", "binding"]
+    (device,) = api.allocated
+    assert device in {uuid("n", card).lower() for card in range(2)}
+    assert api.status["extendedResourceClaimStatus"]["resourceClaimName"] in api.claims
+
+
+async def test_the_watch_that_shows_the_pods_new_status_lets_no_card_go() -> None:
+    api = Claims()
+    world = World(api)
+    seen = []
+
+    def on_status() -> None:
+        world.state.apply_pod(pod("p", 8, version=api.version), 0)
+        seen.append(int(world.state.nodes.assumed.sum()))
+
+    api.on_status = on_status
+    api.during = lambda: seen.append(int(world.state.nodes.assumed.sum()))
+    assert await world.binder.bind(*ARGS) == ""
+    assert seen == [8, 8]
+    await world.settle()
+    assert len(api.allocated) == 1
+    # A version after that of the Binding means that it is refused.
+    world.state.apply_pod(pod("p", 8, version=api.version + 1), 0)
+    assert int(world.state.nodes.assumed.sum()) == 0
+
+
+async def test_the_first_bind_of_a_process_keeps_its_allocation() -> None:
+    api = Claims()
+    world = World(api, Leader(is_leader=True, since=1.0))
+    api.on_status = lambda: world.state.apply_pod(pod("p", 8, version=api.version), 0)
+    assert await world.binder.bind(*ARGS) == ""
+    world.state.apply_pod(pod("p", 8, version=api.version, node="n"), 0)
+    await world.settle()
+    assert len(api.allocated) == 1
+
+
+@pytest.mark.parametrize("write", [1, 2, 3, 4], ids=["create", "allocate", "status", "binding"])
+async def test_a_refused_write_gives_card_and_allocation_back_and_the_next_try_binds(write: int) -> None:
+    api = Claims()
+    api.fail_at = (write, Conflict("stale"))
+    world = World(api)
+    answer = await world.binder.bind(*ARGS)
+    assert answer.startswith("Binding refused" if write == 4 else "claim of the pod not written")
+    await world.settle()
+    assert int(world.state.nodes.assumed.sum()) == 0
+    assert api.allocated == []
+
+    api.fail_at, api.writes = None, []
+    api.version = 3
+    world.state.apply_pod(pod("p", 8, version=3), 0)
+    assert await world.binder.bind(*ARGS) == ""
+    assert len(api.claims) == 1
+    assert len(api.allocated) == 1
+
+
+@pytest.mark.parametrize("write", [1, 2, 3, 4], ids=["create", "allocate", "status", "binding"])
+async def test_what_a_killed_process_left_is_put_right_by_the_next_one(write: int) -> None:
+    api = Claims()
+    api.fail_at = (write, TimedOut("killed here"))
+    killed = World(api)
+    answer = asyncio.create_task(killed.binder.bind(*ARGS))
+    await asyncio.sleep(0)
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    await killed.binder.close()
+
+    api.fail_at, api.writes, api.version = None, [], 3
+    world = World(api)
+    await world.claims.sweep()
+    assert api.allocated == [], "what was allocated to an unbound pod is given back"
+    assert await world.binder.bind(*ARGS) == ""
+    assert len(api.claims) == len(api.allocated) == 1
+
+
+async def test_the_sweep_leaves_claims_of_bound_and_of_unknown_pods() -> None:
+    api = Claims()
+    world = World(api)
+    await world.binder.bind(*ARGS)
+    world.state.apply_pod(pod("p", 8, version=9, node="n"), 0)
+    await world.claims.sweep()
+    assert len(api.allocated) == 1
+
+    other = World(api)
+    other.state.delete_pod(pod("p", 8, version=9), "10", 0)
+    await other.claims.sweep()
+    assert len(api.allocated) == 1
+
+
+async def test_a_claim_of_that_name_of_another_pod_is_left_alone() -> None:
+    api = Claims()
+    world = World(api)
+    foreign = make({"main": ((FIRST, 8),)}, 8).body
+    foreign["metadata"]["ownerReferences"][0]["uid"] = "another"
+    await api.post("", foreign)
+    assert "belongs to another pod" in await world.binder.bind(*ARGS)
+    await world.settle()
+    assert int(world.state.nodes.assumed.sum()) == 0
+
+
+async def test_a_process_that_may_not_bind_any_more_sends_no_binding() -> None:
+    api = Claims()
+    leader = Leader(is_leader=True, since=1.0)
+    world = World(api, leader)
+    patch = api.patch
+
+    async def lose(*args: Any, **options: Any) -> bytes:
+        leader.is_leader = False
+        return await patch(*args, **options)
+
+    api.patch = lose  # type: ignore[method-assign]
+    assert "is not the leader" in await world.binder.bind(*ARGS)
+    assert "binding" not in api.writes
