@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from benchmarks.ask import RESOURCE, cluster, pod
 from benchmarks.machine import machine
-from gpupack.autoscale.guarding import nodes_to_keep
-from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.planner import Planner, PlanRules
+from gpupack.autoscale.scale_down import find_nodes_to_keep
 from gpupack.whatif.cluster import Cluster
 
 UNSCHEDULABLE: Final = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     planner = Planner(PlanRules(grace_s=0.0))
     passes = [timed(partial(planner.plan, world, float(at), 0.0)) for at in range(options.passes)]
     plan_s = statistics.median(seconds for seconds, _ in passes)
-    keep_s, kept = timed(lambda: nodes_to_keep(world))
+    keep_s, kept = timed(lambda: find_nodes_to_keep(world))
     plan = passes[-1][1]
     print(f"{len(plan.placeholders)} placeholders; {len(kept)} of {options.nodes} nodes kept")
     for outcome, count in sorted(plan.counts().items()):

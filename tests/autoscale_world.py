@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field, replace
 
-from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.whatif.cluster import Cluster
 from tests.ask_world import Node, Pod, World
 
@@ -54,7 +54,7 @@ def plan_of(world: World | Cluster, *, rules=None, declared=(), planner=None, wa
 
 
 def outcomes(plan) -> dict[str, str]:
-    return {said.pod.pod.metadata.name: said.outcome.value for said in plan.said.values()}
+    return {said.pod.pod.metadata.name: said.outcome.value for said in plan.pods.values()}
 
 
 def waits(name: str, units: int, **more) -> Pod:

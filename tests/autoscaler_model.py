@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from allocator.names import PLACEHOLDER_LABEL, STARTUP_TAINT
-from gpupack.autoscale.guarding import find_node_changes, nodes_to_keep
 from gpupack.autoscale.placeholders import condition_patch, find_changes
-from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.planner import Planner, PlanRules
+from gpupack.autoscale.scale_down import find_node_changes, find_nodes_to_keep
 from gpupack.whatif.cluster import Cluster
 from tests.ask_world import Node, Pod
 from tests.autoscale_world import UNSCHEDULABLE
@@ -204,7 +204,7 @@ class Cloud:
             made["metadata"] |= {"name": name, "uid": name}
             self.placeholders[name] = made
         if self.guarded:
-            kept = nodes_to_keep(cluster, self.freed)
+            kept = find_nodes_to_keep(cluster, self.freed)
             self.freed = [name for name in cluster.nodes if name not in kept]
             for change in find_node_changes(cluster.nodes.values(), kept):
                 annotations = self.machines[change.name].annotations

@@ -10,13 +10,13 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from gpupack.autoscale.guarding import KeptNode, find_node_changes, nodes_to_empty, nodes_to_keep
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.placeholders import find_changes
-from gpupack.autoscale.planning import Plan, Planner, Said
+from gpupack.autoscale.planner import Plan, Planner, PodOutcome
+from gpupack.autoscale.scale_down import KeptNode, find_node_changes, find_nodes_to_empty, find_nodes_to_keep
 from gpupack.autoscale.settings import AutoscaleSettings
-from gpupack.autoscale.waiting import Outcome
-from gpupack.autoscale.writing import Writer
+from gpupack.autoscale.waiting_pods import Outcome
+from gpupack.autoscale.writer import Writer
 from gpupack.dashboard.board import Board
 from gpupack.dashboard.following import Following
 from kubeapi.client import KubeClient
@@ -33,7 +33,7 @@ GAP_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-class Autoscaling:
+class AutoscaleLoop:
     """Plans and writes, again and again.
 
     Args:
@@ -72,7 +72,7 @@ class Autoscaling:
         self._wall = wall
         self._planner = Planner(settings.rules(), settings.declared())
         self._guard_at = float("-inf")
-        self._told: dict[str, str] = {}
+        self._sent: dict[str, str] = {}
         self._emptiable: frozenset[str] = frozenset()
         self._failure = ""
         self.plan = Plan((), {})
@@ -88,21 +88,21 @@ class Autoscaling:
     async def _try_pass(self) -> None:
         """Do a pass; whatever is wrong with one object of the cluster must not end the process."""
         try:
-            await self.do_pass()
+            await self.run_pass()
         except Exception as error:
             self._failure = f"a pass failed: {type(error).__name__}: {error}"
             log.exception("a pass failed")
         else:
             self._failure = ""
 
-    async def do_pass(self) -> None:
+    async def run_pass(self) -> None:
         """Plan once, and write what was planned."""
         began = self._clock()
         cluster = self._board.cluster()
         self.plan = self._planner.plan(cluster, began, self._wall())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
         self._metrics.passes.observe(self._clock() - began)
-        self._tell()
+        self._send_events()
         # A label goes first: without it Karpenter thinks that the placeholder fits on that node.
         await self._writer.write_labels(self.plan.unlabelled)
         await self._writer.write_placeholders(changes)
@@ -114,13 +114,13 @@ class Autoscaling:
         cluster = self._board.cluster()
         if self._settings.keep_nodes:
             freed = [name for name in cluster.nodes if name not in self.kept]
-            self.kept = nodes_to_keep(cluster, freed)
+            self.kept = find_nodes_to_keep(cluster, freed)
         if self._settings.consolidate:
-            self._tell_empty(nodes_to_empty(cluster, self.kept))
+            self._send_emptiable_events(find_nodes_to_empty(cluster, self.kept))
         changes = find_node_changes(cluster.nodes.values(), self.kept)
         await self._writer.write_nodes(changes, cluster.nodes)
 
-    def _tell_empty(self, moves: Mapping[str, int]) -> None:
+    def _send_emptiable_events(self, moves: Mapping[str, int]) -> None:
         """Say on Nodes that few moves would empty them, once for as long as it is so."""
         for name, pods in moves.items():
             if name not in self._emptiable:
@@ -131,16 +131,16 @@ class Autoscaling:
                 self._recorder.event(node_ref(name), "Normal", "CouldBeEmptied", said)
         self._emptiable = frozenset(moves)
 
-    def _tell(self) -> None:
+    def _send_events(self) -> None:
         """Say on pods what is done for them, once for each change."""
         told: dict[str, str] = {}
-        for uid, said in self.plan.said.items():
+        for uid, said in self.plan.pods.items():
             told[uid] = said.text
-            if self._settings.placeholders and self._told.get(uid) != said.text:
+            if self._settings.placeholders and self._sent.get(uid) != said.text:
                 self._record(said)
-        self._told = told
+        self._sent = told
 
-    def _record(self, said: Said) -> None:
+    def _record(self, said: PodOutcome) -> None:
         meta = said.pod.pod.metadata
         ref = pod_ref(meta.namespace, meta.name, said.pod.uid)
         match said.outcome:
@@ -164,7 +164,7 @@ class Autoscaling:
                     "outcome": said.outcome.value,
                     "message": said.text,
                 }
-                for said in self.plan.said.values()
+                for said in self.plan.pods.values()
             ],
             "shapes": [
                 {"name": shape.name, "declared": shape.declared, "nodes": len(shape.nodes)}
@@ -180,7 +180,7 @@ class Autoscaling:
 
 
 def make_app(
-    autoscaling: Autoscaling,
+    loop: AutoscaleLoop,
     metrics: AutoscaleMetrics,
     writer: Writer,
     unready: Callable[[], str],
@@ -196,12 +196,12 @@ def make_app(
 
     async def render(_request: web.Request) -> web.Response:
         return web.Response(
-            body=metrics.render(autoscaling.plan, autoscaling.kept, writer.failed),
+            body=metrics.render(loop.plan, loop.kept, writer.failed),
             headers={"Content-Type": "text/plain; version=0.0.4"},
         )
 
     async def status(_request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(autoscaling.status()), content_type="application/json")
+        return web.Response(body=msgspec.json.encode(loop.status()), content_type="application/json")
 
     app = web.Application()
     app.add_routes(
@@ -271,10 +271,10 @@ async def run(
         writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)
         metrics = AutoscaleMetrics()
-        autoscaling = Autoscaling(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
+        loop = AutoscaleLoop(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
         runner = web.AppRunner(
-            make_app(autoscaling, metrics, writer, unready),
+            make_app(loop, metrics, writer, unready),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
@@ -292,7 +292,7 @@ async def run(
         if started is not None:
             started(url)
         async with asyncio.TaskGroup() as group:
-            work = [following.run(), recorder.run(), autoscaling.run()]
+            work = [following.run(), recorder.run(), loop.run()]
             work += [each.run() for each in (elector, label) if each is not None]
             tasks = [group.create_task(each) for each in work]
             await stop.wait()

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from prometheus_client import Gauge, Histogram, generate_latest
 
-from gpupack.autoscale.guarding import Kept, KeptNode
-from gpupack.autoscale.planning import Plan
-from gpupack.autoscale.waiting import Outcome
+from gpupack.autoscale.planner import Plan
+from gpupack.autoscale.scale_down import KeepReason, KeptNode
+from gpupack.autoscale.waiting_pods import Outcome
 from kubeapi.metrics import make_process_registry
 
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -61,7 +61,7 @@ class AutoscaleMetrics:
         for outcome in Outcome:
             self._pods.labels(outcome.value).set(counts[outcome])
         reasons = Counter(each.reason for each in kept.values())
-        for reason in Kept:
+        for reason in KeepReason:
             self._kept.labels(reason.value).set(reasons[reason])
         for what in ("create", "delete", "mark", "rename", "node", "label"):
             self._failed.labels(what).set(failed.get(what, 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
-from gpupack.autoscale.planning import PlanRules
+from gpupack.autoscale.planner import PlanRules
 from gpupack.autoscale.shapes import HOSTNAME, Shape, read_shapes
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults

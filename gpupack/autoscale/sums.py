@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.names import PERCENT_RESOURCE
 from gpupack.autoscale.shapes import Shape, Shapes
-from gpupack.autoscale.waiting import Kind, WaitingPod
+from gpupack.autoscale.waiting_pods import PodKind, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode
@@ -27,7 +27,7 @@ UNITS, PERCENT, CPU, MEMORY, PODS = range(5)
 _RULES_KNOWN: Final = 256
 
 
-def amounts_of(kind: Kind) -> LongArray:
+def count_amounts(kind: PodKind) -> LongArray:
     """What one pod of a kind takes of each column: int64[5]."""
     request, requirements = kind.request, kind.requirements
     units = 0 if request.percent else request.effective_units
@@ -111,7 +111,7 @@ class SumView:
             mask = self._masks[rules] = self._verdicts.allowed(self._cluster, rules)
         return mask
 
-    def candidates(self, kind: Kind) -> RowArray:
+    def candidates(self, kind: PodKind) -> RowArray:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
         found = np.flatnonzero(self._allowed(kind.requirements.rules))
         requirements = kind.requirements
@@ -154,30 +154,30 @@ class SumPacking:
     """Where a cluster autoscaler thinks that unschedulable pods go.
 
     Attributes:
-        blind: UIDs of the pods that fit a node by its sum.
+        fit_by_sum: UIDs of the pods that fit a node by its sum.
         short: The others with their kinds, in order: for these it adds nodes.
     """
 
-    blind: frozenset[str]
-    short: tuple[tuple[WaitingPod, Kind], ...]
+    fit_by_sum: frozenset[str]
+    short: tuple[tuple[WaitingPod, PodKind], ...]
 
 
-def pack_by_sums(view: SumView, kinds: Sequence[Kind]) -> SumPacking:
+def pack_by_sums(view: SumView, kinds: Sequence[PodKind]) -> SumPacking:
     """Put unschedulable pods on existing nodes as a cluster autoscaler does; takes them off `view.left`."""
     candidates = {id(kind): view.candidates(kind) for kind in kinds}
-    amounts = {id(kind): amounts_of(kind) for kind in kinds}
+    amounts = {id(kind): count_amounts(kind) for kind in kinds}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
-    blind: set[str] = set()
-    short: list[tuple[WaitingPod, Kind]] = []
+    fit_by_sum: set[str] = set()
+    short: list[tuple[WaitingPod, PodKind]] = []
     for pod, kind in pods:
         # What is left becomes less only: a node that was too full stays so.
         there = candidates[id(kind)] = view.having(candidates[id(kind)], amounts[id(kind)])
         if len(there):
             view.left[there[0]] -= amounts[id(kind)]
-            blind.add(pod.uid)
+            fit_by_sum.add(pod.uid)
         else:
             short.append((pod, kind))
-    return SumPacking(frozenset(blind), tuple(short))
+    return SumPacking(frozenset(fit_by_sum), tuple(short))
 
 
 def shape_amounts(shapes: Shapes, shape: Shape) -> LongArray:

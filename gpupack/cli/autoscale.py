@@ -12,7 +12,7 @@ from gpupack.cli.names import complete_nodes
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
     need by their cards, and nodes are kept from scale-down whose pods have no cards elsewhere.
 
-    docs/howto/autoscaling.md says how, for Cluster Autoscaler and Karpenter.
+    docs/howto/loop.md says how, for Cluster Autoscaler and Karpenter.
     """
 
 
@@ -99,7 +99,7 @@ For the file of shapes:          gpupack autoscale shapes
 Tags of a group on AWS:          gpupack autoscale shapes gpu-node-3 --format aws
 Of a type without a node:        gpupack autoscale shapes --name a3 --cards 8x81559 --cpu 206 --memory 1800Gi
 
-It reads Nodes and Pods, and changes nothing. docs/howto/autoscaling.md says where each format goes.
+It reads Nodes and Pods, and changes nothing. docs/howto/loop.md says where each format goes.
 """
 
 
@@ -142,7 +142,7 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
     source = source_of(options)
 
     async def work() -> str:
-        from gpupack.autoscale.describing import FORMATS, given_shape, shapes_of, write_shapes
+        from gpupack.autoscale.shape_formats import FORMATS, find_shapes, make_given_shape, write_shapes
         from gpupack.errors import InputError
         from gpupack.whatif.fetching import read_cluster
 
@@ -150,8 +150,8 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
             raise InputError(f"--format {form!r}; allowed: {', '.join(FORMATS)}")
         if any(given.values()):
             unit_mib = options["unit_mib"] or MIB_PER_GIB
-            return write_shapes([given_shape(unit_mib=unit_mib, **given)], unit_mib, form)
+            return write_shapes([make_given_shape(unit_mib=unit_mib, **given)], unit_mib, form)
         cluster = await read_cluster(source)
-        return write_shapes(shapes_of(cluster, nodes), cluster.unit_mib, form)
+        return write_shapes(find_shapes(cluster, nodes), cluster.unit_mib, form)
 
     say(ask(work))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator.names import PLACEHOLDER_LABEL
-from gpupack.autoscale.describing import write_shapes
+from gpupack.autoscale.shape_formats import write_shapes
 from gpupack.autoscale.shapes import read_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from allocator.names import NODE_HOST, PLACEHOLDER_LABEL
-from gpupack.autoscale.describing import given_shape, write_shapes
-from gpupack.autoscale.guarding import DO_NOT_DISRUPT
+from gpupack.autoscale.scale_down import DO_NOT_DISRUPT
+from gpupack.autoscale.shape_formats import make_given_shape, write_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.autoscaler import TYPE
@@ -31,7 +31,7 @@ from tests.cluster.harness.polling import holds_for
 
 
 def shape_of(machine: MachineType) -> Any:
-    return given_shape(
+    return make_given_shape(
         name=machine.name,
         cards=[
             f"{machine.sizes.count(size)}x{size * 1024}:NVIDIA A100" for size in dict.fromkeys(machine.sizes)

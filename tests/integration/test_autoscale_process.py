@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
-from gpupack.autoscale.app import Autoscaling, run
-from gpupack.autoscale.guarding import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
+from gpupack.autoscale.app import AutoscaleLoop, run
 from gpupack.autoscale.metrics import AutoscaleMetrics
+from gpupack.autoscale.scale_down import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
-from gpupack.autoscale.writing import Writer
+from gpupack.autoscale.writer import Writer
 from gpupack.dashboard.board import Board
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.errors import SettingsError
@@ -355,7 +355,7 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     nothing: Any = None
     writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
     settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
-    made = Autoscaling(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
+    made = AutoscaleLoop(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
     running = asyncio.create_task(made.run())
 
     async def is_told() -> bool:

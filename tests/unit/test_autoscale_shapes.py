@@ -6,7 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpupack.autoscale.describing import FORMATS, shapes_of, write_shapes
+from gpupack.autoscale.shape_formats import FORMATS, find_shapes, write_shapes
 from gpupack.autoscale.shapes import learn_shapes, read_layouts, read_shapes
 from gpupack.cli.app import cli
 from gpupack.errors import InputError
@@ -151,7 +151,7 @@ def test_the_command_reads_nodes():
     status, said = run("n1", "--format", "aws", "-f", "-", text=world.text)
     assert (status, "resources/gpupack.io/gpu-memory-gib: 160" in said, "t4" in said) == (0, True, False)
     assert run("nosuch", "-f", "-", text=world.text)[0] == 2
-    assert len(shapes_of(world.cluster, ())) == 2
+    assert len(find_shapes(world.cluster, ())) == 2
 
 
 def test_the_command_takes_what_is_given():

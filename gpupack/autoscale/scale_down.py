@@ -36,8 +36,8 @@ _AT_ONCE: Final = 16
 """Candidates whose rules are looked at in one step."""
 
 
-class Kept(StrEnum):
-    """Why a node is kept."""
+class KeepReason(StrEnum):
+    """A reason for which a node is kept."""
 
     NO_CARDS = "no_cards"
     OTHERS_FIRST = "others_first"
@@ -52,11 +52,11 @@ class KeptNode:
         pod: Namespace and name of the first pod that has no cards elsewhere, empty with another reason.
     """
 
-    reason: Kept
+    reason: KeepReason
     pod: str = ""
 
 
-def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[str, KeptNode]:
+def find_nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[str, KeptNode]:
     """Find the nodes that must not be drained.
 
     The others can be drained all together: the pods of each find cards on nodes that stay, beside those of
@@ -72,7 +72,7 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
     holding = {
         name: pods
         for name, record in state.node_records.items()
-        if name in cluster.nodes and (pods := _evictable(cluster, record.pods))
+        if name in cluster.nodes and (pods := _list_evictable(cluster, record.pods))
     }
     order = sorted(
         holding, key=lambda name: (name not in before, int(nodes.gpu_used[nodes.rows[name]]), name)
@@ -84,7 +84,7 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
     with ExitStack() as charges:
         for name in order:
             if len(freed) >= MOST_FREED:
-                kept[name] = KeptNode(Kept.OTHERS_FIRST)
+                kept[name] = KeptNode(KeepReason.OTHERS_FIRST)
                 continue
             own = nodes.rows[name]
             staying[own] = False
@@ -93,16 +93,16 @@ def nodes_to_keep(cluster: Cluster, freed_before: Iterable[str] = ()) -> dict[st
                 freed.add(name)
             else:
                 staying[own] = True
-                kept[name] = KeptNode(Kept.NO_CARDS, f"{pod.namespace}/{pod.name}")
+                kept[name] = KeptNode(KeepReason.NO_CARDS, f"{pod.namespace}/{pod.name}")
     return kept
 
 
-def nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, int]:
+def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, int]:
     """Find the nodes that few moves would empty for good.
 
     Args:
         cluster: Nodes and pods.
-        kept: Of `nodes_to_keep`, for the same cluster.
+        kept: Of `find_nodes_to_keep`, for the same cluster.
 
     Returns:
         How many pods would move, by node; they find cards on nodes that stay.
@@ -110,14 +110,14 @@ def nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[str, 
     found = {}
     for name, record in cluster.state.node_records.items():
         if name in cluster.nodes and name not in kept:
-            pods = len(_evictable(cluster, record.pods))
+            pods = len(_list_evictable(cluster, record.pods))
             if 0 < pods <= FEW_MOVES:
                 found[name] = pods
     return found
 
 
-def _evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
-    """Pods with cards that a drain would evict, the largest first."""
+def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
+    """List the pods with cards that a drain would evict, the largest first."""
     found = []
     for uid, record in pods.items():
         pod = cluster.pods.get(uid)
@@ -182,7 +182,7 @@ def _move(
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """What to write on a Node.
+    """A change of a Node's annotations.
 
     Attributes:
         name: Of the node.
@@ -209,7 +209,7 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
     found = []
     for node in nodes:
         name, annotations = node.name, node.metadata.annotations or {}
-        ours = written_by_us(annotations)
+        ours = list_our_annotations(annotations)
         wanted = kept.get(name)
         changes: dict[str, str | None] = {}
         if wanted is not None and NODE_KEPT not in annotations:
@@ -222,7 +222,7 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
     return found
 
 
-def written_by_us(annotations: Mapping[str, str]) -> list[str]:
+def list_our_annotations(annotations: Mapping[str, str]) -> list[str]:
     """Name the annotations that keep a Node and that we set, and nobody has changed since."""
     named = annotations.get(NODE_KEPT, "").split(",")
     return [key for key in KEEPING if key in named and annotations.get(key) == "true"]

@@ -80,7 +80,7 @@ class WaitingPod:
 
 
 @dataclass(eq=False)
-class Kind:
+class PodKind:
     """Pods that may go to the same nodes and ask for the same.
 
     Attributes:
@@ -114,7 +114,7 @@ class Kind:
         return frozenset(keys)
 
 
-def waiting_pods(cluster: Cluster) -> list[WaitingPod]:
+def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
     """List the pods that wait for cards, the most important first; not those that are being deleted."""
     found = []
     for uid, record in cluster.state.pods.items():
@@ -127,11 +127,11 @@ def waiting_pods(cluster: Cluster) -> list[WaitingPod]:
     return sorted(found, key=lambda waiting: waiting.order)
 
 
-def group_by_kind(pods: Iterable[WaitingPod]) -> list[Kind]:
+def group_by_kind(pods: Iterable[WaitingPod]) -> list[PodKind]:
     """Group pods, in the order of the first of each kind."""
-    kinds: dict[Hashable, Kind] = {}
+    kinds: dict[Hashable, PodKind] = {}
     for pod in pods:
-        kinds.setdefault(_key(pod), Kind()).pods.append(pod)
+        kinds.setdefault(_key(pod), PodKind()).pods.append(pod)
     return list(kinds.values())
 
 

@@ -5,16 +5,16 @@ import json
 import msgspec
 
 from allocator.names import NODE_KEPT
-from gpupack.autoscale.guarding import (
+from gpupack.autoscale.scale_down import (
     DO_NOT_DISRUPT,
     FEW_MOVES,
     MOST_FREED,
     SCALE_DOWN_DISABLED,
-    Kept,
+    KeepReason,
     KeptNode,
     find_node_changes,
-    nodes_to_empty,
-    nodes_to_keep,
+    find_nodes_to_empty,
+    find_nodes_to_keep,
 )
 from gpupack.whatif.objects import KubeNode
 from tests.autoscale_world import Node, Pod, grown
@@ -28,27 +28,30 @@ def full_and_fragments():
 
 
 def test_a_node_whose_pods_have_no_cards_elsewhere_is_kept():
-    kept = nodes_to_keep(grown(*full_and_fragments()).cluster)
-    assert kept["n1"] == KeptNode(Kept.NO_CARDS, "default/a")
+    kept = find_nodes_to_keep(grown(*full_and_fragments()).cluster)
+    assert kept["n1"] == KeptNode(KeepReason.NO_CARDS, "default/a")
 
 
 def test_nodes_are_freed_together_or_not_at_all():
     """The pods of n2 fit on n3 and the other way round, but not both."""
-    kept = nodes_to_keep(grown(*full_and_fragments()).cluster)
+    kept = find_nodes_to_keep(grown(*full_and_fragments()).cluster)
     assert sorted(kept) == ["n1", "n3"]
-    assert kept["n3"].reason is Kept.NO_CARDS
-    assert sorted(nodes_to_keep(grown(*full_and_fragments()).cluster, freed_before=["n3"])) == ["n1", "n2"]
+    assert kept["n3"].reason is KeepReason.NO_CARDS
+    assert sorted(find_nodes_to_keep(grown(*full_and_fragments()).cluster, freed_before=["n3"])) == [
+        "n1",
+        "n2",
+    ]
 
 
 def test_trying_leaves_the_cluster_as_it_was():
     cluster = grown(*full_and_fragments()).cluster
     before = cluster.state.nodes.free.copy()
-    nodes_to_keep(cluster)
+    find_nodes_to_keep(cluster)
     assert (cluster.state.nodes.free == before).all()
 
 
 def test_a_node_without_pods_on_cards_is_nobodys_business():
-    assert nodes_to_keep(grown([Node("n1"), Node("n2")]).cluster) == {}
+    assert find_nodes_to_keep(grown([Node("n1"), Node("n2")]).cluster) == {}
 
 
 def test_pods_of_daemon_sets_go_with_their_node():
@@ -56,12 +59,12 @@ def test_pods_of_daemon_sets_go_with_their_node():
         item["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet"
 
     world = grown([Node("n1")], [Pod("d", 16, "n1", (0,))], d=daemon)
-    assert nodes_to_keep(world.cluster) == {}
+    assert find_nodes_to_keep(world.cluster) == {}
 
 
 def test_other_nodes_must_be_ready_and_open_to_take_pods():
     pods = [Pod("a", 10, "n1", (0,))]
-    assert nodes_to_keep(grown([Node("n1"), Node("n2")], pods).cluster) == {}
+    assert find_nodes_to_keep(grown([Node("n1"), Node("n2")], pods).cluster) == {}
     for other in (
         Node("n2", ready=False),
         Node("n2", cordoned=True),
@@ -69,14 +72,14 @@ def test_other_nodes_must_be_ready_and_open_to_take_pods():
         Node("n2", cpu=0),
     ):
         pod = [Pod("a", 10, "n1", (0,), cpu=1)]
-        assert list(nodes_to_keep(grown([Node("n1"), other], pod).cluster)) == ["n1"]
+        assert list(find_nodes_to_keep(grown([Node("n1"), other], pod).cluster)) == ["n1"]
 
 
 def test_so_many_nodes_may_go_at_one_time():
     nodes = [Node(f"n{at:03d}") for at in range(MOST_FREED + 10)]
     pods = [Pod(f"p{at}", 1, f"n{at:03d}", (0,)) for at in range(MOST_FREED + 5)]
-    kept = nodes_to_keep(grown(nodes, pods).cluster)
-    assert [each.reason for each in kept.values()] == [Kept.OTHERS_FIRST] * 5
+    kept = find_nodes_to_keep(grown(nodes, pods).cluster)
+    assert [each.reason for each in kept.values()] == [KeepReason.OTHERS_FIRST] * 5
 
 
 def node(**annotations):
@@ -84,7 +87,7 @@ def node(**annotations):
     return msgspec.json.decode(json.dumps(made), type=KubeNode)
 
 
-KEPT = {"n1": KeptNode(Kept.NO_CARDS, "default/a")}
+KEPT = {"n1": KeptNode(KeepReason.NO_CARDS, "default/a")}
 
 
 def test_what_we_wrote_is_removed_and_what_a_person_set_stays():
@@ -115,7 +118,7 @@ def test_nodes_that_few_moves_would_empty_are_named():
     nodes = [Node(name) for name in ("n1", "n2", "n3")]
     pods = [Pod("a", 4, "n1", (0,)), *(Pod(f"b{at}", 2, "n2", (0,)) for at in range(FEW_MOVES + 1))]
     cluster = grown(nodes, pods).cluster
-    kept = nodes_to_keep(cluster)
+    kept = find_nodes_to_keep(cluster)
     assert "n1" not in kept
-    assert nodes_to_empty(cluster, kept) == {"n1": 1}
-    assert nodes_to_empty(cluster, {"n1": KeptNode(Kept.NO_CARDS)}) == {}
+    assert find_nodes_to_empty(cluster, kept) == {"n1": 1}
+    assert find_nodes_to_empty(cluster, {"n1": KeptNode(KeepReason.NO_CARDS)}) == {}

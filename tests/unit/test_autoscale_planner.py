@@ -5,7 +5,7 @@ import json
 import pytest
 
 from allocator.names import NODE_LABEL, PLACEHOLDER_FOR, STARTUP_TAINT
-from gpupack.autoscale.planning import Planner, PlanRules
+from gpupack.autoscale.planner import Planner, PlanRules
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.shapes import read_shapes
 from gpupack.whatif.cluster import Cluster
@@ -65,7 +65,7 @@ def test_a_pod_that_no_new_node_could_take_gets_none_and_is_told():
     for pod in (waits("waits", 160), waits("waits", 40, model="NVIDIA H200")):
         plan = plan_of(grown([*nodes, Node("n9", (80, 80, 80))], [*pods, pod]))
         assert (asked(plan), outcomes(plan)) == ([], {"waits": "no_shape"})
-        (said,) = plan.said.values()
+        (said,) = plan.pods.values()
         assert said.text.endswith("known are nodes of 2 x 80 GiB NVIDIA A100; 3 x 80 GiB NVIDIA A100")
 
 
@@ -360,7 +360,7 @@ def test_a_declared_shape_lets_a_group_grow_that_has_no_node_yet():
 def test_without_any_node_with_cards_nothing_can_be_learned():
     plan = plan_of(empty_cluster())
     assert outcomes(plan) == {"waits": "no_shape"}
-    (said,) = plan.said.values()
+    (said,) = plan.pods.values()
     assert "none is declared (--shapes)" in said.text
 
 

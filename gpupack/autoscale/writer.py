@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from allocator.names import NODE_HOST, PLACEHOLDER_FOR
-from gpupack.autoscale.guarding import NodeChange
 from gpupack.autoscale.placeholders import Changes, condition_patch
+from gpupack.autoscale.scale_down import NodeChange
 from gpupack.whatif.objects import KubeNode
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 from kubeapi.paths import pod_path, segment

@@ -26,7 +26,7 @@ _AWS: Final = "k8s.io/cluster-autoscaler/node-template"
 _AZURE: Final = "k8s.io_cluster-autoscaler_node-template"
 
 
-def shapes_of(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
+def find_shapes(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
     """Find the shapes of some nodes, or of all nodes that have cards.
 
     Raises:
@@ -60,7 +60,7 @@ def read_cards(texts: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def given_shape(
+def make_given_shape(
     *,
     name: str | None,
     cards: Sequence[str],
@@ -87,7 +87,7 @@ def _read_taint(text: str) -> dict[str, str]:
     return {"key": key, "value": value, "effect": effect}
 
 
-def resources_of(shape: Shape, unit_mib: int) -> dict[str, str]:
+def list_resources(shape: Shape, unit_mib: int) -> dict[str, str]:
     """Write what the kubelet of such a node offers of ours."""
     return {
         resource_name(unit_mib): str(sum(size for _, size in shape.layout)),
@@ -95,7 +95,7 @@ def resources_of(shape: Shape, unit_mib: int) -> dict[str, str]:
     }
 
 
-def _as_file(shapes: Sequence[Shape], unit_mib: int) -> str:
+def _write_file(shapes: Sequence[Shape], unit_mib: int) -> str:
     return _yaml({"shapes": [_entry(shape, unit_mib) for shape in shapes]})
 
 
@@ -136,38 +136,38 @@ def _group_labels(shape: Shape) -> dict[str, str]:
     }
 
 
-def _as_aws(shape: Shape, unit_mib: int) -> str:
-    lines = [f"{_AWS}/resources/{name}: {value}" for name, value in resources_of(shape, unit_mib).items()]
+def _write_aws(shape: Shape, unit_mib: int) -> str:
+    lines = [f"{_AWS}/resources/{name}: {value}" for name, value in list_resources(shape, unit_mib).items()]
     lines += [f"{_AWS}/label/{key}: {value}" for key, value in _group_labels(shape).items()]
     lines += [f"{_AWS}/taint/{taint.key}: {taint.value}:{taint.effect}" for taint in shape.taints]
     return "\n".join([*lines, f"{_AWS}/taint/{STARTUP_TAINT}: :NoSchedule"])
 
 
-def _as_azure(shape: Shape, unit_mib: int) -> str:
+def _write_azure(shape: Shape, unit_mib: int) -> str:
     """Write tags of a scale set, which may have no slash: Cluster Autoscaler reads `_` as one."""
 
     def tag(kind: str, key: str, value: str) -> str:
         return f"{_AZURE}_{kind}_{key.replace('/', '_')}: {value}"
 
-    lines = [tag("resources", name, value) for name, value in resources_of(shape, unit_mib).items()]
+    lines = [tag("resources", name, value) for name, value in list_resources(shape, unit_mib).items()]
     lines += [tag("label", key, value) for key, value in _group_labels(shape).items()]
     lines += [tag("taint", taint.key, f"{taint.value}:{taint.effect}") for taint in shape.taints]
     return "\n".join([*lines, tag("taint", STARTUP_TAINT, ":NoSchedule")])
 
 
-def _as_gce(shape: Shape, unit_mib: int) -> str:
+def _write_gce(shape: Shape, unit_mib: int) -> str:
     parts = []
     labels = _group_labels(shape)
     if labels:
         parts.append("node_labels=" + ",".join(f"{key}={value}" for key, value in labels.items()))
     taints = [f"{taint.key}={taint.value}:{taint.effect}" for taint in shape.taints]
     parts.append("node_taints=" + ",".join([*taints, f"{STARTUP_TAINT}=:NoSchedule"]))
-    offered = resources_of(shape, unit_mib)
+    offered = list_resources(shape, unit_mib)
     parts.append("extended_resources=" + ",".join(f"{name}={value}" for name, value in offered.items()))
     return f"AUTOSCALER_ENV_VARS: {';'.join(parts)}"
 
 
-def _as_karpenter(shape: Shape, unit_mib: int) -> str:
+def _write_karpenter(shape: Shape, unit_mib: int) -> str:
     machine = shape.labels.get(INSTANCE_TYPE)
     if machine is None:
         raise InputError(
@@ -181,7 +181,7 @@ def _as_karpenter(shape: Shape, unit_mib: int) -> str:
         "metadata": {"name": f"gpupack-{name}"},
         "spec": {
             "requirements": [{"key": INSTANCE_TYPE, "operator": "In", "values": [machine]}],
-            "capacity": resources_of(shape, unit_mib),
+            "capacity": list_resources(shape, unit_mib),
         },
     }
     return _yaml(overlay)
@@ -192,10 +192,10 @@ def _yaml(value: Mapping[str, Any]) -> str:
 
 
 _ONE: Final[Mapping[str, Callable[[Shape, int], str]]] = {
-    "aws": _as_aws,
-    "azure": _as_azure,
-    "gce": _as_gce,
-    "karpenter": _as_karpenter,
+    "aws": _write_aws,
+    "azure": _write_azure,
+    "gce": _write_gce,
+    "karpenter": _write_karpenter,
 }
 FORMATS: Final = ("file", *_ONE)
 
@@ -207,7 +207,7 @@ def write_shapes(shapes: Sequence[Shape], unit_mib: int, form: str) -> str:
         InputError: the format does not exist, or needs a label that a shape does not have.
     """
     if form == "file":
-        return _as_file(shapes, unit_mib)
+        return _write_file(shapes, unit_mib)
     write = _ONE.get(form)
     if write is None:
         raise InputError(f"format {shown(form)}; allowed: {', '.join(FORMATS)}")

@@ -26,12 +26,19 @@ from gpupack.autoscale.sums import (
     UNITS,
     NodeVerdicts,
     SumView,
-    amounts_of,
+    count_amounts,
     count_nodes_by_sums,
     pack_by_sums,
     shape_amounts,
 )
-from gpupack.autoscale.waiting import SENTENCES, Kind, Outcome, WaitingPod, group_by_kind, waiting_pods
+from gpupack.autoscale.waiting_pods import (
+    SENTENCES,
+    Outcome,
+    PodKind,
+    WaitingPod,
+    group_by_kind,
+    list_waiting_pods,
+)
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.objects import KubeNode, is_placeholder
@@ -68,8 +75,8 @@ class PlanRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is said of a pod that waits.
+class PodOutcome:
+    """An outcome of one pod that waits.
 
     Attributes:
         pod: The pod.
@@ -84,39 +91,39 @@ class Said:
 
 @dataclass(frozen=True)
 class Plan:
-    """What should be.
+    """A plan: the placeholders that should be there, and why no others.
 
     Attributes:
         placeholders: The pods that ask for nodes.
-        said: What is said of each pod that waits for cards, by UID.
+        pods: What is said of each pod that waits for cards, by UID.
         shapes: The shapes that were looked at.
         starting: Names of the nodes that are starting.
         unlabelled: Values of `PlanRules.host_label`, by name of the nodes that need it and lack it.
     """
 
     placeholders: tuple[Placeholder, ...]
-    said: Mapping[str, Said]
+    pods: Mapping[str, PodOutcome]
     shapes: tuple[Shape, ...] = ()
     starting: tuple[str, ...] = ()
     unlabelled: Mapping[str, str] = field(default_factory=dict)
 
     def counts(self) -> Counter[Outcome]:
         """Count the pods by outcome."""
-        return Counter(each.outcome for each in self.said.values())
+        return Counter(each.outcome for each in self.pods.values())
 
 
-class _Notes:
-    """What is said of each pod, by UID."""
+class _Outcomes:
+    """A collection of what is done for each pod, by UID."""
 
     def __init__(self) -> None:
-        self.said: dict[str, Said] = {}
+        self.pods: dict[str, PodOutcome] = {}
 
     def note(self, pod: WaitingPod, outcome: Outcome, text: str = "") -> None:
-        """Tell something of a pod."""
-        self.said[pod.uid] = Said(pod, outcome, text or SENTENCES[outcome])
+        """Record an outcome of a pod, with a text of its own or the usual one."""
+        self.pods[pod.uid] = PodOutcome(pod, outcome, text or SENTENCES[outcome])
 
     def note_all(self, pods: Iterable[WaitingPod], outcome: Outcome, text: str = "") -> None:
-        """Tell the same of pods."""
+        """Record the same outcome of several pods."""
         for pod in pods:
             self.note(pod, outcome, text)
 
@@ -162,19 +169,19 @@ class Planner:
             now_s: Seconds of a clock that only grows.
             wall_s: Seconds since 1970, for the age of nodes.
         """
-        notes = _Notes()
+        outcomes = _Outcomes()
         # 1. Leave out pods that wait for something else than cards, and those that a node takes.
-        kinds = group_by_kind(notes.sort_out(waiting_pods(cluster)))
+        kinds = group_by_kind(outcomes.sort_out(list_waiting_pods(cluster)))
         refused = [kind for kind in kinds if not _has_node(cluster, kind)]
         pods = {pod.uid: pod for kind in refused for pod in kind.pods}
         known = pods.keys()
         if not self._has_planned:
-            self._refused_at = dict.fromkeys(asked_before(cluster, pods), now_s - self.rules.grace_s)
+            self._refused_at = dict.fromkeys(find_asked_before(cluster, pods), now_s - self.rules.grace_s)
             self._has_planned = True
         self._refused_at = {uid: self._refused_at.get(uid, now_s) for uid in known}
-        notes.note_all((pod for kind in kinds for pod in kind.pods if pod.uid not in known), Outcome.FITS)
+        outcomes.note_all((pod for kind in kinds for pod in kind.pods if pod.uid not in known), Outcome.FITS)
         if not refused:
-            return Plan((), notes.said)
+            return Plan((), outcomes.pods)
         # 2. Find what an autoscaler does by itself: of pods that fit by sums it does nothing.
         view = SumView(cluster, self._verdicts)
         sums = pack_by_sums(view.copy(), kinds)
@@ -184,59 +191,66 @@ class Planner:
         layouts = read_layouts(cluster)
         shapes = Shapes([*self.declared, *learn_shapes(cluster, keys, layouts)], cluster.unit_mib)
         packer = Packer(shapes)
-        ripe = self._ripe(refused, packer, notes, sums.blind, now_s)
-        starting = starting_nodes(cluster, layouts, wall_s)
-        nodes = packer.pack(ripe, self.rules.most + len(starting) + len(short))
+        due = self._keep_due(refused, packer, outcomes, sums.fit_by_sum, now_s)
+        starting = find_starting_nodes(cluster, layouts, wall_s)
+        nodes = packer.pack(due, self.rules.most + len(starting) + len(short))
         # 4. Ask for those of them that do not come anyway.
-        asks = _Asks(cluster, shapes, packer, sums.blind, short, starting, self.rules.host_label)
-        wanted = asks.wanted(nodes)
-        placeholders = self._ask(asks, wanted, notes, view)
+        maker = _PlaceholderMaker(
+            cluster, shapes, packer, sums.fit_by_sum, short, starting, self.rules.host_label
+        )
+        wanted = maker.wanted(nodes)
+        placeholders = self._ask(maker, wanted, outcomes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
-        for pod in (pod for kind in ripe for pod in kind.pods if pod.uid not in notes.said):
-            notes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
+        for pod in (pod for kind in due for pod in kind.pods if pod.uid not in outcomes.pods):
+            outcomes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
         return Plan(
             tuple(placeholders),
-            notes.said,
+            outcomes.pods,
             tuple(shapes.by_name.values()),
             tuple(sorted(starting)),
-            asks.unlabelled,
+            maker.unlabelled,
         )
 
-    def _ripe(
-        self, refused: Sequence[Kind], packer: Packer, notes: "_Notes", blind: frozenset[str], now_s: float
-    ) -> list[Kind]:
+    def _keep_due(
+        self,
+        refused: Sequence[PodKind],
+        packer: Packer,
+        outcomes: "_Outcomes",
+        fit_by_sum: frozenset[str],
+        now_s: float,
+    ) -> list[PodKind]:
         """Keep the pods that need a new node now, and that one of the shapes takes."""
         found = []
         for kind in refused:
             if not packer.shapes_for(kind):
-                notes.note_all(kind.pods, Outcome.NO_SHAPE, packer.why_no_shape())
+                outcomes.note_all(kind.pods, Outcome.NO_SHAPE, packer.why_no_shape())
                 continue
             pods = []
             for pod in kind.pods:
-                if pod.uid not in blind:
-                    notes.note(pod, Outcome.SUM_SHORT)
+                if pod.uid not in fit_by_sum:
+                    outcomes.note(pod, Outcome.SUM_SHORT)
                     pods.append(pod)
                 elif now_s - self._refused_at[pod.uid] < self.rules.grace_s:
-                    notes.note(pod, Outcome.GRACE)
+                    outcomes.note(pod, Outcome.GRACE)
                 else:
                     pods.append(pod)
             if pods:
-                found.append(Kind(pods))
-                packer.is_alike(found[-1], kind)
+                found.append(PodKind(pods))
+                packer.share_shapes(found[-1], kind)
         return found
 
     def _ask(
-        self, asks: "_Asks", wanted: Sequence[NewNode], notes: "_Notes", view: SumView
+        self, maker: "_PlaceholderMaker", wanted: Sequence[NewNode], outcomes: "_Outcomes", view: SumView
     ) -> list[Placeholder]:
         """Make the placeholders of nodes, as many as allowed."""
         found: list[Placeholder] = []
         for node in wanted:
-            blind = [pod for pod, _ in node.pods if pod.uid in asks.blind]
+            fit_by_sum = [pod for pod, _ in node.pods if pod.uid in maker.fit_by_sum]
             if len(found) >= self.rules.most:
-                notes.note_all(blind, Outcome.LIMIT)
+                outcomes.note_all(fit_by_sum, Outcome.LIMIT)
                 continue
-            made = asks.placeholder(node, view)
-            notes.note_all(blind, Outcome.NO_LABEL if made is None else Outcome.ASKED)
+            made = maker.placeholder(node, view)
+            outcomes.note_all(fit_by_sum, Outcome.NO_LABEL if made is None else Outcome.ASKED)
             if made is not None:
                 found.append(made)
         return found
@@ -247,7 +261,7 @@ class Planner:
         return now_s - since < self.rules.patience_s
 
 
-def asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
+def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
     """Find the pods, given by UID, for which placeholders stand that are in the cluster already."""
     annotations = [
         (pod.metadata.annotations or {}).get(PLACEHOLDER_FOR, "")
@@ -260,12 +274,12 @@ def asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[str]:
     return {uid for uid, waiting in pods.items() if waiting.pod.full_name in named}
 
 
-def _has_node(cluster: Cluster, kind: Kind) -> bool:
+def _has_node(cluster: Cluster, kind: PodKind) -> bool:
     """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
 
-def starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
+def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: float) -> dict[str, Layout]:
     """Find the nodes that will take pods once their parts have started, with their cards where known.
 
     Of nodes without published cards those count that are ours by the label of the DaemonSet, by the startup
@@ -283,7 +297,7 @@ def starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: floa
         if usable:
             found[name] = layouts[name]
             continue
-        types = _group_values(cluster, layouts) if types is None else types
+        types = _map_group_labels(cluster, layouts) if types is None else types
         labels = node.metadata.labels or {}
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
@@ -293,7 +307,7 @@ def starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s: floa
     return found
 
 
-def _group_values(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple[str, str], Layout]:
+def _map_group_labels(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple[str, str], Layout]:
     """Cards by a label and its value, where all nodes with that have the same ones."""
     found: dict[tuple[str, str], Layout] = {}
     mixed = set()
@@ -314,14 +328,14 @@ def _created_s(node: KubeNode) -> float:
 
 
 @dataclass(frozen=True)
-class _Asks:
-    """What to ask for, given the nodes that pods need by their cards."""
+class _PlaceholderMaker:
+    """A maker of placeholders, given the nodes that pods need by their cards."""
 
     cluster: Cluster
     shapes: Shapes
     packer: Packer
-    blind: frozenset[str]
-    short: Sequence[tuple[WaitingPod, Kind]]
+    fit_by_sum: frozenset[str]
+    short: Sequence[tuple[WaitingPod, PodKind]]
     starting: Mapping[str, Layout]
     host_label: str = HOSTNAME
     masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
@@ -343,7 +357,7 @@ class _Asks:
         found: list[NewNode] = []
         for layout, there in by_layout.items():
             coming = max(self._starting(layout), self._added_for_short(layout))
-            hidden = [node for node in there if any(pod.uid in self.blind for pod, _ in node.pods)]
+            hidden = [node for node in there if any(pod.uid in self.fit_by_sum for pod, _ in node.pods)]
             found += hidden[: max(0, len(there) - coming)]
         return found
 
@@ -355,14 +369,14 @@ class _Asks:
         most = 0
         for shape in self.shapes.layouts[layout]:
             node = shape_amounts(self.shapes, shape)
-            amounts = [amounts_of(kind) for _, kind in self.short if _admits(shape, kind)]
+            amounts = [count_amounts(kind) for _, kind in self.short if _allows_shape(shape, kind)]
             most = max(most, count_nodes_by_sums(amounts, node))
         return most
 
     def placeholder(self, node: NewNode, view: SumView) -> Placeholder | None:
         """Make the pod that asks for a node; None where it could be given one that is of no use."""
         shape = node.shape
-        amounts = sum((amounts_of(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
+        amounts = sum((count_amounts(kind) for _, kind in node.pods), np.zeros(5, dtype=np.int64))
         amounts[UNITS] = max(shape.offered, node.units)
         labels = self._labels(node, self._useless(node, int(amounts[UNITS])))
         if labels is None:
@@ -395,7 +409,7 @@ class _Asks:
             for shape in self.shapes.by_name.values()
             if shape.layout != node.shape.layout
             and shape_amounts(self.shapes, shape)[UNITS] >= units
-            and all(_admits(shape, kind) for _, kind in node.pods)
+            and all(_allows_shape(shape, kind) for _, kind in node.pods)
             and not self.packer.takes_all(shape.name, node.pods)
         ]
 
@@ -412,7 +426,7 @@ class _Asks:
             for shape in self.shapes.layouts[node.shape.layout]
             if self.packer.takes_all(shape.name, node.pods)
         ]
-        for key in _keys(own):
+        for key in _list_label_keys(own):
             values = {shape.labels[key] for shape in own if key in shape.labels}
             if values and all(shape.labels.get(key) not in values for shape in others):
                 return {key: sorted(values)}
@@ -446,13 +460,13 @@ def host_value(name: str) -> str:
     return name if len(name) <= LONGEST_LABEL_VALUE else hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _keys(shapes: Sequence[Shape]) -> list[str]:
+def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
     """Labels that could tell shapes from others, the likeliest first."""
     keys = {key for shape in shapes for key in shape.labels} - {HOSTNAME, NODE_LABEL, NODE_HOST}
     return [*(key for key in GROUP_LABELS if key in keys), *sorted(keys - set(GROUP_LABELS))]
 
 
-def _admits(shape: Shape, kind: Kind) -> bool:
+def _allows_shape(shape: Shape, kind: PodKind) -> bool:
     """Tell whether the rules of pods, not their cards, allow a shape."""
     rules = kind.requirements.rules
     return rules.allows_node(shape.name, shape.labels, shape.taints, unschedulable=False)
