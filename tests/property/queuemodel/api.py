@@ -33,6 +33,13 @@ class Troubles:
     slow: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One that is under way; `lost`: it never arrives."""
+
+    lost: bool
+
+
 class Api:
     """What the writer takes for a client.
 
@@ -44,8 +51,9 @@ class Api:
 
     Attributes:
         troubles: How it is.
-        under_way: Requests that may still take effect.
-        effects: Requests that were carried out, by verb.
+        asked: Requests that were sent.
+        dies_after: Writes that are carried out before the process that sends them dies; 0: it does not.
+        die: Ends that process, and begins another one.
     """
 
     def __init__(
@@ -56,10 +64,22 @@ class Api:
         evict: Callable[[Pod], None],
     ) -> None:
         self.troubles = Troubles()
-        self.under_way = 0
         self.asked = 0
+        self.dies_after = 0
+        self.die: Callable[[], None] = lambda: None
+        self._sent: dict[_Request, None] = {}
         self._world, self._random = world, random
         self._wrote, self._evict = wrote, evict
+
+    @property
+    def under_way(self) -> int:
+        """Requests that may still take effect."""
+        return len(self._sent)
+
+    def cut(self) -> None:
+        """End the process that sends: of its requests some arrive all the same."""
+        for each in self._sent:
+            each.lost = each.lost or self._random.random() < 0.5
 
     async def get(self, path: str, *, timeout_s: float = WRITE_S) -> bytes:
         return await self._ask("get", path, None)
@@ -79,24 +99,26 @@ class Api:
         takes = random.uniform(0.5, 4.0) if random.random() < troubles.slow else random.uniform(0.001, 0.1)
         answer: asyncio.Future[bytes] = loop.create_future()
         chance = random.random()
-        lost = chance < troubles.lost
-        unanswered = lost or chance < troubles.lost + troubles.unanswered
+        request = _Request(chance < troubles.lost)
+        unanswered = request.lost or chance < troubles.lost + troubles.unanswered
         refused = verb != "get" and random.random() < troubles.refused
-        self.under_way += 1
+        self._sent[request] = None
 
         def arrive() -> None:
-            self.under_way -= 1
+            del self._sent[request]
             found: bytes | Exception = b""
-            if not lost:
-                found = (
-                    Forbidden("an admission policy says no") if refused else self._carry_out(verb, path, body)
-                )
+            if not request.lost:
+                found = _forbidden() if refused else self._carry_out(verb, path, body)
             if answer.done():
                 return
             if unanswered:
                 loop.call_later(WRITE_S - takes, _give, answer, Unreachable("no answer", maybe_done=True))
             else:
                 _give(answer, found)
+            if verb != "get" and not request.lost and self.dies_after:
+                self.dies_after -= 1
+                if not self.dies_after:
+                    self.die()
 
         loop.call_later(takes, arrive)
         return await answer
@@ -109,6 +131,8 @@ class Api:
             return bytes(msgspec.json.encode(pod.lite))
         if path.endswith("/eviction"):
             return self._carry_out_eviction(pod, body)
+        if pod.uid in self._world.forbidden and any(step["op"] == "remove" for step in body):
+            return _forbidden()
         if not self._world.patch(pod, body):
             return Invalid("a test failed")
         self._wrote(verb, pod)
@@ -121,6 +145,10 @@ class Api:
             return TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")
         self._evict(pod)
         return b""
+
+
+def _forbidden() -> Exception:
+    return Forbidden("an admission policy says no")
 
 
 def _give(answer: asyncio.Future[bytes], found: bytes | Exception) -> None:

@@ -12,8 +12,12 @@ GANG_WITHIN_S: Final = 30
 BIND_WITHIN_S: Final = 20
 KEEP_AFTER_S: Final = 30
 
+INNER: Final = "inner"
+"""A cohort inside the cohort `all`."""
+
 TROUBLES: Final = (
     "restart",
+    "die",
     "reload",
     "lose_writes",
     "refuse_writes",
@@ -26,6 +30,9 @@ TROUBLES: Final = (
     "silent_node",
     "cordon",
     "slow_binding",
+    "api_clock",
+    "ungate",
+    "forbid",
 )
 
 
@@ -94,6 +101,8 @@ def _quotas(random: Random, total: int, names: str) -> dict[str, str]:
             ("", "", "", f", borrowingLimit: {share // 2}", f", lendingLimit: {share // 2}")
         )
         found[name] = f"cohort: all, nominalQuota: {share}{limits}"
+    if random.random() < 0.2:
+        found[names[-1]] = found[names[-1]].replace("cohort: all", f"cohort: {INNER}")
     return found
 
 
@@ -101,7 +110,7 @@ def _head(random: Random, reclaim: str, mode: str = "") -> str:
     mode = mode or random.choice(("gate", "gate", "batch"))
     return (
         f"mode: {mode}\nreclaim: {reclaim}\nbindWithin: {BIND_WITHIN_S}s\ngangWithin: {GANG_WITHIN_S}s\n"
-        f"keepRoomAfter: {KEEP_AFTER_S}s\n"
+        f"keepRoomAfter: {KEEP_AFTER_S}s\ncohorts: [{{name: {INNER}, parent: all}}, {{name: all}}]\n"
     )
 
 
@@ -159,15 +168,14 @@ def refused(random: Random) -> Plan:
     nodes = _nodes(random)
     queues = _quotas(random, _total(nodes), "ab")
     evict = random.choice(("evict", "wait"))
-    templates = tuple(
-        Spec(
-            random.choice("ab"),
-            random.choice((2, 4, 8)),
-            owner=f"owner{number}",
-            runs_s=FOREVER if evict == "evict" else random.choice((30.0, 120.0)),
-        )
-        for number in range(4)
-    )
+
+    def spec(owner: str) -> Spec:
+        runs_s = FOREVER if evict == "evict" else random.choice((30.0, 120.0))
+        return Spec(random.choice("ab"), random.choice((2, 4, 8)), owner=owner, runs_s=runs_s)
+
+    templates = tuple(spec(f"owner{number}") for number in range(4))
+    # They come while what was refused is refused still, and have all that it does not use.
+    late = tuple(spec(f"late{number}") for number in range(random.choice((0, 2, 4))))
     return Plan(
         "refused",
         nodes,
@@ -175,6 +183,7 @@ def refused(random: Random) -> Plan:
         queues,
         _head(random, evict),
         _policy(random),
+        late=late,
         troubles=("block", "block", "restart", "late_news"),
         calm_s=1500.0,
     )
@@ -192,7 +201,7 @@ def gangs(random: Random) -> Plan:
     templates = [
         Spec("a", random.choice((4, 8)), "g", size, _owner(random, 0, 0.5), runs_s=runs_s),
         Spec("b", random.choice((4, 8)), "h", 2, _owner(random, 1, 0.5), runs_s=runs_s),
-        Spec(random.choice("ab"), 4, owner=_owner(random, 2), runs_s=60.0),
+        Spec(random.choice("ab"), 4, owner=_owner(random, 2), runs_s=random.choice((60.0, FOREVER))),
     ]
     return Plan(
         "gangs",
@@ -202,15 +211,18 @@ def gangs(random: Random) -> Plan:
         _head(random, "wait"),
         _policy(random),
         troubles=(
-            "refuse_writes",
+            "forbid",
             "refuse_writes",
             "lose_writes",
             "restart",
-            "restart",
+            "die",
+            "die",
             "slow_writes",
             "evict",
         ),
         rate=0.3,
+        # Others want the room that the rest of a gang needs.
+        calm_rate=random.choice((0.0, 0.2)),
     )
 
 
@@ -218,12 +230,20 @@ def load(random: Random) -> Plan:
     """Small pods keep coming, more than fit, and a large one comes."""
     nodes = _nodes(random, 2)
     queues = {"a": "weight: 1", "b": "weight: 1"}
+    if random.random() < 0.4:
+        own = random.randint(16, _total(nodes))
+        queues = {
+            "a": f"cohort: all, nominalQuota: {own}",
+            "b": f"cohort: all, nominalQuota: {_total(nodes) - own}",
+        }
     small = [
         Spec(random.choice("ab"), random.choice((2, 3, 4)), owner=_owner(random, number), runs_s=40.0)
         for number in range(3)
     ]
     trouble = random.choice(("refuse", "clock", "slow"))
     large = Spec("a", 16, owner="large", runs_s=40.0)
+    if trouble != "refuse" and _total(nodes) >= 32 and random.random() < 0.4:
+        large = Spec("a", 8, "g", 2, owner="large", runs_s=40.0)
     return Plan(
         "load",
         nodes,
@@ -264,8 +284,11 @@ def mixed(random: Random) -> Plan:
     templates.append(
         Spec(names[0], random.choice((4, 8)), "g", random.choice((2, 3)), _owner(random, 8), runs_s=60.0)
     )
-    notes = ODD_NOTES[random.randrange(len(ODD_NOTES))]
-    templates.append(Spec(names[0], 2, runs_s=20.0, notes=notes))
+    templates += [
+        Spec(names[0], 2, runs_s=20.0, notes=notes) for notes in random.choice(ODD_NOTES) for _ in range(2)
+    ]
+    if random.random() < 0.3:
+        templates.append(Spec(random.choice(names), 4, owner=_owner(random, 7), runs_s=60.0, gated=False))
     some = tuple(random.sample(TROUBLES, random.randint(1, 6)))
     return Plan(
         "mixed",
@@ -281,12 +304,15 @@ def mixed(random: Random) -> Plan:
     )
 
 
-ODD_NOTES: Final = (
-    (("gpupack.io/job", "\x1b[2Jjob"),),
-    (("gpupack.io/gang", "\x1b]0;gang\x07"), ("gpupack.io/gang-size", "2")),
-    (("gpupack.io/gang", "g" * 200_000), ("gpupack.io/gang-size", "2")),
-    (("gpupack.io/gang-size", "\x1b[31m" * 1000),),
+_GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
+ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
+    ((("gpupack.io/job", "\x1b[2Jjob"),),),
+    ((("gpupack.io/gang", "\x1b]0;gang\x07"), ("gpupack.io/gang-size", "2")),),
+    ((("gpupack.io/gang", "g" * 200_000), ("gpupack.io/gang-size", "2")),),
+    ((("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "\x1b[31m" * 1000)),),
+    tuple((*_GANG, ("gpupack.io/job", job)) for job in ("\x1b[31mred", "plain", "j" * 200_000)),
     (),
 )
+"""Annotations that people may write, by history and template. Of one gang the pods disagree on the job."""
 
 KINDS: Final = {kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load)}

@@ -1,7 +1,18 @@
 """Rules of the queue taken out one at a time: some history must break that passes with the rule."""
 
+from scheduler_plugin.queue.cache import pods
 from scheduler_plugin.queue.controller import controller, explainer
-from scheduler_plugin.queue.scheduler import admission, gangs, queue, reclaim, requeue, reservation_delay
+from scheduler_plugin.queue.scheduler import (
+    admission,
+    borrowed,
+    equivalence_backoff,
+    gangs,
+    queue,
+    reclaim,
+    requeue,
+    reservation_delay,
+    reservation_manager,
+)
 from tests.property.undercount.mutant import Mutant
 
 from . import simulation
@@ -53,6 +64,60 @@ MUTANTS = (
         1003,
     ),
     Mutant(
+        "reclaim: who need not go is found beside those who are left, not beside all",
+        reclaim,
+        "if self._is_enough(room, fewer):\n                kept = fewer\n",
+        "if self._is_enough(room, [other for other in victims if other is not victim]):\n"
+        "                kept = fewer\n",
+        reclaims,
+        1000,
+        also=(
+            reclaim,
+            "chosen.append(best)\n            rest.remove(best)",
+            "chosen.extend(rest)\n            rest.clear()",
+        ),
+    ),
+    Mutant(
+        "reclaim: a victim gives back what its queue had borrowed",
+        borrowed,
+        "freed.get(name, 0) + min(units, left)",
+        "freed.get(name, 0) + units",
+        reclaims,
+        1000,
+    ),
+    Mutant(
+        "reclaim: of equally many the youngest of the smallest priority go",
+        borrowed,
+        "    return (entry.record.priority, -entry.since, entry.uid)\n",
+        "    return (0, entry.since, entry.uid)\n",
+        reclaims,
+        1000,
+    ),
+    Mutant(
+        "reclaim: nobody goes again and again for who is refused",
+        reclaim,
+        "            if self._was_refused(task.uid, now):\n",
+        "            if False:\n",
+        refused,
+        1000,
+    ),
+    Mutant(
+        "those like one that finds no node are tried one at a time, after pauses",
+        equivalence_backoff,
+        "        if held is None or unit.uid in held.tried:\n            return False\n",
+        "        if True:\n            return False\n",
+        refused,
+        1000,
+    ),
+    Mutant(
+        "what the API server refuses is tried after pauses",
+        queue,
+        "            self.refusals.refused(uid, now, why)\n",
+        "",
+        of_gangs,
+        1000,
+    ),
+    Mutant(
         "a release that finds no node is requeued",
         requeue,
         "            if not self._requeues.pauses(entry.uid):",
@@ -77,6 +142,30 @@ MUTANTS = (
         1001,
     ),
     Mutant(
+        "a gang is not whole while some of its pods wait",
+        gangs,
+        "elif not gang.broken and (not gang.going) and (gang.uid not in self._found):\n",
+        "elif not gang.broken and (gang.uid not in self._found):\n",
+        of_gangs,
+        1000,
+    ),
+    Mutant(
+        "a gang of which a part waits is taken back",
+        gangs,
+        "behind = [] if gang.whole else [entry for entry in entries if entry.uid in gang.going]",
+        "behind = []",
+        of_gangs,
+        1000,
+    ),
+    Mutant(
+        "of a gang that another process released in part the rest is known",
+        gangs,
+        "entry.phase is not Phase.BOUND and entry.ticket.created <= first",
+        "entry.phase is Phase.RELEASED",
+        of_gangs,
+        1000,
+    ),
+    Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",
         queue,
         "            phase = self._moved(entry, ticket, phase, now)\n",
@@ -96,6 +185,14 @@ MUTANTS = (
         1000,
     ),
     Mutant(
+        "no room stays kept for a borrower whose quota its lender needs",
+        reservation_manager,
+        "admission.tenants.allows(tenant.name, units, uid)",
+        "cohort.allows(tenant.name, units)",
+        under_load,
+        1017,
+    ),
+    Mutant(
         "while nothing changes little is decided",
         controller,
         "if not self._is_idle or self._clock() >= next_look:",
@@ -110,6 +207,22 @@ MUTANTS = (
         "every = True",
         reclaims,
         1,
+    ),
+    Mutant(
+        "names that people are told are short and printable",
+        pods,
+        "    if len(name) <= MAX_NAME and name.isprintable():\n",
+        "    if True:\n",
+        mixed,
+        1000,
+    ),
+    Mutant(
+        "of an annotation that makes no sense a part is told",
+        pods,
+        'seen = "missing" if text is None else shown(text)',
+        'seen = "missing" if text is None else text',
+        mixed,
+        1000,
     ),
     Mutant(
         "quotas are asked before a release",

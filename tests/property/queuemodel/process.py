@@ -46,7 +46,8 @@ class Process:
         api: Requests to it.
         config: YAML.
         policy: Node policy.
-        reclaimed: Told of each round of evictions, before anything of it is done.
+        reclaimed: Told of each round of evictions, before anything of it is done, and whether it is the
+            only one.
 
     Attributes:
         said: Events about pods, since the history began.
@@ -59,7 +60,7 @@ class Process:
         api: Api,
         config: str,
         policy: str,
-        reclaimed: Callable[[Queue, Reclaim], None],
+        reclaimed: Callable[[Queue, Reclaim, bool], None],
     ) -> None:
         self.world, self.api = world, api
         self.config: QueueConfig = parse_config("model", config)
@@ -69,6 +70,7 @@ class Process:
         self._reclaimed = reclaimed
         self._task: asyncio.Task[None] | None = None
         self._opens: asyncio.TimerHandle | None = None
+        api.die = self.start
         self.start()
 
     def start(self) -> None:
@@ -78,6 +80,7 @@ class Process:
             self._task.cancel()
         if self._opens is not None:
             self._opens.cancel()
+        self.api.cut()
         self.open = False
         self.state = ClusterState(rules=QueueRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
@@ -92,6 +95,7 @@ class Process:
         self.relist()
         self._count()
         self._task = loop.create_task(self.controller.run())
+        self._task.add_done_callback(_tell)
         self._opens = loop.call_later(WRITE_S, self._begin)
 
     def _begin(self) -> None:
@@ -119,12 +123,14 @@ class Process:
     @property
     def knows_all(self) -> bool:
         """Whether it decides, has heard everything, and nothing that it writes is under way."""
-        return (
-            self.open
-            and self.heard == len(self.world.events)
-            and not self.api.under_way
-            and not self.controller._writes
-        )
+        return self.heard == len(self.world.events) and self.knows_what_runs
+
+    @property
+    def knows_what_runs(self) -> bool:
+        """Whether it decides, has heard of all but newcomers that wait, and nothing of it is under way."""
+        news = self.world.events[self.heard :]
+        waits = all(event.kind == "ADDED" and event.waits for event in news)
+        return self.open and waits and not self.api.under_way and not self.controller._writes
 
     def configure(self, config: str) -> None:
         """Take another configuration."""
@@ -152,9 +158,10 @@ class Process:
 
         def seen(now: float) -> list[Reclaim]:
             self.counted["reclaim"] += 1
+            under_way = len(reclaimer._borrowed.going)
             found = find(now)
             for each in found:
-                self._reclaimed(self.queue, each)
+                self._reclaimed(self.queue, each, under_way + len(found) == 1)
             return found
 
         reclaimer.find = seen  # type: ignore[method-assign]
@@ -165,3 +172,9 @@ class Process:
             return work(*args, **named)
 
         return count
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    """Tell the loop at once that a controller has ended by itself."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "the controller ended", "exception": error})

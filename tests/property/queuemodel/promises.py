@@ -1,5 +1,6 @@
 """The promises of docs/queue.md: some are asked of every write, others of the world while it is calm."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
@@ -28,6 +29,9 @@ MESSAGE: Final = 1024
 
 MOST_CANDIDATES: Final = 9
 """Of more borrowed pods not all sets are looked at."""
+
+RELEASES: Final = 4
+"""Times that a pod may be released within a minute: pauses after refusals are 10 s, 20 s and so on."""
 
 IN_VAIN: Final = 2
 """Rounds of evictions within ten minutes for a pod that kube-scheduler refuses."""
@@ -73,6 +77,7 @@ class Promises:
 
     Attributes:
         calm: Nothing is disturbed from now on.
+        judged: Rounds of evictions of which it could be told whether they are the fewest.
     """
 
     world: World
@@ -89,8 +94,8 @@ class Promises:
     _troubled: set[str] = field(default_factory=set)
     _whole: set[str] = field(default_factory=set)
     _checked: int = 0
-    evictions: int = 0
-    started: int = 0
+    judged: int = 0
+    _releases: dict[str, list[float]] = field(default_factory=dict)
 
     # At any time.
 
@@ -102,11 +107,18 @@ class Promises:
         """A write of the controller was carried out: none exceeds a quota by releasing a pod."""
         if not pod.counts or pod.node:
             return
-        self.started += 1
+        self._check_again(pod)
         configs = [config for at, config in self._configs[:-1] if self._next(at) > self.world.now - OLD_S]
         wrongs = [self._exceeded(config, pod) for config in [*configs, self._configs[-1][1]]]
         if all(wrongs):
             raise BrokenError(f"the release of {pod.name} exceeds a quota: {wrongs[-1]}")
+
+    def _check_again(self, pod: Pod) -> None:
+        """Nobody is released again and again, taken back each time."""
+        times = self._releases.setdefault(pod.uid, [])
+        times.append(self.world.now)
+        if self.calm and sum(at > max(self.calm_since, self.world.now - 60.0) for at in times) > RELEASES:
+            raise BrokenError(f"{pod.name} was released more than {RELEASES} times within a minute")
 
     def _next(self, at: float) -> float:
         """When the configuration after one came into force."""
@@ -118,24 +130,28 @@ class Promises:
         for each in blocked:
             if each.spec.queue in truth.used:
                 truth.used[each.spec.queue] += each.spec.units
+        for each in self.world.pods.values():
+            if each.loose > self.world.now - OLD_S and each.counts and each.spec.queue in truth.used:
+                # When the release was decided the queue did not know of it, perhaps.
+                truth.used[each.spec.queue] -= each.spec.units
         return truth.exceeds(pod.spec.queue)
 
-    def reclaimed(self, queue: Queue, reclaim: Reclaim) -> None:
+    def reclaimed(self, queue: Queue, reclaim: Reclaim, *, alone: bool) -> None:
         """Pods are about to be evicted: they are the fewest, and those who borrowed."""
         job = next((job for job in jobs(self.world) if job.uid == reclaim.uid), None)
         if job is None or not reclaim.victims:
             return
         victims = tuple(sorted(victim.uid for victim in reclaim.victims))
-        self.evictions += len(victims)
         self.rounds.append(Round(job, victims, self.world.now))
         if not self.calm:
             self._troubled.add(job.uid)
         truth = Truth(self.world, self.cluster, self.process.config)
         moving = any(pod.ending or (pod.counts and not pod.node) for pod in self.world.pods.values())
-        kept = bool(queue.room.kept) or bool(queue.tenants.kept)
-        going = len(queue_going(self.process)) > 0
-        if moving or kept or going or not truth.settled or not self._is_still():
+        kept = {*queue.room.kept.tasks, *(uid for uid, _ in queue.tenants.kept.values())} - {job.uid}
+        disturbed = moving or kept or not alone or self.world.budgets or self.world.was_skewed
+        if disturbed or not truth.settled or not self.process.knows_what_runs:
             return
+        self.judged += 1
         priority = min(pod.spec.priority for pod in job.pods)
         may_go = truth.borrowed(job.queue, priority)
         wrong = set(victims) - {pod.uid for pod in may_go}
@@ -144,18 +160,34 @@ class Promises:
         if not self._is_enough(job, victims):
             raise BrokenError(f"{victims} are evicted for {reclaim.uid} in vain: that does not let it start")
         if len(may_go) <= MOST_CANDIDATES:
-            uids = [pod.uid for pod in may_go]
-            for count in range(len(victims) - (1 if len(job.pods) > 1 else 0)):
-                for fewer in combinations(uids, count):
-                    if self._is_enough(job, fewer):
-                        raise BrokenError(f"{victims} are evicted for {reclaim.uid}, {fewer} would do")
+            self._check_fewest(job, victims, [pod.uid for pod in may_go])
+
+    def _check_fewest(self, job: Job, victims: tuple[str, ...], may_go: Sequence[str]) -> None:
+        """Fewer would not do; nor would others that come before these, for a single pod.
+
+        Args:
+            job: For whom.
+            victims: UIDs.
+            may_go: UIDs of all that may go, those that should go last last.
+        """
+        is_gang = len(job.pods) > 1
+        for count in range(len(victims) - (1 if is_gang else 0)):
+            for fewer in combinations(may_go, count):
+                if self._is_enough(job, fewer):
+                    raise BrokenError(f"{victims} are evicted for {job.uid}, {fewer} would do")
+        last = sorted(map(may_go.index, victims), reverse=True)
+        for others in combinations(may_go, 0 if is_gang else len(victims)):
+            if sorted(map(may_go.index, others), reverse=True) < last and self._is_enough(job, others):
+                raise BrokenError(f"{victims} are evicted for {job.uid}, {others} come before them")
 
     def _is_enough(self, job: Job, gone: tuple[str, ...]) -> bool:
+        """Whether a job can start without some pods, even if they are made again within their own quotas."""
+        before = Truth(self.world, self.cluster, self.process.config, job.uids)
         truth = Truth(self.world, self.cluster, self.process.config, (*gone, *job.uids))
+        for name, used in before.used.items():
+            nominal = self.process.config.queues[name].nominal_quota or 0
+            truth.used[name] = max(truth.used[name], min(used, nominal))
         return truth.allows(job.queue, job.units) and truth.has_room(job.pods)
-
-    def _is_still(self) -> bool:
-        return self.process.heard == len(self.world.events) and not self.process.api.under_way
 
     # While nothing is disturbed.
 
@@ -228,20 +260,28 @@ class Promises:
         form = self.process.config.queues.get(job.queue)
         if form is None or form.stop != "None" or self._held(job):
             return []
-        if any(pod.spec.notes for pod in job.pods):
+        if any(pod.spec.notes or pod.uid in self.world.forbidden for pod in job.pods):
             return []
-        if form.strategy == "StrictFIFO" and job.uid != _oldest(self.world, job.queue):
+        if form.strategy == "StrictFIFO" and (
+            self.world.was_skewed or job.uid != _oldest(self.world, job.queue)
+        ):
             return []
         found = []
+        start_s = START_S * (1 + self._refused_like(job))
         if not truth.settled:
             pass
         elif truth.allows(job.queue, job.units) and truth.has_room(job.pods) and not self._kept(job):
-            found.append(("fits its own quota and a card and waits", START_S))
+            found.append(("fits its own quota and a card and waits", start_s))
         elif self._could_reclaim(job, truth) and not self._kept(job):
-            found.append(("could have what others borrowed and waits", START_S))
+            found.append(("could have what others borrowed and waits", start_s))
         if self.bounds.oldest_s < 1e9 and job.uid == self._first(truth, job.queue):
             found.append(("is the oldest that its own quota covers and waits", self.bounds.oldest_s))
         return found
+
+    def _refused_like(self, job: Job) -> int:
+        """Gangs like it that cannot be released whole: each is tried in turn with the others."""
+        pods = [pod for pod in self.world.pods.values() if pod.uid in self.world.forbidden and pod.gang]
+        return len({pod.gang for pod in pods if alike(pod) == job.key})
 
     def _held(self, job: Job) -> bool:
         """Whether kube-scheduler refuses it, or has a moment ago: the pause is as long as it did, at most."""
@@ -271,6 +311,7 @@ class Promises:
             job
             for job in jobs(self.world)
             if job.queue == queue
+            and self.world.forbidden.isdisjoint(job.uids)
             and not job.rest
             and not self._held(job)
             and (form.nominal_quota is None or job.units <= form.nominal_quota)
@@ -297,10 +338,13 @@ class Promises:
             waits = [pod for pod in rest if pod.waits]
             units = sum(pod.spec.units for pod in waits)
             blocked = self.world.now < self._blocked.get(alike(pods[0]), (0.0, 0.0))[1]
+            blocked = blocked or any(pod.uid in self.world.forbidden for pod in waits)
             must_go = bool(pods[0].spec.owner) and name not in self._whole
             fits = truth.allows(form.name, units) and truth.has_room(waits) and not self._kept_any()
             if must_go or (fits and not blocked):
-                found.append((name, "is released in part"))
+                # What is made again begins anew.
+                first = min(pods, key=lambda pod: (pod.created, pod.uid))
+                found.append((f"{name} with {first.uid}", "is released in part"))
         return found
 
     def _kept_any(self) -> bool:
@@ -363,10 +407,3 @@ def _began_since(pod: Pod, round_: Round) -> bool:
 
 def _oldest(world: World, queue: str) -> str:
     return min((job for job in jobs(world) if job.queue == queue), key=lambda job: job.age).uid
-
-
-def queue_going(process: Process) -> dict[str, object]:
-    """Evictions that are under way."""
-    reclaimer = process.controller._reclaimer
-    found = getattr(reclaimer, "_going", None)
-    return dict(reclaimer._borrowed.going if found is None else found)

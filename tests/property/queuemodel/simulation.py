@@ -3,10 +3,13 @@
 import asyncio
 from random import Random
 
+from scheduler_plugin.queue.scheduler.queue import Queue
+from scheduler_plugin.queue.scheduler.reclaim import Reclaim
+
 from .api import Api
 from .clock import run_virtually
 from .cluster import Cluster
-from .histories import KINDS, Plan
+from .histories import GANG_WITHIN_S, KINDS, Plan
 from .process import Process
 from .promises import Bounds, BrokenError, Promises
 from .trouble import Trouble, configuration
@@ -19,7 +22,7 @@ SETTLED_S = 40.0
 """Seconds without a change after which the work of a process is counted."""
 
 MINUTE_S = 60.0
-MOST_A_MINUTE = {"decide": 30, "reclaim": 90, "event": 10, "asked": 10}
+MOST_A_MINUTE = {"decide": 30, "reclaim": 30, "event": 10, "asked": 10}
 """What may be done in a minute in which nothing changes."""
 
 EXPLAINED = 4
@@ -60,7 +63,7 @@ class Simulation:
         text = configuration(plan)
         self.api = Api(world, self.random, self._wrote, self.cluster.evict)
         self.process = Process(world, self.api, text, plan.policy, self._reclaimed)
-        bounds = Bounds(3 * 30.0 + 60.0, self._oldest_s())
+        bounds = Bounds(GANG_WITHIN_S + 15.0, self._oldest_s())
         self.promises = Promises(world, self.cluster, self.process, bounds)
         self.promises.configured(text)
         self.trouble = Trouble(plan, self.random, world, self.cluster, self.process, self.promises)
@@ -155,6 +158,7 @@ class Simulation:
             "takes": [
                 name for name, book in queue.state.node_records.items() if book.assumed or book.tombstones
             ],
+            "unknown queues": [tenant.name for tenant in queue.tenants if tenant.form is None],
             "waiting": [tenant.name for tenant in queue.tenants if len(tenant.waiting)],
             "told": sorted(getattr(self.process.controller, "_told", ())),
         }
@@ -198,14 +202,17 @@ class Simulation:
         self.world.now = self.loop.time()
         self.promises.wrote(verb, pod)  # type: ignore[arg-type]
 
-    def _reclaimed(self, queue: object, reclaim: object) -> None:
+    def _reclaimed(self, queue: Queue, reclaim: Reclaim, alone: bool) -> None:
         self.world.now = self.loop.time()
-        self._say(f"evict {[v.uid for v in reclaim.victims]} for {reclaim.uid}")  # type: ignore[attr-defined]
-        self.promises.reclaimed(queue, reclaim)  # type: ignore[arg-type]
+        self._say(f"evict {[victim.uid for victim in reclaim.victims]} for {reclaim.uid}")
+        self.promises.reclaimed(queue, reclaim, alone=alone)
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         found = context.get("exception")
-        self.failure = found if isinstance(found, BaseException) else BrokenError(str(context))
+        if not isinstance(found, BrokenError):
+            found, cause = BrokenError(f"{context.get('message')}: {found!r}"), found
+            found.__cause__ = cause if isinstance(cause, BaseException) else None
+        self.failure = self.failure or found
 
     def _say(self, text: str) -> None:
         self.trace.append(f"{self.world.now:8.2f} {text}")

@@ -3,6 +3,8 @@
 from random import Random
 from typing import Any, Final
 
+from allocator.names import POD_REQUEUED
+
 from .api import Troubles
 from .cluster import Cluster
 from .histories import Plan
@@ -16,6 +18,16 @@ WRITES: Final = {
     "slow_writes": ("slow",),
 }
 """What of `api.Troubles` each of these is."""
+
+RELOADS: Final = (
+    ", stop: Hold",
+    ", stop: HoldAndDrain",
+    ", strategy: StrictFIFO",
+    ", weight: 3",
+    ", nominalQuota: 8",
+    "",
+)
+"""What is new of a queue; empty: it is gone."""
 
 
 class Trouble:
@@ -66,21 +78,25 @@ class Trouble:
     def _end(self, name: str) -> None:
         del self._until[name]
         world, troubles = self._world, self._process.api.troubles
-        if name in WRITES:
-            for field in WRITES[name]:
-                setattr(troubles, field, 0.0)
-        elif name == "late_news":
-            self.late_s = 0.0
-        elif name == "silent_node":
-            self._cluster.silent.clear()
-        elif name == "slow_binding":
-            self._cluster.slow_binding = 0.0
-        elif name == "budget":
-            world.budgets.clear()
-        elif name == "reload":
-            self._configure(configuration(self._plan))
-        elif name == "block" and self._random.random() < 0.3:
-            world.blocked.clear()
+        for field in WRITES.get(name, ()):
+            setattr(troubles, field, 0.0)
+        match name:
+            case "late_news":
+                self.late_s = 0.0
+            case "die":
+                self._process.api.dies_after = 0
+            case "api_clock":
+                world.skew_s = 0.0
+            case "silent_node":
+                self._cluster.silent.clear()
+            case "slow_binding":
+                self._cluster.slow_binding = 0.0
+            case "budget":
+                world.budgets.clear()
+            case "reload":
+                self._configure(configuration(self._plan))
+            case "block" if self._random.random() < 0.3:
+                world.blocked.clear()
 
     @property
     def _troubles(self) -> Troubles:
@@ -92,6 +108,10 @@ class Trouble:
     def _restart(self) -> None:
         self._process.start()
 
+    def _die(self) -> None:
+        """End the process between two of its writes, if it makes so many."""
+        self._process.api.dies_after = self._random.randint(1, 4)
+
     def _relist(self) -> None:
         self._process.relist()
 
@@ -102,11 +122,22 @@ class Trouble:
     def _refuse_writes(self) -> None:
         self._troubles.refused = self._random.choice((0.2, 0.5, 1.0))
 
+    def _forbid(self) -> None:
+        """The API server refuses to let one pod go from now on, of a gang if there is one."""
+        waits = [pod for pod in self._world.pods.values() if pod.waits]
+        pods = [pod for pod in waits if pod.gang] or waits
+        if pods:
+            self._world.forbidden.add(self._random.choice(pods).uid)
+
     def _slow_writes(self) -> None:
         self._troubles.slow = 0.7
 
     def _late_news(self) -> None:
         self.late_s = self._random.choice((0.5, 3.0))
+
+    def _api_clock(self) -> None:
+        """The API server's clock jumps, a day ahead or back, and comes back."""
+        self._world.skew_s = self._random.choice((-86_400.0, 86_400.0))
 
     def _block(self) -> None:
         self._world.blocked.add(self._owner())
@@ -118,6 +149,16 @@ class Trouble:
         pods = [pod for pod in self._world.pods.values() if pod.node and not pod.ended]
         if pods:
             self._cluster.evict(self._random.choice(pods))
+
+    def _ungate(self) -> None:
+        """Somebody lets a pod go by hand, past the queue."""
+        pods = [pod for pod in self._world.pods.values() if pod.waits and not pod.ending]
+        if pods:
+            pod = self._random.choice(pods)
+            pod.raw["spec"]["schedulingGates"] = []
+            pod.raw["metadata"]["annotations"].pop(POD_REQUEUED, None)
+            pod.loose = self._world.now
+            self._world.changed(pod)
 
     def _silent_node(self) -> None:
         node = self._random.choice(sorted(self._world.nodes))
@@ -134,9 +175,13 @@ class Trouble:
     def _reload(self) -> None:
         queues: dict[str, Any] = dict(self._plan.queues)
         name = self._random.choice(sorted(queues))
-        queues[name] += self._random.choice(
-            (", stop: Hold", ", strategy: StrictFIFO", ", weight: 3", ", nominalQuota: 8")
-        )
+        change = self._random.choice(RELOADS)
+        if not change:
+            # Its pods wait until it is back.
+            del queues[name]
+            self._configure(configuration(self._plan, queues))
+            return
+        queues[name] += change
         parts = dict(part.split(": ") for part in queues[name].split(", "))
         if "nominalQuota" in parts and "lendingLimit" in parts:
             parts["lendingLimit"] = str(min(int(parts["nominalQuota"]), int(parts["lendingLimit"])))

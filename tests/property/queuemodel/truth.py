@@ -147,21 +147,28 @@ class Truth:
         return self._put(pods, {name: list(self._world.nodes[name]) for name in self._world.nodes})
 
     def borrowed(self, lender: str, priority: int) -> list[Pod]:
-        """Pods with which others of the cohort exceed their own quota, whom an eviction may end."""
+        """Pods with which others of the cohort exceed their own quota, whom an eviction may end.
+
+        Of the smallest priority first, then the youngest.
+        """
         found: list[Pod] = []
         for name, form in self._config.queues.items():
             if name == lender or self._roots[name] != self._roots.get(lender) or form.nominal_quota is None:
                 continue
             left = self.used[name] - form.nominal_quota
             pods = [pod for pod in self._world.pods.values() if pod.spec.queue == name and pod.counts]
-            for pod in sorted(pods, key=lambda pod: (pod.spec.priority, -int(pod.created), pod.uid)):
+            for pod in sorted(pods, key=_must_go_key):
                 if left <= 0:
                     break
                 if pod.node and not pod.ending and pod.spec.owner not in self._world.budgets:
                     left -= pod.spec.units
                     if pod.spec.priority <= priority:
                         found.append(pod)
-        return found
+        return sorted(found, key=_must_go_key)
+
+
+def _must_go_key(pod: Pod) -> tuple[int, int, str]:
+    return pod.spec.priority, -int(pod.created), pod.uid
 
 
 def is_blocked(world: World, pod: Pod) -> bool:

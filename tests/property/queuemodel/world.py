@@ -39,6 +39,7 @@ class Spec:
         priority: Of the pod.
         runs_s: Seconds for which it runs; infinite: until the history ends.
         model: The card model that it asks for; empty: any.
+        gated: It comes with the gate.
         notes: Further annotations.
     """
 
@@ -50,6 +51,7 @@ class Spec:
     priority: int = 0
     runs_s: float = float("inf")
     model: str = ""
+    gated: bool = True
     notes: tuple[tuple[str, str], ...] = ()
 
 
@@ -65,6 +67,7 @@ class Pod:
         card: Its card on its node, by position.
         ends: When it ends by itself, seconds.
         bound: When it was bound, seconds.
+        loose: When somebody else than the queue let it go, seconds.
     """
 
     spec: Spec
@@ -74,6 +77,7 @@ class Pod:
     card: int = -1
     ends: float = float("inf")
     bound: float = float("inf")
+    loose: float = float("-inf")
 
     @property
     def uid(self) -> str:
@@ -127,12 +131,14 @@ class Event:
         item: The object, as the queue decodes it.
         version: Its resourceVersion.
         at: When, seconds.
+        waits: It is a pod that waited then.
     """
 
     kind: str
     item: Any
     version: int
     at: float
+    waits: bool = False
 
 
 class World:
@@ -145,6 +151,9 @@ class World:
         pods: By name.
         events: All changes of nodes and pods.
         budgets: Owners whose pods no eviction may end now.
+        forbidden: UIDs of pods whose release the API server refuses for good.
+        skew_s: Seconds that the API server's clock is ahead.
+        was_skewed: Pods were dated by a wrong clock.
         blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
         models: Card model by node.
     """
@@ -161,6 +170,9 @@ class World:
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
         self.born = 0
+        self.forbidden: set[str] = set()
+        self.skew_s = 0.0
+        self.was_skewed = False
         for name in nodes:
             self.publish(name)
 
@@ -201,8 +213,9 @@ class World:
     # Pods.
 
     def create(self, spec: Spec, gang: str = "") -> Pod:
-        """Create a gated pod."""
+        """Create a pod."""
         self.born += 1
+        self.was_skewed |= bool(self.skew_s)
         name = f"p{self.born}"
         notes = dict(spec.notes)
         if gang:
@@ -218,17 +231,18 @@ class World:
                 "uid": f"uid-{name}",
                 "annotations": notes,
                 "labels": {QUEUE_NAME: spec.queue},
-                "creationTimestamp": self.stamp(),
+                "creationTimestamp": self.stamp(self.skew_s),
                 "ownerReferences": owners,
             },
             "spec": {
                 "containers": [{"name": "main", "resources": {"limits": amounts, "requests": amounts}}],
-                "schedulingGates": [{"name": QUEUE_GATE}],
+                "schedulingGates": [{"name": QUEUE_GATE}] if spec.gated else [],
                 "priority": spec.priority,
             },
             "status": {"phase": "Pending"},
         }
         pod = Pod(spec, raw, msgspec.convert(raw, QueuePod), self.now)
+        pod.loose = pod.loose if spec.gated else self.now
         self.pods[name] = pod
         self._tell("ADDED", pod)
         return pod
@@ -260,7 +274,7 @@ class World:
         self.version += 1
         pod.raw["metadata"]["resourceVersion"] = str(self.version)
         pod.lite = msgspec.convert(pod.raw, QueuePod)
-        self.events.append(Event(kind, pod.lite, self.version, self.now))
+        self.events.append(Event(kind, pod.lite, self.version, self.now, pod.waits))
 
 
 def card_uuid(node: str, card: int) -> str:
