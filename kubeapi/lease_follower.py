@@ -90,7 +90,7 @@ class LeaseFollower:
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last seen; empty when nobody or unknown."""
+        """Holder of the Lease when it was last seen; empty when nobody or unknown."""
         return (self._seen.holder_identity or "") if self._seen is not None else ""
 
     async def run(self) -> None:
