@@ -29,7 +29,11 @@ MAX_COLUMNS: Final = 100
 
 BANNED: Final = re.compile(r"(?:It|They|Those|Who|Whoever|One|Of|The same|Likewise|Nobody)\b")
 _WORD: Final = re.compile(r"[\w./%+-]*\w[\w./%+-]*")
-_END_OF_SENTENCE: Final = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[(\"'*_]*[A-Z0-9`\[])")
+_SMALL_NAMES: Final = "gpupack|kube|vLLM|runc|etcd"
+"""Beginnings of names that are written small: a sentence may begin with them."""
+_END_OF_SENTENCE: Final = re.compile(
+    rf"""(?<=[.!?])[)"'*_]*\s+(?=[("'*_]*(?:[A-Z0-9`\[]|(?:{_SMALL_NAMES})))"""
+)
 _CODE: Final = re.compile(r"``[^`]+``|`[^`]+`")
 _LINK: Final = re.compile(r"!?\[((?:[^\]\[]|\[[^\]]*\])*)\]\([^)]*\)")
 _ITEM: Final = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")

@@ -51,10 +51,19 @@ def test_a_long_sentence_of_a_docstring_is_a_fault(docstring: str) -> None:
         "Do.\n\n" + "A b c. " * 20,
         "Do.\n\nArgs:\n" + "    name: a b c\n" * 20,
         "Do.\n\n" + "`A b` c. " * 20,
+        "Do.\n\n" + "gpupack a. kube-scheduler b. " * 20,
         "Do.\n\n" + "A b c. " * 9 + "Two\nwords: " + "a " * 30,
         "Do.\n\n" + "    a --> b    c --> d\n" * 20,
     ],
-    ids=["35 words", "short sentences", "arguments", "sentences that begin with code", "a colon", "drawing"],
+    ids=[
+        "35 words",
+        "short sentences",
+        "arguments",
+        "sentences that begin with code",
+        "with a name",
+        "a colon",
+        "drawing",
+    ],
 )
 def test_what_is_no_long_sentence_of_a_docstring(docstring: str) -> None:
     assert prose.find_in_module(module(docstring)) == []
