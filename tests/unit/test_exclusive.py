@@ -78,7 +78,7 @@ def test_nobody_comes_on_a_card_that_is_given_whole():
     ledger.allocate(ids, 0.0)
     ledger.apply_checkpoint([CheckpointEntry("u", "main", PERCENT_RESOURCE, frozenset(ids))], 0.0)
     assert ledger.used() == (14,)
-    with pytest.raises(LedgerError, match="no card has 1 free units"):
+    with pytest.raises(LedgerError, match="no card has 1 units free"):
         ledger.read_request(ledger.accounts.card_of.keys() - ledger.accounts.percent_ids, (), 1).choose_ids()
     left = [text for text in percent if text not in ids]
     with pytest.raises(LedgerError, match="no card has 8 percent of it free"):
