@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
@@ -146,11 +146,9 @@ class Process:
 
     def _count(self) -> None:
         """Count what costs something, and see each round of evictions."""
-        explainer: Any = getattr(self.controller, "_explainer", self.controller)
-        name: Final = "explain" if explainer is not self.controller else "_explain"
         for owner, method, counted in (
             (self.queue, "decide", "decide"),
-            (explainer, name, "explain"),
+            (self.controller.explainer, "explain", "explain"),
         ):
             setattr(owner, method, self._counting(getattr(owner, method), counted))
         reclaimer = self.controller._reclaimer

@@ -160,7 +160,7 @@ class Simulation:
             ],
             "unknown queues": [tenant.name for tenant in queue.tenants if tenant.form is None],
             "waiting": [tenant.name for tenant in queue.tenants if len(tenant.waiting)],
-            "told": sorted(getattr(self.process.controller, "_told", ())),
+            "told": sorted(self.process.controller.explainer._told),
         }
         if any(left.values()):
             self._fail(f"all pods are gone, and of them is left {left}")
