@@ -1,9 +1,9 @@
 """Time from a command's start to its answer: why, fit, top and advise on a cluster that is made up.
 
-`python -m benchmarks.ask [--nodes 5000] [--pods 20000]`: writes the cluster as `kubectl get nodes,pods -A
--o json` prints it, with the fields that a kubelet and an API server fill in, and runs each command on the
-file in a process of its own, as a person would. The last line is JSON: seconds, the median of the runs, by
-command.
+`python -m benchmarks.ask [--nodes 5000] [--pods 20000]` writes the cluster as `kubectl get nodes,pods -A
+-o json` prints it, with the fields that a kubelet and an API server fill in. Each command then runs on
+the file in a process of its own, as a person would run it. The last line is JSON: seconds, the median of the
+runs, by command.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def card_uuid(node: int, card: int) -> str:
 
 
 def node_object(at: int, free: list[int], held: dict[str, dict[int, int]]) -> dict[str, Any]:
-    """One Node with the fields that a kubelet fills in."""
+    """Make a Node with the fields that a kubelet fills in."""
     model, size = MODELS[at % len(MODELS)]
     name = f"gpu-node-{at:05d}"
     # Processes of nobody's use 20 units of every card without pods: whole cards are to be had by moves only.
@@ -177,7 +177,7 @@ def node_object(at: int, free: list[int], held: dict[str, dict[int, int]]) -> di
 
 
 def pod(name: str, units: int, node: int | None = None, card: int = 0) -> dict[str, Any]:
-    """One Pod with the fields that an API server and a kubelet fill in."""
+    """Make a Pod with the fields that an API server and a kubelet fill in."""
     uid = f"uid-{name}"
     amounts = {RESOURCE: str(units), "cpu": "2", "memory": "8Gi"}
     annotations = {}

@@ -44,7 +44,7 @@ class PageError(Exception):
 
 
 class Tab:
-    """One page.
+    """Tab is a page in the browser.
 
     Attributes:
         faults: lines of its console, exceptions and violations of its security policy, in order.

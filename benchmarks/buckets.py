@@ -3,7 +3,8 @@
 Nodes of 8 cards of 80 units, 60 % full at random, 20 request shapes in turn, mode `pick` with default
 parameters; every decision is committed, so the index changes between two of them. Printed are, a decision,
 the buckets that were looked into (probes), the cards of the index or nodes of the arrays that were looked at
-(touched), and the time; beside it the time of a scan, which filters and scores all nodes (mode `candidates`).
+(touched), and the time. The time of a scan, which filters and scores all nodes (mode `candidates`), stands
+beside it.
 The last two columns are both times of those decisions for which more was looked at than the index gives.
 
 The second table is the queue's, which makes its candidates itself: the time to place one pod on the cluster,

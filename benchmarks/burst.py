@@ -81,7 +81,7 @@ def burst(nodes: int, pods: int, workers: int, prepare_s: float, commit_s: float
 
 
 def one_process(nodes: int, pods: int, policy: str) -> float:
-    """The same work by one scheduler, in this process: seconds."""
+    """Do the work by one scheduler, in this process; return seconds."""
     from benchmarks.two_tier.workers import prepare  # noqa: PLC0415
     from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies  # noqa: PLC0415 - as the workers do
 

@@ -3,12 +3,13 @@
 The kubelet is a Go program: the goroutine that calls a plugin does not wait for those that write its book
 and read its watches. The stand-in's Python process has one interpreter lock for all of that, and what waits
 for it would count as the plugin's. So the stand-in passes each call to a process, `python -m
-benchmarks.caller`, which makes it by gRPC's blocking client and tells how long it took: from the request to
-the answer, sockets, gRPC and all that the plugin does meanwhile included.
+benchmarks.caller`, which makes it by gRPC's blocking client and tells how long it took. That is from the
+request to the answer, with sockets, gRPC and all that the plugin does meanwhile.
 
 Beside each Allocate, before the stand-in hears of the answer, the same process makes the same call of a
-plugin that does nothing at all, in a process of its own: what gRPC in Python takes on this machine, with the
-same load on it. The two take turns in being the first, which finds processors and caches cold.
+plugin that does nothing at all, in a process of its own. So it measures what gRPC in Python takes on this
+machine, with the same load on it. The two take turns in being the first, which finds processors and caches
+cold.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 `python -m benchmarks.dashboard --nodes N`: the shipped command follows N nodes of eight cards, with four
 pods a node, on a stand-in of the API server in this process; Debian's Chromium opens the page.
 `first_paint_ms` is from the navigation's start to the first cards on the screen. Then a node's words change
-every 50 ms for some seconds: `update_*_ms` is from a message's arrival in the browser to the frame that shows
-it, `update_cpu_ms` the processor time of the page's main thread for one, `seen_*_ms` from the change in the
-API server to that. The last line is JSON.
+every 50 ms for some seconds. `update_*_ms` is from a message's arrival in the browser to the frame that shows
+it. `update_cpu_ms` is the processor time of the page's main thread for one, and `seen_*_ms` the time from the
+change in the API server to the frame. The last line is JSON.
 
 `python -m benchmarks.dashboard --screenshots FOLDER` writes the pictures instead.
 """

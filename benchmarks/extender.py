@@ -5,8 +5,8 @@ reads N nodes of eight 80 GiB cards, 60 % full, and two pods a node from a small
 20 request shapes are asked in turn, filter and prioritize each with the names of all nodes; between two calls
 one node's words change through the watch. Two times are taken of each call: what the server says it spent
 (header Server-Timing: from the body read to the answer made), and what this client waited, HTTP and the
-loopback included. The last line is JSON with the server's own times, and the seconds that it took from its
-first question for a list to being ready (`list_s`), and those of processor time among them (`list_cpu_s`).
+loopback included. The last line is JSON with the server's own times. `list_s` has the seconds from its first
+question for a list to being ready, and `list_cpu_s` those of processor time among them.
 
 kube-scheduler's order of names is not the same twice when it filters in parallel; `--shuffle` sends the names
 in a new order with every call, so that nothing about the list can be remembered.
@@ -90,7 +90,7 @@ class FakeCluster:
         return f"GPU-{node:08x}-0000-4000-8000-{card:012x}"
 
     def node(self, index: int) -> dict[str, Any]:
-        """One Node with the fields a kubelet fills in."""
+        """Make a Node with the fields a kubelet fills in."""
         words = NodeWords.of(1024, [CARD_UNITS] * CARDS, self.used[index], self.version)
         inventory = [
             CardRecord(self.uuid(index, card), card, "NVIDIA H100 80GB HBM3", 81079, card // 4, healthy=True)
@@ -182,7 +182,7 @@ class FakeCluster:
 
 
 def pod_object(name: str, units: int, *, cpu: str = "4", memory: str = "16Gi") -> dict[str, Any]:
-    """One Pod about as long as real ones are."""
+    """Make a Pod about as long as real ones are."""
     amounts = {RESOURCE: str(units), "cpu": cpu, "memory": memory}
     return {
         "metadata": {

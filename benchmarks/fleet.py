@@ -26,7 +26,7 @@ _BEGINNING: Final = 1_700_000_000_000
 
 @dataclass
 class FleetNode:
-    """One node: its cards' sizes, and pods by name with units by card."""
+    """Node of the fleet: its cards' sizes, and pods by name with units by card."""
 
     name: str
     model: str
@@ -144,7 +144,7 @@ class Fleet:
         return TEAMS[int(pod.rpartition("-")[2]) % len(TEAMS)]
 
     def node_object(self, node: FleetNode) -> dict[str, Any]:
-        """One node as the API server has it."""
+        """Make a node as the API server has it."""
         cards = range(len(node.sizes))
         out = node.unhealthy | node.cordoned
         used = [
@@ -192,7 +192,7 @@ class Fleet:
         }
 
     def pod_object(self, name: str, units: int, node: FleetNode | None = None) -> dict[str, Any]:
-        """One pod as the API server has it; pending without a node."""
+        """Make a pod as the API server has it; pending without a node."""
         team = self.team(name)
         container = {
             "name": "main",

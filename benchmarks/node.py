@@ -8,8 +8,8 @@ nothing happens for a while with twenty pods running. Measured:
 - Allocate, from the kubelet's call to its answer, gRPC and the socket included; called from a process that
   does nothing else (`benchmarks.caller` says why);
 - the same call of a plugin that does nothing at all, right after each or right before it, by turns: what gRPC
-  in Python takes here; and how many times its p50 and p99 ours are, which says more than either on a busy
-  machine;
+  in Python takes here;
+- how many times its p50 and p99 ours are, which says more than either on a busy machine;
 - GetPreferredAllocation, which the kubelet asks before, in the same way;
 - the share of all Allocates that the daemon handled within half, one and two milliseconds, by its metrics;
 - from the deletion of a pod to the Node's words without it as another client sees them, the worst of all;

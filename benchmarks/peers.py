@@ -1,4 +1,4 @@
-"""One filter call of gpupack, HAMi and gpushare, on the same nodes.
+"""Filter calls of gpupack, HAMi and gpushare, on the same nodes.
 
 `python -m benchmarks.peers --nodes N [--hami PROGRAM] [--gpushare PROGRAM]`: a small API server in this
 process lists N empty nodes of eight 80 GiB cards, each with what the three schedulers read. Each scheduler is

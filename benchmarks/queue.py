@@ -1,4 +1,4 @@
-"""One admission decision of the queue: `python -m benchmarks.queue [--tenants T] [--waiting W] [--nodes N]`.
+"""Admission decisions of the queue: `python -m benchmarks.queue [--tenants T] [--waiting W] [--nodes N]`.
 
 N nodes of 8 cards of 79 units, full of pods of T tenants; W gated pods of 20 shapes wait, evenly by tenant, a
 third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides until

@@ -1,8 +1,8 @@
 """Pods bound per second through the real kube-scheduler: alone, with gpupack's extender, behind its queue.
 
-`python -m benchmarks.throughput --nodes N --pods P [--sides none,extender,batch]`, as root: a control plane
-on this machine, fake nodes of eight 80 GiB cards that carry packed words, and rounds that take turns, so that
-a slow minute of the machine hurts all sides. All sides run the same KubeSchedulerConfiguration but for
+`python -m benchmarks.throughput --nodes N --pods P [--sides none,extender,batch]`, as root, starts a control
+plane on this machine with fake nodes of eight 80 GiB cards that carry packed words. Rounds take turns, so
+that a slow minute of the machine hurts all sides. All sides run the same KubeSchedulerConfiguration but for
 `extenders`. With `batch` the pods have no gate and name `gpupack-batch`: `gpupack queue`, started last, hands
 them to the scheduler, which binds them. With `gates` the pods are born with the gate, and the queue in batch
 mode releases them to kube-scheduler.
@@ -15,8 +15,8 @@ the ceiling of a scheduler with one write a pod.
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
 who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
 beside the rate in milliseconds a pod. kube-scheduler, the extender and the queue work on one pod after the
-other; so that sides can be compared where the API server and etcd have cores of their own, the pods a second
-that the busiest of the three allows on one core are computed of its time. They are not measured, and
+other. The pods a second that the busiest of the three allows on one core are computed of its time. So sides
+can be compared where the API server and etcd have cores of their own. They are not measured, and
 kube-scheduler, which looks at the nodes of one pod with several threads, may do better on more cores. The
 last line is JSON.
 """

@@ -50,7 +50,7 @@ Body = bytes | Mapping[str, object]
 
 
 class KubeClient:
-    """One API server. Make it with `connect`, close it with `close` or `async with`."""
+    """Client of one API server. Make it with `connect`, close it with `close` or `async with`."""
 
     def __init__(
         self, credentials: Credentials, user_agent: str = "gpupack", posts: "MakePosts | None" = None

@@ -114,7 +114,7 @@ class LeaseElector:
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was last seen; empty when nobody or unknown."""
+        """Holder of the Lease when it was last seen; empty when nobody or unknown."""
         return (self._seen.spec.holder_identity or "") if self._seen else ""
 
     async def run(self) -> None:
@@ -130,7 +130,7 @@ class LeaseElector:
             await self._release()
 
     async def _round(self) -> None:
-        """One try; failures are told and forgotten, the deadline does the rest."""
+        """Try once to get or keep the Lease; failures are told and forgotten, the deadline does the rest."""
         before = self.is_leader
         try:
             async with asyncio.timeout(self._deadline_s):

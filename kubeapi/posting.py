@@ -272,7 +272,7 @@ _NO_LIMIT: Final = _NoLimit()
 
 
 class _PooledConnection(asyncio.Protocol):
-    """One connection, with one request under way at most.
+    """Pooled connection with one request under way at most.
 
     Attributes:
         reusable: Whether another request can be sent.

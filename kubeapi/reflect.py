@@ -195,7 +195,7 @@ class Reflector(Generic[T]):
             await asyncio.gather(task, wanted, return_exceptions=True)
 
     async def _list(self) -> None:
-        """One complete list, delivered whole or not at all.
+        """Fetch a complete list, delivered whole or not at all.
 
         The first list fills the sink, and is compact. The sink copies little of a later list, and may go
         through that one several times while others wait.
@@ -271,7 +271,7 @@ class Reflector(Generic[T]):
             raise Malformed(f"{self._path}: a list page that cannot be read: {error}") from error
 
     async def _watch(self) -> None:
-        """One watch, from the last version delivered to its end."""
+        """Run a watch, from the last version delivered to its end."""
         opened_at = self._clock()
         before = self.resource_version
         lines = 0
@@ -300,7 +300,7 @@ class Reflector(Generic[T]):
         self.last_contact = self._clock()
 
     def _line(self, line: bytes) -> None:
-        """One event."""
+        """Deliver an event of the watch."""
         try:
             event = msgspec.json.decode(line, type=_WatchEvent)
             if event.type == "ERROR":

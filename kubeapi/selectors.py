@@ -12,7 +12,7 @@ Labels = Mapping[str, str]
 
 
 class Expression(msgspec.Struct, frozen=True, rename="camel"):
-    """One condition on one label; all conditions of a list must hold.
+    """Expression is a condition on one label; all conditions of a list must hold.
 
     `Gt` and `Lt` are for node affinity only; no other object has them.
     """

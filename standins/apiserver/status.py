@@ -6,7 +6,7 @@ JsonObject = dict[str, Any]
 
 
 class Resource(NamedTuple):
-    """One kind of objects.
+    """Resource is a kind of objects.
 
     Attributes:
         plural: "pods", as in paths.
@@ -37,7 +37,7 @@ class Resource(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """One reason why an object is invalid."""
+    """Cause is a reason why an object is invalid."""
 
     field: str
     message: str

@@ -33,7 +33,7 @@ _CONTINUE_TOO_OLD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One state of one object.
+    """Entry is a state of an object.
 
     Attributes:
         item: the object without kind and apiVersion, as lists carry it; not to be changed.
@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One line of the log; `old` is None for a create."""
+    """Change is a line of the log; `old` is None for a create."""
 
     kind: Kind
     entry: Entry
@@ -114,7 +114,7 @@ class Store:
         return entry
 
     def restamped(self, entry: Entry, version: int) -> Entry:
-        """The same state under another version, for an object that leaves a selection."""
+        """Copy a state under another version, for an object that leaves a selection."""
         metadata = {**entry.item["metadata"], "resourceVersion": str(version)}
         item = {**entry.item, "metadata": metadata}
         return Entry(item, encode(item), version)
@@ -142,7 +142,7 @@ class Store:
     def page(
         self, resource: Resource, namespace: str, matches: Matcher | None, limit: int, token: str, query: str
     ) -> tuple[list[Entry], int, str, int]:
-        """One page of a consistent list.
+        """Read a page of a consistent list.
 
         Args:
             resource: what to list.

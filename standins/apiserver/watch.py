@@ -1,4 +1,4 @@
-"""One watch of the API server stand-in, from its first line to its end."""
+"""A watch of the API server stand-in, from its first line to its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from standins.apiserver.store import Entry, Kind, Store, encode
 
 
 class Watch:
-    """One open watch."""
+    """Watch is an open watch of one client."""
 
     def __init__(self, store: Store, place: Place, matches: Matcher | None, *, bookmarks: bool) -> None:
         self._store = store

@@ -43,7 +43,7 @@ class _Event:
 
 
 class ApiLink:
-    """One kubelet process' connection to the API server.
+    """Connection of a kubelet process to the API server.
 
     Args:
         url: of the API server.

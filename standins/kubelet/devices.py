@@ -13,7 +13,7 @@ The rules are those of kubelet 1.37 (measured, or read in its source), Topology 
 - A plugin that went away leaves its devices as unhealthy, capacity stays for 5 minutes.
 - After a restart the checkpoint says who holds what, and which resources exist: with no device yet.
 - The checkpoint is written at the end of a container's allocation, at each list of devices and when a
-  resource is dropped, at no other time: what was freed since, or never got that far, is known in memory only.
+  resource is dropped. What was freed since, or never got that far, is known in memory only.
 """
 
 import random

@@ -1,8 +1,8 @@
 """A kubelet to run gpupack against, without a machine to spare: real gRPC on real unix sockets.
 
-It keeps the behaviour of kubelet 1.37 (containerd, Topology Manager policy `none`) as far as a device plugin
-can tell, measured on a real one and compared with it by the same script of calls in the tests. What it does
-of itself nothing can be seen of here: no images, no probes, no restarts of containers, no eviction. Each
+The stand-in behaves as kubelet 1.37 (containerd, Topology Manager policy `none`) as far as a device plugin
+can tell. That was measured on a real one, and the tests compare both by the same script of calls. Other
+things that a kubelet does are not here: no images, no probes, no restarts of containers, no eviction. Each
 rule stands where it is kept:
 
 - how device IDs are chosen, reused and freed, and when that is written down: `devices`;
@@ -49,7 +49,7 @@ class Admission:
 
 
 class Kubelet:
-    """One machine: a kubelet that can be killed and started again, and containers that run on meanwhile.
+    """Machine with a kubelet that can be killed and started again, and containers that run on meanwhile.
 
     With `api_url` its pods come from that API server, as does every deletion, and statuses and capacity go
     there. Without, pods are given directly (`admit`, `delete`, `remove`), and this object plays the API

@@ -1,8 +1,8 @@
 """The stand-in kubelet's side of the device plugin API: registration, dial-back, the plugins' streams.
 
 As in kubelet 1.37 a plugin is known by its resource and its socket. A second registration at the same
-socket while the old stream is open is refused and does harm: the kubelet forgets the old one as well, does
-not notice the end of its stream, goes on offering its devices and refuses that socket until it is
+socket while the old stream is open is refused and does harm: the kubelet forgets the old one as well, and
+does not notice the end of its stream. It goes on offering the devices and refuses that socket until it is
 restarted. Up to 1.36 a plugin is known by its resource alone, and the end of the old stream takes the new
 one down.
 """
@@ -26,7 +26,7 @@ _CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1),)
 
 
 class PluginClient:
-    """One plugin that registered: the kubelet's end of its socket, and the `Endpoint` of its devices.
+    """Plugin that registered: the kubelet's end of its socket, and the `Endpoint` of its devices.
 
     The connection reads messages of at most 4 MiB, gRPC's default in Go and here alike.
     """

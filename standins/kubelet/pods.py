@@ -12,7 +12,7 @@ TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container.
+    """Container of a pod.
 
     Attributes:
         name: unique in its pod.

@@ -1,4 +1,4 @@
-"""One life of the stand-in kubelet: from its start, which wipes every socket, to its end.
+"""A life of the stand-in kubelet: from its start, which wipes every socket, to its end.
 
 Everything here is lost when the kubelet restarts; what stays is the container runtime, the checkpoint and
 whatever its source of pods says.
@@ -72,7 +72,7 @@ class Delays:
 
 
 class Process:
-    """One kubelet process.
+    """Process of a kubelet.
 
     Args:
         sockets: where to serve.

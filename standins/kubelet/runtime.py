@@ -8,7 +8,7 @@ from standins.kubelet.pods import Kind
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """One container that was started.
+    """Container that was started.
 
     Attributes:
         namespace: of its pod.
