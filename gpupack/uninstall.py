@@ -30,6 +30,7 @@ from kubeapi.podstate import is_terminal
 PREFIX: Final = f"{DOMAIN}/"
 
 DAEMON: Final = "gpupack-node"
+DAEMONS: Final = frozenset({DAEMON, "gpupack-node-dra"})
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _TRIES: Final = 5
 """A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
@@ -126,7 +127,7 @@ class Pod(msgspec.Struct):
     @property
     def is_daemon(self) -> bool:
         """Whether it is gpupack's node daemon."""
-        return (self.metadata.labels or {}).get(_NAME_LABEL) == DAEMON
+        return (self.metadata.labels or {}).get(_NAME_LABEL) in DAEMONS
 
 
 @dataclass(frozen=True, slots=True)

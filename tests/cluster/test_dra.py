@@ -347,3 +347,71 @@ def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound
     cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
     cluster.create(claim_pod("p16", "c16"))
     wait_running(cluster, "p16")
+
+
+def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster) -> None:
+    cluster.daemon.kill()
+    cluster.create(workload.pod("waits", workload.container(gib=20)))
+    cluster.api.post(CLAIMS, claim("c8", 8))
+    cluster.create(claim_pod("p8", "c8"))
+    for name in ("waits", "p8"):
+        until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound", 60)
+    event = cluster.wait_event("waits", "FailedPrepareDynamicResources", 60)
+    assert DRIVER in event
+    assert {cluster.pod(name)["status"]["phase"] for name in ("waits", "p8")} == {"Pending"}
+    cluster.daemon.start()
+    for name in ("waits", "p8"):
+        wait_running(cluster, name)
+    cluster.wait_used([8, 20])
+
+
+def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster: Cluster) -> None:
+    cluster.host.running["kubelet"].freeze()
+    cluster.create(workload.pod("early", workload.container(gib=20)))
+    until(lambda: cluster.pod("early")["spec"].get("nodeName"), "bound", 60)
+    cluster.daemon.kill()
+    cluster.host.running["kubelet"].thaw()
+    cluster.host.restart_kubelet()
+    cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
+    assert cluster.pod("early")["status"]["phase"] == "Pending"
+    cluster.daemon.start()
+    wait_running(cluster, "early")
+    assert cluster.environment("early")["GPUPACK_CARDS"] == f"{LARGE}:20"
+    until(lambda: slices(cluster), "slices published again", 60)
+
+
+def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Cluster) -> None:
+    template = claim("made", 6)
+    body = {"metadata": {"name": "six"}, "spec": {"spec": template["spec"]}}
+    path = f"{API}/namespaces/default/resourceclaimtemplates"
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    cluster.api.post(path, {**kind, **body})
+    use = {"resources": {"claims": [{"name": "card"}]}}
+    both = [{**workload.container(name), **use} for name in ("one", "two")]
+    claims = [{"name": "card", "resourceClaimTemplateName": "six"}]
+    try:
+        for name in ("a", "b"):
+            cluster.create(workload.pod(name, *both, resourceClaims=claims))
+        for name in ("a", "b"):
+            wait_running(cluster, name)
+            found = {cluster.environment(name, one)["GPUPACK_CARDS"] for one in ("one", "two")}
+            assert found == {f"{SMALL}:6"}
+        cluster.wait_used([12, 0])
+        for name in ("a", "b"):
+            cluster.delete(name)
+        until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone with their pods", 60)
+    finally:
+        cluster.api.delete(f"{path}/six", grace_s=0)
+
+
+def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluster: Cluster) -> None:
+    cluster.api.post(CLAIMS, claim("shared", 10))
+    for name in ("first", "second"):
+        cluster.create(claim_pod(name, "shared"))
+        wait_running(cluster, name)
+    cluster.wait_used([10, 0])
+    cluster.delete("first")
+    assert cluster.environment("second")["GPUPACK_CARDS"] == f"{SMALL}:10"
+    cluster.wait_used([10, 0])
+    cluster.delete("second")
+    cluster.wait_used([0, 0])
