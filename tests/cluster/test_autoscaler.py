@@ -30,12 +30,14 @@ shapes:
 class World:
     """Everything together, on an empty cluster."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *groups: Group) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *groups: Group, **flags: str) -> None:
         self.cluster = cluster
         self.api = cluster.api
         cloud_port, port = free_ports(2)
         self.cloud = Cloud(cluster.api, list(groups), folder, cloud_port)
-        self.autoscaler = ClusterAutoscaler(cluster.control.admin_config, self.cloud, cluster.control.log_dir)
+        self.autoscaler = ClusterAutoscaler(
+            cluster.control.admin_config, self.cloud, cluster.control.log_dir, **flags
+        )
         shapes = folder / "shapes.yaml"
         shapes.write_text(SHAPES)
         arguments = ("--grace-s", "5", "--namespace", "default", "--shapes", str(shapes))
@@ -100,8 +102,8 @@ def cluster(make_cluster) -> Cluster:
 def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
     worlds: list[World] = []
 
-    def make(*groups: Group) -> World:
-        worlds.append(World(cluster, tmp_path, *groups))
+    def make(*groups: Group, **flags: str) -> World:
+        worlds.append(World(cluster, tmp_path, *groups, **flags))
         return worlds[-1]
 
     yield make
@@ -149,6 +151,20 @@ def test_while_a_node_with_the_startup_taint_starts_no_second_one_is_bought(make
     world.wait_bound("one")
     world.settled()
     assert world.cloud.bought() == 1
+
+
+def test_a_node_whose_daemon_never_comes_up_is_replaced(make_world) -> None:
+    """Its startup taint stays: in the end it counts as not ready, and is given back."""
+    never = Group("two", words=float("inf"))
+    times = {"max_node_startup_time": "15s", "scale_down_unready_time": "10s", "ok_total_unready_count": "9"}
+    world = make_world(never, **times)
+    world.create("one", 60)
+    world.ours.start()
+    world.autoscaler.start()
+    until(lambda: world.cloud.bought() > 1, "another node", 90)
+    until(lambda: "delete two two-1" in world.cloud.calls, "the first one given back", 120)
+    never.words = 0.0
+    world.wait_bound("one")
 
 
 def test_from_zero_the_tags_that_we_print_are_what_it_needs_to_know(make_world) -> None:

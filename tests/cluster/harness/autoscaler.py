@@ -310,7 +310,7 @@ def _varint(value: int) -> bytes:
 class ClusterAutoscaler:
     """The program, on a cloud of ours."""
 
-    def __init__(self, kubeconfig: Path, cloud: Cloud, log_dir: Path) -> None:
+    def __init__(self, kubeconfig: Path, cloud: Cloud, log_dir: Path, **more: str) -> None:
         built = autoscaler()
         assert built is not None
         flags = {
@@ -318,6 +318,7 @@ class ClusterAutoscaler:
             "cloud-config": cloud.config,
             "kubeconfig": kubeconfig,
             **FLAGS,
+            **{name.replace("_", "-"): value for name, value in more.items()},
         }
         self._command = [
             str(built / "cluster-autoscaler"),
