@@ -39,11 +39,12 @@ $(VENV)/.docs: requirements-docs.lock $(VENV)/.runtime
 demo: $(VENV)/.runtime ## Run the main job on embedded stand-ins: 3 nodes, 20 pods, no GPU, no cluster
 	@$(BIN)/gpupack demo
 
-lint: $(VENV)/.dev ## Format check, lint, types, import rules, prose
+lint: $(VENV)/.dev ## Format check, lint, types, import rules, class names, prose
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tests.scripts.class_names
 	@$(BIN)/python -m tests.scripts.prose
 
 prose: $(VENV)/.dev ## Record that files have fewer faults of prose than before

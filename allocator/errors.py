@@ -32,7 +32,7 @@ class RequestError(AllocatorError):
     """A pod that asks for something that cannot be given."""
 
 
-class PolicyError(AllocatorError):
+class CardPolicyError(AllocatorError):
     """A card policy that does not exist, or whose costs are none."""
 
 

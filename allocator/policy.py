@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 
 from allocator.cards import Card
-from allocator.errors import PolicyError, RequestError, shown
+from allocator.errors import CardPolicyError, RequestError, shown
 from allocator.policies import CARD_POLICIES, CardPolicy
 from allocator.registry import one_line
 from allocator.selector import ANY_CARD, Selector
@@ -132,9 +132,9 @@ def asked_costs(
     return costs
 
 
-def wrong_costs(policy: str, what: str) -> PolicyError:
+def wrong_costs(policy: str, what: str) -> CardPolicyError:
     """Name the fault of the costs that a policy gives."""
-    return PolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed: one number a card, not nan")
+    return CardPolicyError(f"{CARD_POLICIES.called(policy)}: {what}; allowed: one number a card, not nan")
 
 
 def units_asked(units: Asked, size: int) -> int:

@@ -16,7 +16,7 @@ from functools import partial, reduce
 from math import gcd
 from typing import Final
 
-from allocator.errors import PolicyError
+from allocator.errors import CardPolicyError
 
 MAX_SIZES: Final = 48
 """Different demand sizes that are priced; of more, neighbours are priced together, as the larger of them."""
@@ -40,7 +40,7 @@ def hole_values(size: int, demands: Mapping[int, float]) -> tuple[float, ...]:
         PolicyError: the size is below 1.
     """
     if size < 1:
-        raise PolicyError(f"card of {size} units; allowed: 1 or more")
+        raise CardPolicyError(f"card of {size} units; allowed: 1 or more")
     asked = _merged({units: weight for units, weight in demands.items() if 0 < units <= size and weight > 0})
     if not asked:
         return tuple(free / size for free in range(size + 1))

@@ -28,9 +28,9 @@ from allocator.request import PodRequest
 from benchmarks.burst import cluster
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies.best_fit import MOST_ITEMS, BestFit, BestFitSettings
 from scheduler_plugin.scheduling.policies.buckets import BucketSearchResult
@@ -116,7 +116,7 @@ class QueueBench:
     def __init__(self, nodes: int, mode: str) -> None:
         self.queue = Queue(
             parse_config("bench", "queues: [{name: a}]"),
-            ClusterState(rules=QueueRules()),
+            ClusterState(rules=QueueChargeRules()),
             ClusterPolicies("best-fit", parameters={"mode": mode}),
         )
         self.touched = self._pods = 0
@@ -126,7 +126,7 @@ class QueueBench:
             raw: Any = node_object(f"n{number:05}", (80,) * 8, used, version=1, cpu="128", memory="1024Gi")
             node = msgspec.convert(raw, QueueNode)
             self.queue.state.apply_node(node, 0.0)
-            self.queue.set_node(f"n{number:05}", node_facts(node))
+            self.queue.set_node(f"n{number:05}", read_node_facts(node))
         policy: Any = self.queue.room.policies.get_policy(PodRequest(()))
         self._pick, self._score = policy.pick, policy.score
         policy.pick, policy.score = self.pick, self.score

@@ -24,12 +24,12 @@ import structlog
 from allocator.names import QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller.controller import Controller
-from scheduler_plugin.queue.controller.status import waiting
-from scheduler_plugin.queue.controller.writer import Writer
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.controller.status import explain_waiting
+from scheduler_plugin.queue.controller.writer import PodWriter
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
@@ -52,7 +52,7 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
     """A queue on full nodes."""
     names = [f"t{number:03}" for number in range(tenants)]
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
-    state = ClusterState(rules=QueueRules())
+    state = ClusterState(rules=QueueChargeRules())
     queue = Queue(config, state, ClusterPolicies("fragmentation"))
     queue.stages.set_jobs([])
     full = (CARD_UNITS,) * CARDS
@@ -60,7 +60,7 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
         raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
         node = msgspec.convert(raw, QueueNode)
         state.apply_node(node, 0.0)
-        queue.set_node(node.metadata.name, node_facts(node))
+        queue.set_node(node.metadata.name, read_node_facts(node))
     for number in range(waiting_pods):
         units = SHAPES[number % len(SHAPES)]
         raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=names[number % tenants])
@@ -77,7 +77,7 @@ async def shares(queue: Queue, seconds: float) -> tuple[float, float]:
     """Shares of a core that the controller takes while nothing changes, and while something always does."""
     nothing: Any = None
     began = time.monotonic() - WAITED_S
-    writer = Writer(nothing, lambda: True, 1.0)
+    writer = PodWriter(nothing, lambda: True, 1.0)
     controller = Controller(queue, writer, Silent(), lambda: time.monotonic() - began, lambda: True)
     task = asyncio.create_task(controller.run())
     controller.note()
@@ -109,9 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"machine: {machine()}")
     queue = full_queue(options.tenants, options.waiting, options.nodes)
     list(queue.decide(0.0))
-    waiting(queue, 0.0)
+    explain_waiting(queue, 0.0)
     used = time.process_time()
-    waiting(queue, 0.0)
+    explain_waiting(queue, 0.0)
     full_pass_s = time.process_time() - used
     idle, busy = asyncio.run(shares(queue, options.seconds))
     print(f"why all {options.waiting} pods wait takes {1e3 * full_pass_s:.0f} ms")

@@ -22,7 +22,14 @@ from allocator.names import DEFAULT_CARD_POLICY
 from benchmarks.machine import machine
 from scheduler_plugin.scheduling.policies import list_names
 from scheduler_plugin.simulator.app import simulate
-from scheduler_plugin.simulator.options import LEARNED, TRACE, Options, default_jobs, parse_names, parse_seeds
+from scheduler_plugin.simulator.options import (
+    LEARNED,
+    TRACE,
+    SimulationOptions,
+    default_jobs,
+    parse_names,
+    parse_seeds,
+)
 
 NODES = "openb_node_list_gpu_node.csv"
 KNOWING = "fragmentation, trace"
@@ -41,7 +48,7 @@ def published(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:
 
 def ours(folder: Path, trace: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one trace; mean by policy."""
-    run = Options(
+    run = SimulationOptions(
         str(folder / NODES),
         str(folder / f"{trace}.csv"),
         parse_names(options.policy),

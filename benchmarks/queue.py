@@ -26,9 +26,9 @@ import msgspec
 from allocator.names import POD_DATA, POD_JOB, QUEUE_GATE, QUEUE_NAME
 from benchmarks.machine import machine, percentile, resident_mib
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
@@ -54,7 +54,7 @@ class Bench:
         self.tenants = [f"t{number:03}" for number in range(tenants)]
         queues = [{"name": name, "weight": 1 + at % 4} for at, name in enumerate(self.tenants)]
         text = json.dumps({"queues": queues})[:-1] + "}"
-        self.state = ClusterState(rules=QueueRules())
+        self.state = ClusterState(rules=QueueChargeRules())
         config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
         self.queue = Queue(config, self.state, ClusterPolicies("fragmentation"))
         self.queue.stages.set_jobs([])
@@ -69,7 +69,7 @@ class Bench:
         raw["metadata"]["labels"] = {"data.gpupack.io/d0": ""} if self.random.random() < 0.2 else {}
         node = msgspec.convert(raw, QueueNode)
         self.state.apply_node(node, 0.0)
-        self.queue.set_node(name, node_facts(node))
+        self.queue.set_node(name, read_node_facts(node))
 
     def pod(self, number: int) -> None:
         """Let one more pod wait."""

@@ -15,7 +15,13 @@ from pathlib import Path
 from benchmarks.machine import machine
 from scheduler_plugin.scheduling.policies import list_names
 from scheduler_plugin.simulator.app import simulate
-from scheduler_plugin.simulator.options import WORKLOADS, Options, default_jobs, parse_names, parse_seeds
+from scheduler_plugin.simulator.options import (
+    WORKLOADS,
+    SimulationOptions,
+    default_jobs,
+    parse_names,
+    parse_seeds,
+)
 from scheduler_plugin.simulator.replay_report import replay_report
 
 NODES = "openb_node_list_gpu_node.csv"
@@ -36,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     everything = {}
     for load in parse_names(options.loads):
         told = simulate(
-            Options(
+            SimulationOptions(
                 str(folder / NODES),
                 str(folder / f"openb_pod_list_{options.trace}.csv"),
                 parse_names(options.policy),

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scheduler_plugin.queue.cache.lending import pick
-from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.lending import pick_workload
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
 from scheduler_plugin.simulator.plot import library, save
 
-SLOTS = (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE)
+SLOTS = (SlotType.LOCAL, SlotType.LOCAL, SlotType.FREE, SlotType.FREE)
 
 
 @dataclass
@@ -25,25 +25,27 @@ class Owner:
     name: str = "owner"
     weight: float = 1.0
     allocated: float = 0.0
-    waiting: Waiting[str] = field(default_factory=Waiting)
+    waiting: WaitingWorkloads[str] = field(default_factory=WaitingWorkloads)
 
 
 def rounds(*, borrowing: bool) -> list[list[str]]:
     """Run the job; of each slot the tasks that sat in it, empty where it was idle."""
     owner = Owner()
     for number in range(8):
-        owner.waiting.add(Task(f"m{number + 1}", Kind.LOCAL, number, "one", frozenset({"d"}), "job"))
+        owner.waiting.add(
+            QueuedWorkload(f"m{number + 1}", SlotType.LOCAL, number, "one", frozenset({"d"}), "job")
+        )
     for number in range(4):
-        owner.waiting.add(Task(f"r{number + 1}", Kind.FREE, number, "one", job="job"))
+        owner.waiting.add(QueuedWorkload(f"r{number + 1}", SlotType.FREE, number, "one", job="job"))
     sat: list[list[str]] = [[] for _ in SLOTS]
     while len(owner.waiting):
         running = []
         for at, slot in enumerate(SLOTS):
 
-            def may(_: object, group: Group[str], slot: Kind = slot) -> bool:
+            def may(_: object, group: WorkloadGroup[str], slot: SlotType = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick(slot, [owner], near=lambda _tenant, _group: True, may=may)
+            choice = pick_workload(slot, [owner], near=lambda _tenant, _group: True, may=may)
             sat[at].append("" if choice is None else choice.task.uid)
             if choice is not None:
                 owner.waiting.remove(choice.task.uid)

@@ -108,7 +108,7 @@ class KindInUseError(DevicePluginError):
     """Containers on this node were served in the other way, device plugin or claims: drain the node first."""
 
 
-class SettingsError(DevicePluginError):
+class NodeSettingsError(DevicePluginError):
     """Settings that cannot be used.
 
     Args:

@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from allocator.errors import shown
-from deviceplugin.errors import SettingsError
+from deviceplugin.errors import NodeSettingsError
 from deviceplugin.metrics import Metrics
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +73,7 @@ class HttpServer:
             await site.start()
         except OSError as error:
             await self.stop()
-            raise SettingsError((f"--http {host}:{port}: {error.strerror or error}",)) from error
+            raise NodeSettingsError((f"--http {host}:{port}: {error.strerror or error}",)) from error
         address = self._runner.addresses[0]
         return str(address[0]), int(address[1])
 

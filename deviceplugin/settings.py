@@ -12,7 +12,7 @@ from allocator.names import (
     resource_name,
 )
 from deviceplugin import option_values as values
-from deviceplugin.errors import SettingsError
+from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, parse_xids
 from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
@@ -154,7 +154,7 @@ class Settings(HttpAddress):
                 f"--device-plugin-dir {str(self.device_plugin_dir)!r}; allowed: a folder that exists"
             )
         if faults:
-            raise SettingsError(tuple(faults))
+            raise NodeSettingsError(tuple(faults))
 
     def faults(self) -> list[str]:
         """All that is wrong, but for a kubelet that is not here: `gpupack node --check` finds that itself."""

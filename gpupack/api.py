@@ -32,7 +32,7 @@ from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import score_nodes
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.simulator.app import simulate as run_all
-from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.options import SimulationOptions
 
 
 def read(source: str | Path | bytes, *, unit_mib: int | None = None) -> Cluster:
@@ -236,7 +236,9 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
         make_trace(cluster, unit_mib).write(Path(folder))
         nodes, pods = (str(Path(folder) / name) for name in FILES)
-        options = Options(nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds))
+        options = SimulationOptions(
+            nodes, pods, tuple(policies), card_policy, inflation=inflation, seeds=tuple(seeds)
+        )
         means: dict[str, dict[str, Any]] = run_all(options, _unsaid, _no_bar)["mean"]
     return means
 

@@ -11,7 +11,7 @@ from gpupack.inventory.fetching import connect
 from gpupack.terminal import short_age
 from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
 from kubeapi.paths import segment
-from scheduler_plugin.queue.controller.status import TenantStatus, Why
+from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
 
 STATUS_PATH: Final = "/status"
 TIMEOUT_S: Final = 10.0
@@ -29,8 +29,8 @@ class Status(msgspec.Struct, frozen=True):
         mode: `gate` or `batch`.
     """
 
-    queues: tuple[TenantStatus, ...]
-    pods: tuple[Why, ...]
+    queues: tuple[QueueReport, ...]
+    pods: tuple[WaitExplanation, ...]
     trouble: str = ""
     fault: str = ""
     warning: str = ""
@@ -145,7 +145,7 @@ _QUEUE_HEADER = (
 _POD_HEADER = ("QUEUE", "POSITION", "POD", "WAITS", "REASON", "WHY")
 
 
-def _queue(queue: TenantStatus) -> Sequence[str]:
+def _queue(queue: QueueReport) -> Sequence[str]:
     return (
         queue.name,
         queue.cohort or "-",
@@ -161,7 +161,7 @@ def _queue(queue: TenantStatus) -> Sequence[str]:
     )
 
 
-def _pod(pod: Why) -> Sequence[str]:
+def _pod(pod: WaitExplanation) -> Sequence[str]:
     return (
         pod.queue or "-",
         _position(pod),
@@ -172,7 +172,7 @@ def _pod(pod: Why) -> Sequence[str]:
     )
 
 
-def _position(pod: Why) -> str:
+def _position(pod: WaitExplanation) -> str:
     """Write a position; all pods of a gang have one."""
     position = str(pod.position) if pod.position else "-"
     return f"{position}, gang of {pod.gang_size}" if pod.gang_size else position

@@ -20,11 +20,11 @@ from allocator.names import (
 from allocator.records import dump_assigned
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
-from scheduler_plugin.queue.cache.queued_pods import TakenBack
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
+from scheduler_plugin.queue.cache.queued_pods import Requeue
 from scheduler_plugin.queue.config.queues import parse_config
-from scheduler_plugin.queue.scheduler.admission import Release
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node_object, pod_object
 
@@ -48,7 +48,7 @@ class QueueWorld:
     """
 
     def __init__(self, config: str = ONE_QUEUE, policy: str = "least-requested") -> None:
-        self.state = ClusterState(rules=QueueRules())
+        self.state = ClusterState(rules=QueueChargeRules())
         parsed = parse_config("queues.yaml", config)
         self.queue = Queue(parsed, self.state, ClusterPolicies(policy), wall=NEW_YEAR.timestamp())
         self.version = 1
@@ -76,7 +76,7 @@ class QueueWorld:
         raw["spec"] = dict(spec or {})
         node = msgspec.convert(raw, QueueNode)
         self.state.apply_node(node, self.now)
-        self.queue.set_node(name, node_facts(node))
+        self.queue.set_node(name, read_node_facts(node))
 
     def lose_node(self, name: str) -> None:
         """Delete a node."""
@@ -153,7 +153,7 @@ class QueueWorld:
         self._send(raw, live=live)
         return str(raw["metadata"]["uid"])
 
-    def decide(self) -> list[Release]:
+    def decide(self) -> list[AdmittedWorkload]:
         """Let the queue decide; the gates are gone when this returns."""
         releases = list(self.queue.decide(self.now))
         for release in releases:
@@ -162,7 +162,7 @@ class QueueWorld:
                 self.change(member.uid, spec={"schedulingGates": []})
         return releases
 
-    def take_back(self) -> list[TakenBack]:
+    def take_back(self) -> list[Requeue]:
         """Let the queue take releases back; what is requeued waits again when this returns."""
         backs = self.queue.expire(self.now)
         for back in backs:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from allocator.cards import Card
-from allocator.errors import LedgerError, PolicyError, shown
+from allocator.errors import CardPolicyError, LedgerError, shown
 from allocator.ledger import charges
 from allocator.ledger.accounts import NodeAccounts
 from allocator.ledger.pods import PodAccount, Units, add
@@ -220,7 +220,7 @@ class AllocationRequest:
         policy = request.card_policy or self.accounts.policy
         try:
             return choose_each(cards, asked, policy, request.selector)
-        except PolicyError:
+        except CardPolicyError:
             return choose_each(cards, asked, DEFAULT_CARD_POLICY, request.selector)
 
     def _on(self, uuid: str) -> list[str]:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Final
 
-from allocator.errors import PolicyError
+from allocator.errors import CardPolicyError
 from allocator.installed import installed
 from allocator.policies.interface import CardPolicy, lacks
 from allocator.registry import Registry
@@ -16,7 +16,7 @@ _MODULES: Final = (
 """Of gpupack's own policies, in this folder; each has a `POLICY`."""
 
 CARD_POLICIES: Final[Registry[CardPolicy]] = Registry(
-    "card policy", "gpupack.card_policies", PolicyError, lacks, installed
+    "card policy", "gpupack.card_policies", CardPolicyError, lacks, installed
 )
 CARD_POLICIES.register(*(import_module(f"{__name__}.{name}").POLICY for name in _MODULES))
 

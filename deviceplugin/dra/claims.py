@@ -40,7 +40,7 @@ class Devices(msgspec.Struct):
     results: list[Result] | None = None
 
 
-class Allocation(msgspec.Struct):
+class ClaimAllocation(msgspec.Struct):
     """Allocation of a claim."""
 
     devices: Devices | None = None
@@ -57,7 +57,7 @@ class Consumer(msgspec.Struct):
 class ClaimStatus(msgspec.Struct, rename="camel"):
     """Status of a claim; without an allocation nobody may use it."""
 
-    allocation: Allocation | None = None
+    allocation: ClaimAllocation | None = None
     reserved_for: list[Consumer] | None = None
 
 
@@ -148,7 +148,7 @@ class ContainerClaim(msgspec.Struct):
     request: str = ""
 
 
-class ContainerResources(msgspec.Struct):
+class ContainerClaims(msgspec.Struct):
     """Resources of a container, as far as claims go."""
 
     claims: list[ContainerClaim] | None = None
@@ -158,7 +158,7 @@ class ClaimContainer(msgspec.Struct):
     """A container of a pod, as far as claims go."""
 
     name: str
-    resources: ContainerResources | None = None
+    resources: ContainerClaims | None = None
 
 
 class PodClaim(msgspec.Struct, rename="camel"):
@@ -218,7 +218,7 @@ class ClaimPod(msgspec.Struct):
             if (entry.resource_claim_name or names.get(entry.name)) == claim
         }
         for container in (*(self.spec.init_containers or ()), *self.spec.containers):
-            for use in (container.resources or ContainerResources()).claims or ():
+            for use in (container.resources or ContainerClaims()).claims or ():
                 if use.name in mine:
                     yield container.name, use.request
 

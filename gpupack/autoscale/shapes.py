@@ -28,7 +28,7 @@ from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePod, KubePodMetadata
 from kubeapi.selectors import Taint
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.cache.host_objects import NodeSpec
+from scheduler_plugin.cache.host_objects import HostNodeSpec
 from scheduler_plugin.cache.pods import sum_host_requests
 
 HOSTNAME: Final = "kubernetes.io/hostname"
@@ -316,7 +316,7 @@ def _empty_node(
             labels={**{key: value for key, value in labels.items() if key != HOSTNAME}, NODE_LABEL: "true"},
             annotations={NODE_CARDS: dump_cards(records)},
         ),
-        spec=NodeSpec(taints=taints),
+        spec=HostNodeSpec(taints=taints),
         status=KubeNodeStatus(allocatable=amounts, capacity=amounts),
     )
 

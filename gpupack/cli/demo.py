@@ -45,7 +45,11 @@ def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port
         from gpupack.cli.common import serve
         from gpupack.demo.load import watch
 
-        serve(lambda stop: watch(seed, node_policy, card_policy, port, stop), SettingsError, GpupackError)
+        serve(
+            lambda stop: watch(seed, node_policy, card_policy, port, stop),
+            SettingsError,
+            GpupackError,
+        )
         return
     try:
         asyncio.run(run(seed, node_policy, card_policy))

@@ -54,7 +54,7 @@ def mps(**options: Any) -> None:
 
     configure(options["log_level"], options["log_format"])
 
-    from deviceplugin.errors import DevicePluginError, SettingsError
+    from deviceplugin.errors import DevicePluginError, NodeSettingsError
     from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, run
     from deviceplugin.option_values import LOG_FORMATS, LOG_LEVELS
 
@@ -64,7 +64,7 @@ def mps(**options: Any) -> None:
     for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
         if options[option] not in allowed:
             name = option.replace("_", "-")
-            fail(SettingsError((f"--{name} {options[option]!r}; allowed: {', '.join(allowed)}",)))
+            fail(NodeSettingsError((f"--{name} {options[option]!r}; allowed: {', '.join(allowed)}",)))
 
     async def work(stop: Any) -> None:
         await run(wanted, *_cards(options["gpus"], options["profile"]), stop)
@@ -78,7 +78,7 @@ def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
     Raises:
         DevicePluginError: there is no such source, or the profile cannot be used.
     """
-    from deviceplugin.errors import SettingsError
+    from deviceplugin.errors import NodeSettingsError
     from deviceplugin.gpus.api.provider import SourceOptions
     from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
 
@@ -86,7 +86,7 @@ def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:
     with_profile = [name for name in names if SOURCES[name].needs_profile]
     if (gpus in with_profile) != (profile is not None):
         needing = " or ".join(with_profile)
-        raise SettingsError((f"--profile: required with --gpus {needing}, and allowed with that only",))
+        raise NodeSettingsError((f"--profile: required with --gpus {needing}, and allowed with that only",))
     if gpus not in names:
-        raise SettingsError((f"--gpus {gpus!r}; allowed: {', '.join(names)}",))
+        raise NodeSettingsError((f"--gpus {gpus!r}; allowed: {', '.join(names)}",))
     return SOURCES[gpus].make_source(SourceOptions(profile=profile)), SOURCES[gpus].make_generations()

@@ -71,7 +71,7 @@ def simulate(**options: Any) -> None:
     from scheduler_plugin.scheduling.placing import POLICY_FAULTS
     from scheduler_plugin.simulator.app import run
     from scheduler_plugin.simulator.options import (
-        Options,
+        SimulationOptions,
         default_jobs,
         parse_load,
         parse_names,
@@ -87,7 +87,7 @@ def simulate(**options: Any) -> None:
             refuse(name, "allowed with --replay only")
     prepare(all_policies())
     try:
-        asked = Options(
+        asked = SimulationOptions(
             nodes=options["nodes"] or "",
             pods=options["pods"] or "",
             policies=parse_names(options["policy"]),

@@ -11,7 +11,7 @@ from gpupack.errors import InputError
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer
 from gpupack.whatif.objects import KubePod
-from scheduler_plugin.queue.controller.status import Why as QueueWhy
+from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 EXPLAINED: Final = 100
 """Pods whose reasons are on the page; those that wait longest."""

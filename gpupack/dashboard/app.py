@@ -26,7 +26,7 @@ from gpupack.usage.sampling import Sampler
 from gpupack.usage.store import HistoryFile, Memory
 from gpupack.usage.times import span
 from gpupack.whatif.objects import KubeNode, KubePod
-from scheduler_plugin.queue.controller.status import Why as QueueWhy
+from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 T = TypeVar("T")
 

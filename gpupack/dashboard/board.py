@@ -11,7 +11,7 @@ from gpupack.inventory.rows import rows
 from gpupack.usage.sampling import Seat
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from gpupack.whatif.objects import KubeNode, KubePod
-from scheduler_plugin.queue.controller.status import Why as QueueWhy
+from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 PodKey = tuple[str, str]
 """Namespace and name."""

@@ -12,7 +12,7 @@ from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, KubeApiError, NotFound, describe_unreachable
 from kubeapi.paths import segment
-from scheduler_plugin.queue.controller.status import Why
+from scheduler_plugin.queue.controller.status import WaitExplanation
 
 EVERY_S: Final = 5.0
 AWAY_S: Final = 60.0
@@ -45,7 +45,7 @@ def directly(session: aiohttp.ClientSession, url: str) -> Ask:
 
 
 async def follow(
-    ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[Why] | None], None]
+    ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[WaitExplanation] | None], None]
 ) -> None:
     """Show the tenants again and again, until cancelled.
 
@@ -61,7 +61,7 @@ async def follow(
         await asyncio.sleep(EVERY_S if shown["there"] else AWAY_S)
 
 
-async def _once(ask: Ask) -> tuple[dict[str, Any], Sequence[Why] | None]:
+async def _once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation] | None]:
     """Ask the queue: what the page shows, or why there is nothing, and all pods that wait."""
     try:
         status = queuestatus.read(await ask())

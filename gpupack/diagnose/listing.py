@@ -16,7 +16,7 @@ from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
 
 if TYPE_CHECKING:
-    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+    from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 _REASONS: Final[dict[State, str]] = {
     "gated": "Gated",

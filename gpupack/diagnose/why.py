@@ -33,7 +33,7 @@ from scheduler_plugin.scheduling.reasons import format_demands
 
 if TYPE_CHECKING:
     from allocator.request import PodRequest
-    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+    from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 _NODES_NAMED: Final = 5
 

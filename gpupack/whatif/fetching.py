@@ -19,7 +19,7 @@ from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBu
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
-    from scheduler_plugin.queue.controller.status import Why as QueueWhy
+    from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 DEFAULT: Final = "default"
 

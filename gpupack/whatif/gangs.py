@@ -20,7 +20,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
-from scheduler_plugin.queue.cache.pods import node_rules, read_gang
+from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
 from scheduler_plugin.scheduling.placing import score_nodes
@@ -109,7 +109,7 @@ def _asked(cluster: Cluster, pod: KubePod) -> object:
         request = cluster.read_request(pod)
     except RequestError as error:
         return str(error)
-    return request, sum_host_requests(pod), node_rules(pod)
+    return request, sum_host_requests(pod), read_pod_node_rules(pod)
 
 
 def find_rows(

@@ -21,7 +21,7 @@ from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_ta
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
-from scheduler_plugin.queue.cache.pods import node_rules
+from scheduler_plugin.queue.cache.pods import read_pod_node_rules
 
 if TYPE_CHECKING:
     from gpupack.whatif.cluster import Cluster
@@ -86,7 +86,7 @@ class HostRequirements:
     @classmethod
     def from_pod(cls, pod: KubePod) -> "HostRequirements":
         """What a pod asks for."""
-        rules = node_rules(pod)
+        rules = read_pod_node_rules(pod)
         cpu_milli, memory_bytes = sum_host_requests(pod)
         return cls(
             lambda taint: any(each.tolerates(taint) for each in rules.tolerations),

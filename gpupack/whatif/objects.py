@@ -15,9 +15,9 @@ from scheduler_plugin.cache.host_objects import NodeAffinity
 from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.cache.pods import (
-    QueueMetadata,
     QueueNode,
     QueuePod,
+    QueuePodMetadata,
     QueueSpec,
     QueueStatus,
 )
@@ -68,7 +68,7 @@ class OwnerReference(KubeStruct):
     name: str = ""
 
 
-class KubePodMetadata(QueueMetadata):
+class KubePodMetadata(QueuePodMetadata):
     """`metadata` of a pod."""
 
     owner_references: list[OwnerReference] | None = None  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from scheduler_plugin.errors import TraceError
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.reasons import format_demands, format_memory
 from scheduler_plugin.simulator.app import run, simulate, write_json
-from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.options import SimulationOptions
 from scheduler_plugin.simulator.queued import check
 from scheduler_plugin.simulator.trace import UNFIT, read_pods
 
@@ -86,7 +86,7 @@ def make_trace(cluster: Cluster, unit_mib: int | None = None, others: Sequence[s
 
 def simulate_all(
     found: Sequence[Scenario],
-    options: Options,
+    options: SimulationOptions,
     out: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
@@ -134,7 +134,7 @@ def simulate_all(
         write_json(options.json, json.dumps(results, indent=1))
 
 
-def _check_queues(options: Options, pods: str) -> None:
+def _check_queues(options: SimulationOptions, pods: str) -> None:
     """Check, before anything is printed, that the pods' queues are in the configuration.
 
     Raises:
@@ -175,7 +175,7 @@ class _Warnings:
         )
 
 
-def _alone(options: Options) -> dict[str, tuple[float, float]]:
+def _alone(options: SimulationOptions) -> dict[str, tuple[float, float]]:
     """Run the pods that are there, and no others: how many start, of how many, by label."""
     few = replace(options, inflation=_NONE, plot=None, json=None)
     mean = simulate(few, _unsaid, _no_bar)["mean"]

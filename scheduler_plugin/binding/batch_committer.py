@@ -15,7 +15,7 @@ import structlog
 
 from allocator.errors import RequestError
 from allocator.names import BATCH_SCHEDULER
-from scheduler_plugin.binding.batch_protocol import CommitCall, Outcome, PodCandidates, PodResult
+from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import PendingBinding
 from scheduler_plugin.binding.two_tier import ScoredNode, merge_candidates
@@ -49,7 +49,7 @@ class BatchCommitter:
     async def commit(self, call: CommitCall) -> list[PodResult]:
         """Commit a call; a result for each of its pods, in their order."""
         pods = [pod for group in call.groups for pod in group]
-        refused = partial(PodResult, outcome=Outcome.REFUSED)
+        refused = partial(PodResult, outcome=CommitOutcome.REFUSED)
         if why := self._stale():
             return [refused(pod.uid, why=why) for pod in pods]
         try:
@@ -144,6 +144,6 @@ class BatchCommitter:
         async with self._turns:
             why = await self._binder.finish(commitment)
         if not why:
-            return PodResult(uid, Outcome.BOUND, node)
-        outcome = Outcome.UNKNOWN if self._binder.is_unsettled(commitment) else Outcome.REFUSED
+            return PodResult(uid, CommitOutcome.BOUND, node)
+        outcome = CommitOutcome.UNKNOWN if self._binder.is_unsettled(commitment) else CommitOutcome.REFUSED
         return PodResult(uid, outcome, node, why)

@@ -55,7 +55,7 @@ class CommitCall(msgspec.Struct, frozen=True):
     headroom: float = 0.0
 
 
-class Outcome(StrEnum):
+class CommitOutcome(StrEnum):
     """What became of a pod."""
 
     BOUND = "bound"
@@ -76,7 +76,7 @@ class PodResult(msgspec.Struct, frozen=True):
     """
 
     uid: str
-    outcome: Outcome
+    outcome: CommitOutcome
     node: str = ""
     why: str = ""
 

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from kubeapi.selectors import LabelSelector
-from scheduler_plugin.cache.objects import KubeStruct, Metadata
+from scheduler_plugin.cache.objects import KubeStruct, LiteMetadata
 from scheduler_plugin.cache.pods import PodRecord
 
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
@@ -34,7 +34,7 @@ class BudgetStatus(KubeStruct):
 class DisruptionBudget(KubeStruct):
     """DisruptionBudget is a PodDisruptionBudget, as the API server sends it."""
 
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: LiteMetadata = msgspec.field(default_factory=LiteMetadata)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 

@@ -7,11 +7,11 @@ from scheduler_plugin.cache.objects import (
     Affinity,
     KubeStruct,
     NodeLite,
-    NodeStatus,
+    NodeLiteStatus,
     PodLite,
+    PodLiteStatus,
     PodMetadata,
     PodSpec,
-    PodStatus,
     PreferredTerms,
     ResourceList,
     Resources,
@@ -44,7 +44,7 @@ class RulesSpec(PodSpec):
     tolerations: tuple[Toleration, ...] | None = None
 
 
-class NodeSpec(KubeStruct):
+class HostNodeSpec(KubeStruct):
     """`spec` of a node."""
 
     taints: tuple[Taint, ...] | None = None
@@ -72,7 +72,7 @@ class HostCondition(KubeStruct):
     status: str = ""
 
 
-class HostPodStatus(PodStatus):
+class HostPodStatus(PodLiteStatus):
     """`status` of a pod."""
 
     conditions: tuple[HostCondition, ...] | None = None
@@ -87,7 +87,7 @@ class HostPod(PodLite):
     status: HostPodStatus = msgspec.field(default_factory=HostPodStatus)
 
 
-class HostNodeStatus(NodeStatus):
+class HostNodeStatus(NodeLiteStatus):
     """`status` of a node."""
 
     conditions: tuple[HostCondition, ...] | None = None
@@ -97,7 +97,7 @@ class HostNode(NodeLite):
     """A node."""
 
     metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    spec: HostNodeSpec = msgspec.field(default_factory=HostNodeSpec)
     status: HostNodeStatus = msgspec.field(default_factory=HostNodeStatus)
 
     @property

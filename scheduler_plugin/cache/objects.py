@@ -16,7 +16,7 @@ class KubeStruct(msgspec.Struct, rename="camel", omit_defaults=True):
     """Base of the Kubernetes objects: lower camel case on the wire."""
 
 
-class Metadata(KubeStruct):
+class LiteMetadata(KubeStruct):
     """`metadata` of any object."""
 
     name: str = ""
@@ -26,7 +26,7 @@ class Metadata(KubeStruct):
     annotations: dict[str, str] | None = None
 
 
-class PodMetadata(Metadata):
+class PodMetadata(LiteMetadata):
     """`metadata` of a pod.
 
     Attributes:
@@ -38,7 +38,7 @@ class PodMetadata(Metadata):
     deletion_timestamp: str | None = None
 
 
-class NodeStatus(KubeStruct):
+class NodeLiteStatus(KubeStruct):
     """`status` of a node."""
 
     allocatable: Resources | None = None
@@ -47,8 +47,8 @@ class NodeStatus(KubeStruct):
 class NodeLite(KubeStruct):
     """A node."""
 
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+    metadata: LiteMetadata = msgspec.field(default_factory=LiteMetadata)
+    status: NodeLiteStatus = msgspec.field(default_factory=NodeLiteStatus)
 
 
 class ResourceList(KubeStruct):
@@ -113,7 +113,7 @@ class PodSpec(KubeStruct):
     scheduling_gates: list[SchedulingGate] | None = None
 
 
-class PodStatus(KubeStruct):
+class PodLiteStatus(KubeStruct):
     """`status` of a pod."""
 
     phase: str = ""
@@ -126,7 +126,7 @@ class PodLite(KubeStruct):
 
     metadata: PodMetadata = msgspec.field(default_factory=PodMetadata)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    status: PodLiteStatus = msgspec.field(default_factory=PodLiteStatus)
 
 
 def has_preferences(pod: PodLite) -> bool:

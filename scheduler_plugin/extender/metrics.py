@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kubeapi.metrics import make_process_registry
-from scheduler_plugin.binding.batch_protocol import Outcome
+from scheduler_plugin.binding.batch_protocol import CommitOutcome
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, UnschedulablePods
@@ -70,7 +70,7 @@ class Metrics:
             ("outcome",),
             registry=self.registry,
         )
-        for outcome in Outcome:
+        for outcome in CommitOutcome:
             self.committed.labels(outcome.value)
         for verb in VERBS:
             # From the start: what appears with its first error has no increase that an alert could see.

@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from allocator.errors import PolicyError as CardPolicyError
-from allocator.errors import shown
+from allocator.errors import CardPolicyError, shown
 from allocator.place import Placement, placed
 from allocator.policy import node_policy_chooses
 from allocator.registry import one_line

@@ -22,13 +22,13 @@ from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalW
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import replayed
 from scheduler_plugin.simulator.causes import causes, fragmented
-from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import run as run_pods
 from scheduler_plugin.simulator.engine import typical
-from scheduler_plugin.simulator.options import TRACE, Options, Variant
-from scheduler_plugin.simulator.placer import Placer, policy_for
+from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
+from scheduler_plugin.simulator.placer import Placer, make_simulated_policy
 from scheduler_plugin.simulator.plot import library, plot, plot_replay
-from scheduler_plugin.simulator.queued import QueuedReplaying, check, without_borrowing
+from scheduler_plugin.simulator.queued import QueuedReplayState, check, without_borrowing
 from scheduler_plugin.simulator.queued_plot import plot_queues
 from scheduler_plugin.simulator.queued_results import queued_means, queued_report, queued_result
 from scheduler_plugin.simulator.replay import follow, replay
@@ -44,7 +44,7 @@ Task = tuple[Variant, int]
 
 
 def run(
-    options: Options,
+    options: SimulationOptions,
     out: Callable[[str], None] = print,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
@@ -81,7 +81,7 @@ def run(
         write_json(options.json, json.dumps(everything, indent=1))
 
 
-def simulate(options: Options, warn: Callable[[str], None], progress: Progress) -> dict[str, Any]:
+def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: Progress) -> dict[str, Any]:
     """Run everything.
 
     Args:
@@ -129,10 +129,14 @@ def simulate(options: Options, warn: Callable[[str], None], progress: Progress) 
 
 
 def run_one(
-    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: Variant, seed: int
+    options: SimulationOptions,
+    nodes: Sequence[TraceNode],
+    pods: Sequence[TracePod],
+    variant: Variant,
+    seed: int,
 ) -> Run:
     """Run one policy with one seed, on pods that all come and never end."""
-    cluster = Cluster(nodes, options.card_units, options.other_resources)
+    cluster = SimulatedCluster(nodes, options.card_units, options.other_resources)
     workload = typical(cluster, pods)
     ranked = _ranked(options, variant, workload)
     drawn = draw(pods, cluster.gpus, options.inflation, seed)
@@ -147,11 +151,15 @@ def run_one(
 
 
 def replay_one(
-    options: Options, nodes: Sequence[TraceNode], pods: Sequence[TracePod], variant: Variant, seed: int
+    options: SimulationOptions,
+    nodes: Sequence[TraceNode],
+    pods: Sequence[TracePod],
+    variant: Variant,
+    seed: int,
 ) -> Run:
     """Run one policy with one seed, on pods that come and end."""
     what = replayed(nodes, pods, options.load, options.max_pods, seed)
-    cluster = Cluster(what.nodes, options.card_units, options.other_resources)
+    cluster = SimulatedCluster(what.nodes, options.card_units, options.other_resources)
     ranked = _ranked(options, variant, typical(cluster, pods))
     began = time.perf_counter()
     if options.queues is None:
@@ -161,18 +169,18 @@ def replay_one(
     config = ConfigFile(options.queues).load()
     used = config if variant.borrowing else without_borrowing(config)
     placer = Placer(cluster, ranked)
-    replaying = QueuedReplaying(cluster, placer, what, used)
+    replaying = QueuedReplayState(cluster, placer, what, used)
     story = follow(replaying, [cluster.kind(each.pod, options.card_policy) for each in what.arrivals])
     result = replay_result(story, what, cluster, time.perf_counter() - began)
     return _named(options, variant, seed) | result | queued_result(replaying, what, config)
 
 
-def _ranked(options: Options, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
+def _ranked(options: SimulationOptions, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
     known = workload if variant.workload == TRACE else None
-    return policy_for(variant.policy, options.parameters.get(variant.policy, {}), known)
+    return make_simulated_policy(variant.policy, options.parameters.get(variant.policy, {}), known)
 
 
-def _named(options: Options, variant: Variant, seed: int) -> Run:
+def _named(options: SimulationOptions, variant: Variant, seed: int) -> Run:
     """How a run is found again."""
     named = {
         key: value for key, value in variant._asdict().items() if key != "borrowing" or value is not None
@@ -180,13 +188,13 @@ def _named(options: Options, variant: Variant, seed: int) -> Run:
     return {**named, "card_policy": options.card_policy, "seed": seed}
 
 
-def _configure(options: Options) -> None:
+def _configure(options: SimulationOptions) -> None:
     """Give the card policy of this process its parameters."""
     if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 
 
-def _fragmented(workload: TypicalWorkload, cluster: Cluster) -> float:
+def _fragmented(workload: TypicalWorkload, cluster: SimulatedCluster) -> float:
     return fragmented(causes(cluster, workload))
 
 

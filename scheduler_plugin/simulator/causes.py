@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
-from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import BoolArray, FloatArray
@@ -19,7 +19,7 @@ RESTS: Final = "rests on other cards of a node that fits"
 USABLE: Final = "usable"
 
 
-def causes(cluster: Cluster, workload: TypicalWorkload) -> dict[str, float]:
+def causes(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict[str, float]:
     """Split the free GPU, as a typical pod sees it.
 
     Args:

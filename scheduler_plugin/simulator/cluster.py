@@ -14,7 +14,7 @@ from scheduler_plugin.cache.arrays import BoolArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.host_resources import HostRequest, fits_host, list_host_resources
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.queue.capacity.dominant_share import Resources
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import place_by_policy
 from scheduler_plugin.scheduling.policies.registry import CardChooser, CardDemand, NodePolicy, PolicyRequest
@@ -53,7 +53,7 @@ class PodKind:
         return self.query is None or (len(self.ask.demands) == 1 and not self.query.request.percent)
 
 
-class Cluster:
+class SimulatedCluster:
     """Nodes of a trace, and pods on them.
 
     Args:
@@ -85,7 +85,7 @@ class Cluster:
             self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         self.units = int(self.arrays.size.sum())
         host = self.arrays.cpu_capacity, self.arrays.memory_capacity
-        self.resources = Resources(self.units, *(int(amounts.sum()) for amounts in host))
+        self.resources = QueueResources(self.units, *(int(amounts.sum()) for amounts in host))
         sizes = Counter[int]()
         for node in nodes:
             if node.cards:

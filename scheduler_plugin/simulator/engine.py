@@ -7,8 +7,8 @@ from typing import Final
 
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
-from scheduler_plugin.simulator.cluster import Cluster, PodKind
-from scheduler_plugin.simulator.placer import Place, Placer
+from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.placer import PlacedPod, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
 _HALF: Final = 50
@@ -17,7 +17,7 @@ _ALL: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PackingPoint:
     """The cluster when a share of it has been asked for; all in percent of the cluster's GPUs."""
 
     arrived: float
@@ -26,7 +26,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PackingOutcome:
     """What one run gave.
 
     Attributes:
@@ -42,7 +42,7 @@ class Outcome:
 
     pods: int = 0
     placed: int = 0
-    curve: list[Point] = field(default_factory=list)
+    curve: list[PackingPoint] = field(default_factory=list)
     allocated_percent: dict[str, float] = field(default_factory=dict)
     whole_percent: float | None = None
     failed: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class Outcome:
     wall_s: float = 0.0
 
 
-def typical(cluster: Cluster, pods: Sequence[TracePod]) -> TypicalWorkload:
+def typical(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkload:
     """The typical workload of a pod list: every kind, by how often it is there."""
     workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
@@ -60,15 +60,15 @@ def typical(cluster: Cluster, pods: Sequence[TracePod]) -> TypicalWorkload:
 
 
 def run(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     policy: NodePolicy,
     card_policy: str,
     pods: Sequence[TracePod],
     clock: Callable[[], float],
     *,
     last: str = "130",
-    measure: Callable[[Cluster], float] | None = None,
-) -> Outcome:
+    measure: Callable[[SimulatedCluster], float] | None = None,
+) -> PackingOutcome:
     """Place pods in order.
 
     Args:
@@ -78,12 +78,13 @@ def run(
         pods: In the order in which they arrive.
         clock: Seconds, for `wall_s`.
         last: Key of the end in `allocated_percent`.
-        measure: Called at every percent that has arrived, for `Point.fragmented`; its time does not count.
+        measure: Called at every percent that has arrived, for `PackingPoint.fragmented`. Its time does not
+            count.
 
     Returns:
         The outcome; deterministic but for `wall_s`.
     """
-    outcome = Outcome(pods=len(pods))
+    outcome = PackingOutcome(pods=len(pods))
     asked_of = [pod.asked for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.units
@@ -95,18 +96,18 @@ def run(
     for number, pod in enumerate(pods):
         kind = cluster.kind(pod, card_policy)
         placed = placer.place(kind, str(number))
-        if isinstance(placed, Place):
+        if isinstance(placed, PlacedPod):
             outcome.placed += 1
             taken += placed.units
         else:
             outcome.failed[placed] += 1
-        _count(outcome.placed_units if isinstance(placed, Place) else outcome.failed_units, kind)
+        _count(outcome.placed_units if isinstance(placed, PlacedPod) else outcome.failed_units, kind)
         asked += asked_of[number]
         while asked * 100 >= next_point * total:
             paused = clock()
             fragmented = None if measure is None else measure(cluster)
             apart += clock() - paused
-            outcome.curve.append(Point(float(next_point), 100.0 * taken / whole, fragmented))
+            outcome.curve.append(PackingPoint(float(next_point), 100.0 * taken / whole, fragmented))
             if next_point == _HALF:
                 outcome.whole_percent = cluster.whole_percent()
             if next_point == _ALL:
@@ -115,7 +116,7 @@ def run(
     outcome.wall_s = clock() - start - apart
     allocated = 100.0 * taken / whole
     fragmented = None if measure is None else measure(cluster)
-    outcome.curve.append(Point(100.0 * asked / total, allocated, fragmented))
+    outcome.curve.append(PackingPoint(100.0 * asked / total, allocated, fragmented))
     outcome.allocated_percent[last] = allocated
     return outcome
 

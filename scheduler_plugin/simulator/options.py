@@ -40,7 +40,7 @@ class Variant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """Options of a simulation.
 
     Attributes:

@@ -20,12 +20,12 @@ from scheduler_plugin.scheduling.policies.registry import (
     WorkloadPolicy,
     make_policy,
 )
-from scheduler_plugin.simulator.cluster import Cluster, PodKind
+from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
 
 HELD: Final = "held back by the policy"
 
 
-class Place(NamedTuple):
+class PlacedPod(NamedTuple):
     """Where a pod is: a row, and its units by position of the card there."""
 
     row: int
@@ -45,7 +45,7 @@ class Placer:
         policy: Ranks nodes.
     """
 
-    def __init__(self, cluster: Cluster, policy: NodePolicy) -> None:
+    def __init__(self, cluster: SimulatedCluster, policy: NodePolicy) -> None:
         self._cluster = cluster
         self._policy = policy
         self._counter = policy if isinstance(policy, AttemptCounter) else None
@@ -66,7 +66,7 @@ class Placer:
         pods = [(kind.ask, uids) for kind, uids in waiting().items()]
         self._reader.waiting(self._cluster.arrays, pods)
 
-    def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> Place | str:
+    def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
         """Place a pod; the reason when it cannot be.
 
         Args:
@@ -94,7 +94,7 @@ class Placer:
         cluster.take(kind, row, charge)
         if self._learner is not None:
             self._learner.pod_resolved(uid, ask)
-        return Place(row, charge)
+        return PlacedPod(row, charge)
 
     def _scores(self, kind: PodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
@@ -103,14 +103,14 @@ class Placer:
             return compute_scores(self._policy, self._cluster.arrays, ask, rows)
         return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)
 
-    def end(self, kind: PodKind, place: Place, uid: str) -> None:
+    def end(self, kind: PodKind, place: PlacedPod, uid: str) -> None:
         """Take a pod away that has ended."""
         self._cluster.give_back(kind, place.row, place.charge)
         if self._learner is not None:
             self._learner.pod_resolved(uid, None)
 
 
-def policy_for(name: str, parameters: Parameters, workload: TypicalWorkload | None) -> NodePolicy:
+def make_simulated_policy(name: str, parameters: Parameters, workload: TypicalWorkload | None) -> NodePolicy:
     """Build a node policy; one that knows workloads gets this one, None: it learns its own.
 
     Raises:

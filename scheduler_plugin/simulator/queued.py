@@ -16,18 +16,18 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.queue.cache.lending import Tenant, by_share, pick
-from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
-from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
+from scheduler_plugin.queue.cache.lending import LendingQueue, pick_workload, sort_by_share
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.config.quota import Cohort, QuotaUse, cohorts_of
-from scheduler_plugin.queue.scheduler.reservation_delay import patience_s
+from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
+from scheduler_plugin.queue.scheduler.reservation_delay import compute_delay_s
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.cluster import Cluster, PodKind
+from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
 from scheduler_plugin.simulator.placer import Placer
-from scheduler_plugin.simulator.queued_places import Places
-from scheduler_plugin.simulator.queued_room import KeptRoom, victims, with_quota
-from scheduler_plugin.simulator.replay import Replaying, Running
+from scheduler_plugin.simulator.queued_places import SimulatedPlaces
+from scheduler_plugin.simulator.queued_room import SimulatedReservations, victims, with_quota
+from scheduler_plugin.simulator.replay import ReplayState, Running
 from scheduler_plugin.simulator.trace import TracePod
 
 SHOWN: Final = 10
@@ -36,7 +36,7 @@ LOOKED_AT: Final = 16
 """Tasks of a queue, of different needs, for which it is looked at one time who could be evicted."""
 
 
-class Share(NamedTuple):
+class QueueShare(NamedTuple):
     """The queues from a moment on, each in the configuration's order: units in use, pods that wait."""
 
     at_s: float
@@ -44,7 +44,7 @@ class Share(NamedTuple):
     waiting: tuple[int, ...]
 
 
-class SimTenant:
+class SimulatedQueue:
     """One queue of a replay.
 
     Attributes:
@@ -63,14 +63,14 @@ class SimTenant:
         strict: bool,
         is_open: bool,
         count_slots: bool,
-        cluster: Resources | None = None,
+        cluster: QueueResources | None = None,
     ) -> None:
         self.name = name
         self.weight = weight
-        self.has = Resources()
+        self.has = QueueResources()
         self.cluster = cluster
         self.pods = 0
-        self.waiting: Waiting[PodKind] = Waiting()
+        self.waiting: WaitingWorkloads[PodKind] = WaitingWorkloads()
         self.strict = strict
         self.is_open = is_open
         self._count_slots = count_slots
@@ -79,7 +79,7 @@ class SimTenant:
     def allocated(self) -> float:
         """What it has: its dominant share where that counts, pods where there are slots, else units."""
         if self.cluster is not None:
-            return dominant(self.has, self.cluster)[1]
+            return find_dominant(self.has, self.cluster)[1]
         return self.pods if self._count_slots else self.units
 
     @property
@@ -116,7 +116,7 @@ def queue_of(pod: TracePod, config: QueueConfig) -> str:
     return names[min(bisect(ends, at), len(names) - 1)]
 
 
-class QueuedReplaying(Replaying):
+class QueuedReplayState(ReplayState):
     """The state of one replay through queues.
 
     Args:
@@ -131,14 +131,16 @@ class QueuedReplaying(Replaying):
         cluster_units: Units of all cards.
     """
 
-    def __init__(self, cluster: Cluster, placer: Placer, replay: Replay, config: QueueConfig) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, placer: Placer, replay: Replay, config: QueueConfig
+    ) -> None:
         super().__init__(cluster, placer, replay.arrivals)
-        self.shares: list[Share] = []
+        self.shares: list[QueueShare] = []
         self.evicted = self.kept = 0
         self.cluster_units = cluster.units
         self.queues = [queue_of(arrival.pod, config) for arrival in replay.arrivals]
         self.tenants = {
-            name: SimTenant(
+            name: SimulatedQueue(
                 name,
                 form.weight,
                 strict=form.strategy == "StrictFIFO",
@@ -148,15 +150,15 @@ class QueuedReplaying(Replaying):
             )
             for name, form in config.queues.items()
         }
-        roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
-        accounts: dict[str, dict[str, QuotaUse]] = {}
+        roots = find_cohorts(((name, form.cohort) for name, form in config.queues.items()), config.parents)
+        accounts: dict[str, dict[str, QuotaState]] = {}
         for name, root in roots.items():
-            accounts.setdefault(root, {})[name] = QuotaUse(config.queues[name].quota)
+            accounts.setdefault(root, {})[name] = QuotaState(config.queues[name].quota)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self._config = config
-        self._places = Places(config, replay.nodes)
-        self._room = KeptRoom(cluster)
+        self._places = SimulatedPlaces(config, replay.nodes)
+        self._room = SimulatedReservations(cluster)
         self._runs: dict[int, Running] = {}
         self._began_s: dict[int, float] = {}
         self._began_units = 0.0
@@ -192,11 +194,13 @@ class QueuedReplaying(Replaying):
             self.shares.pop()
         tenants = self.tenants.values()
         used = tuple(tenant.units for tenant in tenants)
-        self.shares.append(Share(at, used, tuple(len(tenant.waiting) for tenant in tenants)))
+        self.shares.append(QueueShare(at, used, tuple(len(tenant.waiting) for tenant in tenants)))
 
     def _wait(self, number: int, kind: PodKind, since: float) -> None:
         pod = self.arrivals[number].pod
-        task = Task(f"{number:09}", Kind.LOCAL if pod.data else Kind.FREE, since, kind, pod.data, pod.job)
+        task = QueuedWorkload(
+            f"{number:09}", SlotType.LOCAL if pod.data else SlotType.FREE, since, kind, pod.data, pod.job
+        )
         self.tenants[self.queues[number]].waiting.add(task)
         self._waiting += 1
         self._waiting_milli += kind.asked
@@ -257,7 +261,7 @@ class QueuedReplaying(Replaying):
 
     def _release_next(self, now: float) -> bool:
         """Offer the cluster, or an idle slot, to the tenants in their order."""
-        order = by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
+        order = sort_by_share(each for each in self.tenants.values() if each.is_open and len(each.waiting))
         if not self._places.has_slots:
             return self._offer(None, None, order, now)
         for near_only in (True, False) if self._places.by_data else (False,):
@@ -269,9 +273,9 @@ class QueuedReplaying(Replaying):
 
     def _offer(
         self,
-        slot: Kind | None,
+        slot: SlotType | None,
         row: int | None,
-        order: list[SimTenant],
+        order: list[SimulatedQueue],
         now: float,
         *,
         near_only: bool = False,
@@ -282,20 +286,20 @@ class QueuedReplaying(Replaying):
         """
         unplaced: set[PodKind] = set()
 
-        def may(tenant: Tenant[PodKind], group: Group[PodKind]) -> bool:
+        def may(tenant: LendingQueue[PodKind], group: WorkloadGroup[PodKind]) -> bool:
             kind = group.key.wants
             if kind in self._stuck or kind in unplaced:
                 return False
             return self._may(self.tenants[tenant.name], kind, row, group)
 
-        def near(_tenant: Tenant[PodKind], group: Group[PodKind]) -> bool:
+        def near(_tenant: LendingQueue[PodKind], group: WorkloadGroup[PodKind]) -> bool:
             data = group.key.data
             if row is not None:
                 return self._places.is_near(data, row)
             return bool(self._near(data)[self._cluster.fitting(group.key.wants)].any())
 
         while True:
-            choice = pick(slot, order, near=near, may=may, locality=self._places.by_data)
+            choice = pick_workload(slot, order, near=near, may=may, locality=self._places.by_data)
             if choice is None or (near_only and choice.relaxed):
                 return False
             among = None if row is None else self._only({row})
@@ -306,7 +310,11 @@ class QueuedReplaying(Replaying):
             (self._stuck if among is None else unplaced).add(choice.task.wants)
 
     def _may(
-        self, tenant: SimTenant, kind: PodKind, row: int | None, group: Group[PodKind] | None = None
+        self,
+        tenant: SimulatedQueue,
+        kind: PodKind,
+        row: int | None,
+        group: WorkloadGroup[PodKind] | None = None,
     ) -> bool:
         """Whether quota, order and, where a row is given, slots and room of that row let a pod go."""
         if not tenant.is_open or not self._cohorts[tenant.name].allows(tenant.name, kind.units):
@@ -317,7 +325,7 @@ class QueuedReplaying(Replaying):
             return False
         return group is None or not tenant.strict or _oldest(tenant.waiting) is group
 
-    def _release(self, name: str, task: Task[PodKind], now: float, among: BoolArray | None) -> bool:
+    def _release(self, name: str, task: QueuedWorkload[PodKind], now: float, among: BoolArray | None) -> bool:
         number, kind = int(task.uid), task.wants
         if not self._try(number, kind, now, among):
             return False
@@ -346,7 +354,7 @@ class QueuedReplaying(Replaying):
     def _use(self, name: str, pod: Running, pods: int) -> None:
         """Count a pod that runs, or with -1 one that runs no more."""
         tenant, ask = self.tenants[name], pod.kind.ask
-        tenant.has = tenant.has.plus(Resources(pod.place.units, ask.cpu_milli, ask.memory_bytes), pods)
+        tenant.has = tenant.has.plus(QueueResources(pod.place.units, ask.cpu_milli, ask.memory_bytes), pods)
         tenant.pods += pods
         self._cohorts[name].use(name, pods * pod.place.units)
 
@@ -357,7 +365,7 @@ class QueuedReplaying(Replaying):
         served = {self.queues[int(uid)] for uid in self._room.uids}
         least_s, most_s = self._config.keep_room_after_s, self._config.keep_room_at_latest_s
         units = sum(tenant.units for tenant in self.tenants.values())
-        patience = patience_s(now - self._began_units / units if units else 0.0, least_s, most_s)
+        patience = compute_delay_s(now - self._began_units / units if units else 0.0, least_s, most_s)
         for name, tenant in self.tenants.items():
             group = _oldest(tenant.waiting) if name not in served and tenant.is_open else None
             if group is None or now - group.oldest().since < patience:
@@ -426,13 +434,13 @@ class QueuedReplaying(Replaying):
         self._wait(pod.number, pod.kind, now)
 
 
-def _in_order(tenant: SimTenant) -> list[Task[PodKind]]:
+def _in_order(tenant: SimulatedQueue) -> list[QueuedWorkload[PodKind]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
-    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
     return tasks[: 1 if tenant.strict else LOOKED_AT]
 
 
-def _oldest(waiting: Waiting[PodKind]) -> Group[PodKind] | None:
-    groups = chain.from_iterable(waiting.groups(kind) for kind in Kind)
+def _oldest(waiting: WaitingWorkloads[PodKind]) -> WorkloadGroup[PodKind] | None:
+    groups = chain.from_iterable(waiting.groups(kind) for kind in SlotType)
     return min(groups, key=lambda group: group.oldest().age_key, default=None)

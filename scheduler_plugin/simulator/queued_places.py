@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.queue.cache.slots import Slots
-from scheduler_plugin.queue.cache.waiting import Kind
+from scheduler_plugin.queue.cache.slots import ClusterSlots
+from scheduler_plugin.queue.cache.waiting import SlotType
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.trace import TraceNode
 
 
-class Places:
+class SimulatedPlaces:
     """The nodes of a replay, as the queue's slots and locality see them.
 
     Args:
@@ -26,7 +26,7 @@ class Places:
         self.by_data = config.locality.enabled and any(node.data for node in nodes)
         self.names = [node.name for node in nodes]
         self._rows = {name: row for row, name in enumerate(self.names)}
-        self._slots = Slots(config.slots)
+        self._slots = ClusterSlots(config.slots)
         self._locality = Locality(config.locality)
         for node in nodes:
             labels = {f"{config.locality.label_prefix}{data}": "" for data in node.data}
@@ -35,7 +35,7 @@ class Places:
             self._slots.set_node(node.name, NodeFacts(labels), node.cards)
             self._locality.set_node(node.name, labels)
 
-    def sit(self, uid: str, row: int, kind: Kind) -> None:
+    def sit(self, uid: str, row: int, kind: SlotType) -> None:
         """A pod runs on a row."""
         self._slots.sit(uid, self.names[row], kind)
 
@@ -43,9 +43,9 @@ class Places:
         """A pod has ended."""
         self._slots.leave(uid)
 
-    def idle(self, row: int) -> list[Kind]:
+    def idle(self, row: int) -> list[SlotType]:
         """Types of slots of which a row has idle ones."""
-        return [kind for kind in Kind if self._slots.idle(self.names[row], kind)]
+        return [kind for kind in SlotType if self._slots.idle(self.names[row], kind)]
 
     def near(self, data: frozenset[str], count: int) -> BoolArray:
         """Rows that some data is near to, bool[count]."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.queued import QueuedReplaying
+from scheduler_plugin.simulator.queued import QueuedReplayState
 from scheduler_plugin.simulator.replay_report import duration
 from scheduler_plugin.simulator.replay_results import POINTS, step_means, wait_figures
 from scheduler_plugin.simulator.results import Run
@@ -23,7 +23,7 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
-def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfig) -> Run:
+def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueConfig) -> Run:
     """Write down what is not in `replay_result`.
 
     Args:
@@ -75,7 +75,7 @@ def queued_result(replaying: QueuedReplaying, replay: Replay, config: QueueConfi
     }
 
 
-def _fairness(replaying: QueuedReplaying, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
+def _fairness(replaying: QueuedReplayState, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
     """Jain's index between edges; nan where queues wanted something all the time, and nobody had anything."""
     weights = [form.weight for form in config.queues.values()]
     values, defined = [], []

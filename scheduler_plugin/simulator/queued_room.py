@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from allocator.exact import fit_together
 from allocator.request import Demand
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, fits_host
-from scheduler_plugin.simulator.cluster import Cluster, PodKind
+from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
 from scheduler_plugin.simulator.replay import Running
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SimulatedReservation:
     """Cards of a row that are kept for a pod: units that it needs of each, and that are kept by now."""
 
     kind: PodKind
@@ -21,16 +21,16 @@ class _Kept:
     blocked: dict[int, int] = field(default_factory=dict)
 
 
-class KeptRoom:
+class SimulatedReservations:
     """Cards that become free for one pod each, and that others do not get.
 
     Args:
         cluster: What is kept counts there as used.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _SimulatedReservation] = {}
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._kept
@@ -59,7 +59,7 @@ class KeptRoom:
                 best = (missing, name, row, needs) if best is None or (missing, name) < best[:2] else best
         if best is None:
             return False
-        self._kept[uid] = _Kept(kind, best[2], best[3])
+        self._kept[uid] = _SimulatedReservation(kind, best[2], best[3])
         self.grab()
         return True
 
@@ -132,7 +132,10 @@ def _anyhow(sizes: Sequence[int], demands: Sequence[Demand]) -> dict[int, int] |
 
 
 def victims(
-    cluster: Cluster, kind: PodKind, borrowed: Sequence[Running], lacks: Callable[[Collection[Running]], int]
+    cluster: SimulatedCluster,
+    kind: PodKind,
+    borrowed: Sequence[Running],
+    lacks: Callable[[Collection[Running]], int],
 ) -> tuple[list[Running], int] | None:
     """The fewest borrowed pods that must go so that a pod of a lender fits and has its quota, and its row.
 
@@ -170,7 +173,7 @@ def with_quota(
 
 
 def _until_it_fits(
-    cluster: Cluster, kind: PodKind, row: int, pods: Sequence[Running]
+    cluster: SimulatedCluster, kind: PodKind, row: int, pods: Sequence[Running]
 ) -> list[Running] | None:
     """The first pods of a row that must go for another one to fit; None where that is in vain."""
     if kind.nodes is not None and not kind.nodes[row]:
@@ -186,7 +189,7 @@ def _until_it_fits(
     return None
 
 
-def _fits_without(cluster: Cluster, kind: PodKind, row: int, gone: Iterable[Running]) -> bool:
+def _fits_without(cluster: SimulatedCluster, kind: PodKind, row: int, gone: Iterable[Running]) -> bool:
     """Whether a pod fits on a row once some pods are gone."""
     arrays = cluster.arrays
     free = arrays.free[row].tolist()

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Arrival
-from scheduler_plugin.simulator.cluster import Cluster, PodKind
-from scheduler_plugin.simulator.placer import HELD, Place, Placer
+from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.placer import HELD, PlacedPod, Placer
 
 
 class Sample(NamedTuple):
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Story:
+class ReplayRecord:
     """What happened in a replay.
 
     Attributes:
@@ -52,14 +52,14 @@ class Running(NamedTuple):
     ends_s: float
     number: int
     kind: PodKind
-    place: Place
+    place: PlacedPod
 
 
-class Replaying:
+class ReplayState:
     """The state of one replay; who waits is tried in the order of arrival."""
 
-    def __init__(self, cluster: Cluster, placer: Placer, arrivals: Sequence[Arrival]) -> None:
-        self.story = Story(placed_s=[None] * len(arrivals))
+    def __init__(self, cluster: SimulatedCluster, placer: Placer, arrivals: Sequence[Arrival]) -> None:
+        self.story = ReplayRecord(placed_s=[None] * len(arrivals))
         self._cluster = cluster
         self._placer = placer
         self.arrivals = arrivals
@@ -144,7 +144,7 @@ class Replaying:
 
     def _try(self, number: int, kind: PodKind, now: float, among: BoolArray | None = None) -> bool:
         placed = self._placer.place(kind, str(number), among)
-        if not isinstance(placed, Place):
+        if not isinstance(placed, PlacedPod):
             (self._held.add if placed == HELD else self._held.discard)(kind)
             return False
         self._held.discard(kind)
@@ -161,11 +161,11 @@ class Replaying:
 
 
 def replay(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     policy: NodePolicy,
     card_policy: str,
     arrivals: Sequence[Arrival],
-) -> Story:
+) -> ReplayRecord:
     """Run one replay, until the last pod that waits has been placed or nothing ends any more.
 
     Args:
@@ -178,10 +178,10 @@ def replay(
         What happened; the same for the same arguments.
     """
     kinds = [cluster.kind(arrival.pod, card_policy) for arrival in arrivals]
-    return follow(Replaying(cluster, Placer(cluster, policy), arrivals), kinds)
+    return follow(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
 
 
-def follow(replaying: Replaying, kinds: Sequence[PodKind]) -> Story:
+def follow(replaying: ReplayState, kinds: Sequence[PodKind]) -> ReplayRecord:
     """Let all arrivals come, and wait for what can still be placed.
 
     Args:

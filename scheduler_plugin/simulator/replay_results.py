@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.replay import Story
+from scheduler_plugin.simulator.cluster import SimulatedCluster
+from scheduler_plugin.simulator.replay import ReplayRecord
 from scheduler_plugin.simulator.results import Run
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
@@ -38,7 +38,7 @@ FIGURES: Final = (
 )
 
 
-def replay_result(story: Story, replay: Replay, cluster: Cluster, wall_s: float) -> Run:
+def replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster, wall_s: float) -> Run:
     """Write a replay down. Pods count that ask for a GPU and came in the time that counts.
 
     Args:

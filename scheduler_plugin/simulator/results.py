@@ -5,14 +5,14 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from scheduler_plugin.simulator.bound import unavoidable_waste
-from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.engine import Outcome
+from scheduler_plugin.simulator.cluster import SimulatedCluster
+from scheduler_plugin.simulator.engine import PackingOutcome
 
 Run = dict[str, Any]
 """One run, ready for JSON; see `run_result`."""
 
 
-def run_result(outcome: Outcome, cluster: Cluster, split: dict[str, float]) -> Run:
+def run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[str, float]) -> Run:
     """Write a run down.
 
     Args:

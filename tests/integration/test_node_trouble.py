@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from allocator.names import POD_ALLOCATION
-from deviceplugin.errors import DeviceListError, SettingsError, UnitInUseError
+from deviceplugin.errors import DeviceListError, NodeSettingsError, UnitInUseError
 from deviceplugin.kubelet.checkpoint import BOOK_NAME
 from deviceplugin.kubelet.plugin_service import DevicePlugin
 from deviceplugin.kubelet.wire import deviceplugin_pb2 as pb
@@ -394,5 +394,5 @@ async def test_an_address_in_use_is_a_fault_of_the_settings():
     async with node_world(8) as world:
         taken = world.daemon.http_port
         other = type(world.daemon)(world.settings(http=f"127.0.0.1:{taken}"), source=world.source)
-        with pytest.raises(SettingsError, match=f"--http 127.0.0.1:{taken}"):
+        with pytest.raises(NodeSettingsError, match=f"--http 127.0.0.1:{taken}"):
             await other.run(asyncio.Event())

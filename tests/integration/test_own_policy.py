@@ -31,7 +31,7 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies, explai
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.simulator.app import simulate
-from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.options import SimulationOptions
 from standins.scheduler import Unschedulable
 from tests.ask_world import Node, Pod, World
 from tests.other_policies import offered
@@ -156,7 +156,7 @@ def test_a_card_policy_that_is_asked_node_by_node_is_told_of_once(trace):
         )
         for name, told in (("fragmentation", 1), ("least-requested", 0)):
             warned = []
-            options = Options(*map(str, trace), (name,), card_policy="slow", seeds=(1, 2), jobs=1)
+            options = SimulationOptions(*map(str, trace), (name,), card_policy="slow", seeds=(1, 2), jobs=1)
             simulate(options, warned.append, lambda *_: None)
             assert [text[: len(line)] for text in warned] == [line] * told
 
@@ -206,7 +206,7 @@ def test_settings_take_them_with_parameters(trace):
     with pytest.raises(SettingsError, match=f'"{NODE}" of my-policies 1.0 cannot be made with per-card='):
         Settings(node_policy=NODE, node_policy_parameters={"per-card": "x"}).check()
     nodes, pods = map(str, trace)
-    options = Options(nodes, pods, (NODE,), parameters={NODE: {"per-card": "x"}})
+    options = SimulationOptions(nodes, pods, (NODE,), parameters={NODE: {"per-card": "x"}})
     with pytest.raises(SettingsError, match="cannot be made"):
         simulate(options, lambda _: None, lambda *_: None)
 

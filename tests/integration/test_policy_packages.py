@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from allocator.errors import PolicyError as CardPolicyError
+from allocator.errors import CardPolicyError
 from allocator.installed import installed
 from allocator.policies import CARD_POLICIES
 from allocator.registry import Entry, Registry

@@ -11,7 +11,7 @@ from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import (
-    Options,
+    SimulationOptions,
     default_jobs,
     parse_load,
     parse_names,
@@ -47,7 +47,9 @@ def without_time(result):
 def test_results_do_not_depend_on_the_number_of_processes(trace):
     policies = ("best-fit", "fragmentation")
     results = [
-        simulate(Options(*trace, policies, seeds=(42, 43), jobs=jobs), lambda _: None, lambda *_: None)
+        simulate(
+            SimulationOptions(*trace, policies, seeds=(42, 43), jobs=jobs), lambda _: None, lambda *_: None
+        )
         for jobs in (1, 3)
     ]
     assert without_time(results[0]) == without_time(results[1])
@@ -74,7 +76,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     path = tmp_path / "out.json"
     lines = []
     seen = []
-    options = Options(*trace, ("least-requested",), "least-used", json=str(path))
+    options = SimulationOptions(*trace, ("least-requested",), "least-used", json=str(path))
     run(options, lines.append, lambda done, total: seen.append((done, total)))
     assert seen == [(0, 1), (1, 1)]
     told = json.loads(path.read_text())
@@ -82,7 +84,7 @@ def test_json_and_report(trace, tmp_path, capsys):
     assert lines[0].startswith("GPUs allocated, %")
     assert any("could be used by no placement of the same pods" in line for line in lines)
     assert any(line.startswith("  cards whole when half of the GPUs had been asked for: ") for line in lines)
-    run(Options(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
+    run(SimulationOptions(*trace, ("least-requested",), json="-"), progress=lambda *_: None)
     out, err = capsys.readouterr()
     assert json.loads(out)["mean"]["least-requested"]["runs"] == 1
     assert "least-requested" in err
@@ -92,7 +94,11 @@ def test_plots(trace, tmp_path):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "plots"
     lines = []
-    run(Options(*trace, ("best-fit", "fragmentation"), plot=str(folder)), lines.append, lambda *_: None)
+    run(
+        SimulationOptions(*trace, ("best-fit", "fragmentation"), plot=str(folder)),
+        lines.append,
+        lambda *_: None,
+    )
     for name in plots.FILES:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert sum(line.startswith("wrote ") for line in lines) == 2
@@ -101,7 +107,7 @@ def test_plots(trace, tmp_path):
 def test_plots_need_matplotlib(trace, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(SettingsError, match="plots need matplotlib"):
-        run(Options(*trace, plot=str(tmp_path)), print, lambda *_: None)
+        run(SimulationOptions(*trace, plot=str(tmp_path)), print, lambda *_: None)
 
 
 def test_curves_are_means_over_shared_percents():
@@ -122,13 +128,13 @@ def test_files_that_cannot_be_written(trace, tmp_path):
         ({"plot": f"{file}/curves"}, r"plot '.*curves': .*nodes\.csv is a file; allowed: a folder"),
     ):
         with pytest.raises(SettingsError, match=said):
-            simulate(Options(*trace, **place), pytest.fail, pytest.fail)
+            simulate(SimulationOptions(*trace, **place), pytest.fail, pytest.fail)
 
 
 def test_a_place_that_nobody_may_write(trace, tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_text", lambda *_args, **_more: (tmp_path / "no" / "x").touch())
     with pytest.raises(SettingsError, match=r"JSON file .*out\.json: No such file or directory"):
-        run(Options(*trace, json=str(tmp_path / "out.json")), lambda _: None, lambda *_: None)
+        run(SimulationOptions(*trace, json=str(tmp_path / "out.json")), lambda _: None, lambda *_: None)
 
 
 def test_options_that_would_be_ignored_are_refused(trace):
@@ -145,7 +151,7 @@ def test_options_that_would_be_ignored_are_refused(trace):
 def test_odd_rows_are_told_and_the_run_goes_on(trace, tmp_path, capsys):
     path = tmp_path / "odd.csv"
     path.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\nq,-1,1,0,0\n")
-    run(Options(trace[0], str(path)), lambda _: None, lambda *_: None)
+    run(SimulationOptions(trace[0], str(path)), lambda _: None, lambda *_: None)
     err = capsys.readouterr().err.splitlines()
     assert "odd.csv:3: cpu_milli is '-1'" in err[0]
     assert "no pod asks for a GPU" in err[1]
@@ -153,7 +159,7 @@ def test_odd_rows_are_told_and_the_run_goes_on(trace, tmp_path, capsys):
 
 def test_a_useless_trace_stops(trace):
     with pytest.raises(TraceError, match="no column"):
-        run(Options(trace[1], trace[1]), print, lambda *_: None)
+        run(SimulationOptions(trace[1], trace[1]), print, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +183,12 @@ def test_a_useless_trace_stops(trace):
 )
 def test_bad_options(changes, message):
     with pytest.raises(SettingsError, match=message):
-        Options("n", "p", **changes).check()
+        SimulationOptions("n", "p", **changes).check()
 
 
 def test_all_faults_at_once():
     with pytest.raises(SettingsError) as caught:
-        Options("n", "p", ("x", "y"), jobs=0).check()
+        SimulationOptions("n", "p", ("x", "y"), jobs=0).check()
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -204,7 +210,7 @@ def disks(tmp_path):
 def on_disks(folder, parameters=None, **more):
     names = str(folder / "nodes.csv"), str(folder / "pods.csv")
     chosen = {} if parameters is None else {"least-requested": parameters}
-    return Options(*names, ("least-requested",), inflation=0.1, parameters=chosen, **more)
+    return SimulationOptions(*names, ("least-requested",), inflation=0.1, parameters=chosen, **more)
 
 
 def test_further_resources_fill_up_where_a_parameter_names_them(disks):

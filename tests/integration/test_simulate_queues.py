@@ -10,10 +10,10 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.arrivals import replayed
-from scheduler_plugin.simulator.cluster import Cluster
-from scheduler_plugin.simulator.options import Options
-from scheduler_plugin.simulator.placer import Placer, policy_for
-from scheduler_plugin.simulator.queued import QueuedReplaying, queue_of
+from scheduler_plugin.simulator.cluster import SimulatedCluster
+from scheduler_plugin.simulator.options import SimulationOptions
+from scheduler_plugin.simulator.placer import Placer, make_simulated_policy
+from scheduler_plugin.simulator.queued import QueuedReplayState, queue_of
 from scheduler_plugin.simulator.queued_results import jain
 from scheduler_plugin.simulator.trace import TracePod, read_nodes, read_pods
 
@@ -37,7 +37,7 @@ def trace(tmp_path):
 
 def options(trace, config=COHORT, **more):
     (trace / "queues.yaml").write_text(config)
-    return Options(
+    return SimulationOptions(
         str(trace / "nodes.csv"),
         str(trace / "pods.csv"),
         policies=("best-fit",),
@@ -161,9 +161,9 @@ def test_pods_go_where_their_data_is(trace):
     what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
     for enabled, row in (("true", 1), ("false", 0)):
         config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
-        cluster = Cluster(what.nodes)
-        placer = Placer(cluster, policy_for("best-fit", {}, None))
-        replaying = QueuedReplaying(cluster, placer, what, config)
+        cluster = SimulatedCluster(what.nodes)
+        placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
+        replaying = QueuedReplayState(cluster, placer, what, config)
         kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
         replaying.look(kinds)
         for number, kind in enumerate(kinds):
@@ -214,7 +214,11 @@ def test_where_nobody_had_anything_nothing_was_fair(trace):
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ("queues: [{name: a}]", SettingsError, "queue 'b' of the pod list is not configured; allowed: a"),
+        (
+            "queues: [{name: a}]",
+            SettingsError,
+            "queue 'b' of the pod list is not configured; allowed: a",
+        ),
         ("queues: [{name: a, weight: 0}]", SettingsError, "queues.yaml: queues.*weight"),
     ],
 )
@@ -225,7 +229,7 @@ def test_bad_input(trace, config, error, message):
 
 def test_queues_need_a_replay(trace):
     with pytest.raises(SettingsError, match="without a replay"):
-        Options("n", "p", queues="queues.yaml").check()
+        SimulationOptions("n", "p", queues="queues.yaml").check()
 
 
 def test_pods_without_a_queue_are_spread_by_weight():
@@ -277,9 +281,9 @@ def test_slots_near_data_and_pods_to_come(trace):
     made = options(trace, config)
     read = read_nodes(made.nodes, quiet)
     what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
-    cluster = Cluster(what.nodes)
-    placer = Placer(cluster, policy_for("best-fit", {}, None))
-    replaying = QueuedReplaying(cluster, placer, what, parse_config("q", config))
+    cluster = SimulatedCluster(what.nodes)
+    placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
+    replaying = QueuedReplayState(cluster, placer, what, parse_config("q", config))
     kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
     replaying.look(kinds)
     replaying.arrive(0, kinds[0])
@@ -291,9 +295,9 @@ def test_every_pod_that_waits_counts(trace):
     made = options(trace)
     read = read_nodes(made.nodes, quiet)
     what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
-    cluster = Cluster(what.nodes)
-    policy = policy_for("weighted-balance", {}, None)
-    replaying = QueuedReplaying(cluster, Placer(cluster, policy), what, parse_config("q", COHORT))
+    cluster = SimulatedCluster(what.nodes)
+    policy = make_simulated_policy("weighted-balance", {}, None)
+    replaying = QueuedReplayState(cluster, Placer(cluster, policy), what, parse_config("q", COHORT))
     kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
     replaying.look(kinds)
     for number, kind in enumerate(kinds):

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import replay as benchmark
 from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
-from scheduler_plugin.simulator.options import LEARNED, TRACE, Options
+from scheduler_plugin.simulator.options import LEARNED, TRACE, SimulationOptions
 
 
 @pytest.fixture
@@ -41,7 +41,10 @@ def without_time(told):
 
 def test_a_replay_s_results_do_not_depend_on_the_number_of_processes(trace):
     options = {"policies": ("fragmentation", "best-fit"), "seeds": (1, 2), "replay": True, "load": 0.9}
-    told = [without_time(simulate(Options(*trace, **options, jobs=jobs), quiet, quiet)) for jobs in (1, 2)]
+    told = [
+        without_time(simulate(SimulationOptions(*trace, **options, jobs=jobs), quiet, quiet))
+        for jobs in (1, 2)
+    ]
     assert told[0] == told[1]
     assert list(told[0]["mean"]) == ["fragmentation", "best-fit"]
     for each in told[0]["runs"]:
@@ -55,7 +58,7 @@ def test_report_json_and_pictures_of_a_replay(trace, tmp_path):
     pytest.importorskip("matplotlib")
     lines = []
     target = tmp_path / "out.json"
-    options = Options(
+    options = SimulationOptions(
         *trace, workloads=(LEARNED, TRACE), replay=True, load=1.1, plot=str(tmp_path), json=str(target)
     )
     run(options, lines.append, quiet)
@@ -73,13 +76,13 @@ def test_report_json_and_pictures_of_a_replay(trace, tmp_path):
 
 
 def test_both_workloads_without_a_replay(trace):
-    options = Options(*trace, ("best-fit", "fragmentation"), workloads=(TRACE, LEARNED))
+    options = SimulationOptions(*trace, ("best-fit", "fragmentation"), workloads=(TRACE, LEARNED))
     told = simulate(options, quiet, quiet)
     labels = ["best-fit", "fragmentation, trace", "fragmentation, learned"]
     assert list(told["mean"]) == labels
     assert [each["workload"] for each in told["runs"]] == [None, "trace", "learned"]
     # As shipped it learns, and then the label needs no more than the name.
-    (shipped,) = simulate(Options(*trace), quiet, quiet)["runs"]
+    (shipped,) = simulate(SimulationOptions(*trace), quiet, quiet)["runs"]
     learned = told["runs"][2]
     assert (shipped["label"], shipped["workload"]) == ("fragmentation", "learned")
     assert shipped["allocated_percent"] == learned["allocated_percent"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from deviceplugin.check import check_node
-from deviceplugin.errors import GpuError, SettingsError
+from deviceplugin.errors import GpuError, NodeSettingsError
 from deviceplugin.gpus.api.health import fault_event
 from deviceplugin.gpus.api.provider import GpuProvider, SourceOptions
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, HealthEvent
@@ -143,7 +143,7 @@ def settings(folder: Path, **changes: Any) -> Any:
     ],
 )
 def test_what_it_lacks_is_refused_by_its_name(tmp_path: Path, changes: dict[str, Any], fault: str):
-    with pytest.raises(SettingsError) as found:
+    with pytest.raises(NodeSettingsError) as found:
         settings(tmp_path, **changes).check()
     assert found.value.faults == (fault,)
 

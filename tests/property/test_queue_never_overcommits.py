@@ -14,7 +14,7 @@ import pytest
 
 from scheduler_plugin.cache.charges import AssumedPod, ChargeRules
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from tests.property.queued.replica import Replica
 from tests.property.queued.simulation import run
 from tests.property.undercount.scene import ViolationError
@@ -55,7 +55,7 @@ class NoFence(Replica):
     fence = False
 
 
-class Forgetful(QueueRules):
+class Forgetful(QueueChargeRules):
     """What was released loses its room when anything about the pod changes."""
 
     def is_binding_stale(self, take: AssumedPod, pod: PodRecord) -> bool:

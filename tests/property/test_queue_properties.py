@@ -12,10 +12,10 @@ from allocator.place import place
 from allocator.records import charge
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.cache.queued_pods import Phase
-from scheduler_plugin.queue.cache.queues import TenantState
-from scheduler_plugin.queue.cache.waiting import Kind, Task
-from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
-from scheduler_plugin.queue.scheduler.admission import Release
+from scheduler_plugin.queue.cache.queues import QueueState
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
+from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from tests.queue_world import QueueWorld
 
 RACK = "topology.kubernetes.io/rack"
@@ -160,9 +160,9 @@ class History(QueueWorld):
             for member in release.members:
                 self.change(member.uid, spec={"schedulingGates": []})
 
-    def _check_locality(self, release: Release, near: list[str]) -> None:
+    def _check_locality(self, release: AdmittedWorkload, near: list[str]) -> None:
         """Data is passed by only when nobody is near it, or needs none."""
-        if release.relaxed and not isinstance(release.task.wants, GangWants):
+        if release.relaxed and not isinstance(release.task.wants, GangRequirements):
             assert not near, f"{release.task.uid} goes far from its data and {near} would not"
 
     def _pods(self, count: int = 1, gang: str = "") -> None:
@@ -179,7 +179,7 @@ class History(QueueWorld):
     def _in(self, phase: Phase) -> list[str]:
         return [uid for uid, entry in self.queue.entries.items() if entry.phase is phase]
 
-    def _admissible(self) -> Iterator[tuple[TenantState, Task[Needs]]]:
+    def _admissible(self) -> Iterator[tuple[QueueState, QueuedWorkload[Needs]]]:
         """Waiting tasks that stage, order and quota would let go; gangs are not looked at."""
         for tenant in self.queue.tenants:
             tasks = [task for task in tenant.waiting if not tenant.waiting.is_held(task.uid)]
@@ -187,7 +187,7 @@ class History(QueueWorld):
             if tenant.form is not None and tenant.form.strategy == "StrictFIFO":
                 tasks = tasks[:1]
             for task in tasks:
-                single = not isinstance(task.wants, GangWants)
+                single = not isinstance(task.wants, GangRequirements)
                 if (
                     single
                     and tenant.is_open
@@ -195,13 +195,13 @@ class History(QueueWorld):
                 ):
                     yield tenant, task
 
-    def _fits(self, task: Task[Needs], *, near: bool = False, on: str = "") -> bool:
+    def _fits(self, task: QueuedWorkload[Needs], *, near: bool = False, on: str = "") -> bool:
         """Whether a card can take a task now, by the scalar code; `near`: one near its data; `on` a node."""
-        assert isinstance(task.wants, Wants)
+        assert isinstance(task.wants, PodRequirements)
         for name, row in self.state.nodes.rows.items():
             if on not in {"", name}:
                 continue
-            if self.slots and not any(self.queue.slots.idle(name, kind) for kind in Kind):
+            if self.slots and not any(self.queue.slots.idle(name, kind) for kind in SlotType):
                 continue
             if near and task.data and not self.queue.locality.near(name, task.data):
                 continue

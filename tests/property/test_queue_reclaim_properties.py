@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
@@ -103,7 +103,7 @@ class Cluster:
         return "b0" in world.released()
 
 
-def reclaimed(world: QueueWorld) -> Reclaim | None:
+def reclaimed(world: QueueWorld) -> ReclaimPlan | None:
     reclaimer = Reclaimer(world.queue)
     found = [reclaim for _ in range(3) for reclaim in reclaimer.find(world.now)]
     return found[0] if found else None

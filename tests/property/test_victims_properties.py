@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import keeps_budgets
-from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S, EvictionRules, cost, plan_on_node
+from scheduler_plugin.preemption.node_victims import compute_cost, read_node
+from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S, EvictionRules, plan_on_node
 from tests.cluster_builders import container
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 
@@ -97,4 +97,4 @@ def test_victims(
         # Where no budget is in the way there is a plan, and of one demand no cheaper one.
         assert found is not None
         if shape != "two containers":
-            assert cost(found.victims)[:2] == min(cost(subset)[:2] for subset in sufficient)
+            assert compute_cost(found.victims)[:2] == min(compute_cost(subset)[:2] for subset in sufficient)

@@ -13,7 +13,7 @@ from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.objects import KubeBudget
 from gpupack.whatif.rendering import format_advice, format_why
 from scheduler_plugin.cache.disruption_budgets import BudgetSpec, BudgetStatus, LabelSelector
-from scheduler_plugin.cache.objects import Metadata
+from scheduler_plugin.cache.objects import LiteMetadata
 from tests.ask_world import Node, Pod, World
 
 # One move lets a whole card become free, that of the pod `small` or of the pod `large`.
@@ -110,7 +110,7 @@ def test_a_pod_that_must_not_be_moved_stays(change, why_not):
 
 def budget(allowed, name="pdb"):
     return KubeBudget(
-        metadata=Metadata(name=name, namespace="default"),
+        metadata=LiteMetadata(name=name, namespace="default"),
         spec=BudgetSpec(LabelSelector({"app": "x"})),
         status=BudgetStatus(allowed),
     )

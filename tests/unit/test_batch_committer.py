@@ -13,7 +13,7 @@ from scheduler_plugin.binding.batch_committer import UNDER_WAY
 from scheduler_plugin.binding.batch_protocol import (
     MOST_PODS,
     CommitCall,
-    Outcome,
+    CommitOutcome,
     decode_commit_call,
     decode_commit_reply,
     encode,
@@ -27,7 +27,7 @@ async def test_a_pod_is_bound_by_one_write_with_its_cards() -> None:
     world = BatchWorld()
     world.pod("p", 8)
     (result,) = await world.commit([world.candidates("p", "n", "m")])
-    assert (result.outcome, result.node) == (Outcome.BOUND, "n")
+    assert (result.outcome, result.node) == (CommitOutcome.BOUND, "n")
     assert world.api.sent == [("uid-p", "n")]
     assigned = json.loads(world.api.objects["p"]["metadata"]["annotations"][POD_ASSIGNED])
     assert [units for _, units in assigned["main"]] == [8]
@@ -40,7 +40,7 @@ async def test_what_one_pod_takes_the_next_one_of_the_call_sees() -> None:
     lists = [[world.candidates(name, "n", "m")] for name in "pqrs"]
     results = await world.commit(*lists)
     assert Counter(result.node for result in results) == {"n": 2, "m": 2}
-    assert {result.outcome for result in results} == {Outcome.BOUND}
+    assert {result.outcome for result in results} == {CommitOutcome.BOUND}
 
 
 async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_told_where_none_is_left() -> (
@@ -51,10 +51,10 @@ async def test_the_next_node_is_taken_where_the_first_is_refused_and_the_reason_
     world.pod("q", 8)
     world.lose_node("n")
     (first,) = await world.commit([world.candidates("p", "n", "m")])
-    assert (first.outcome, first.node) == (Outcome.BOUND, "m")
+    assert (first.outcome, first.node) == (CommitOutcome.BOUND, "m")
     world.node("m", cpu="1")
     (second,) = await world.commit([world.candidates("q", "n", "m")])
-    assert (second.outcome, second.why) == (Outcome.REFUSED, "insufficient cpu")
+    assert (second.outcome, second.why) == (CommitOutcome.REFUSED, "insufficient cpu")
     (third,) = await world.commit([world.candidates("q", "n")])
     assert third.why == "no node of its list is there any more"
 
@@ -77,14 +77,14 @@ async def test_a_gang_is_bound_whole_or_not_at_all() -> None:
     for name in "pqr":
         world.pod(name, 16)
     results = await world.commit([world.candidates(name, "n") for name in "pqr"])
-    assert {result.outcome for result in results} == {Outcome.REFUSED}
+    assert {result.outcome for result in results} == {CommitOutcome.REFUSED}
     assert results[0].why.startswith("pod r of its gang: ")
     assert not world.api.sent
     assert world.assumed() == 0
     results = await world.commit(
         [world.candidates("p", "n"), world.candidates("q", "n"), world.candidates("r", "m")]
     )
-    assert {result.outcome for result in results} == {Outcome.BOUND}
+    assert {result.outcome for result in results} == {CommitOutcome.BOUND}
 
 
 @pytest.mark.parametrize("error", [Conflict("changed"), Forbidden("no", status=403)])
@@ -93,7 +93,7 @@ async def test_a_refused_binding_gives_the_cards_back(error: KubeApiError) -> No
     world.pod("p", 8)
     world.api.before = raising(error)
     (result,) = await world.commit([world.candidates("p", "n", "m")])
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is CommitOutcome.REFUSED
     assert world.assumed() == 0
     assert world.api.sent == [("uid-p", "n")]
 
@@ -103,7 +103,7 @@ async def test_a_binding_whose_answer_was_lost_is_bound_where_the_pod_says_so() 
     world.pod("p", 8)
     world.api.after = raising(TimedOut("late"))
     (result,) = await world.commit([world.candidates("p", "n", "m")])
-    assert (result.outcome, result.node) == (Outcome.BOUND, "n")
+    assert (result.outcome, result.node) == (CommitOutcome.BOUND, "n")
 
 
 async def test_a_binding_that_may_have_happened_is_never_sent_to_another_node() -> None:
@@ -117,11 +117,11 @@ async def test_a_binding_that_may_have_happened_is_never_sent_to_another_node() 
 
     world.api.read = unreachable
     (result,) = await world.commit([world.candidates("p", "n", "m")])
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is CommitOutcome.UNKNOWN
     assert world.assumed() == 8
     for _ in range(3):
         (again,) = await world.commit([world.candidates("p", "m")])
-        assert again.outcome is Outcome.REFUSED
+        assert again.outcome is CommitOutcome.REFUSED
         assert "under way" in again.why
         await world.pass_time()
     assert world.api.sent == [("uid-p", "n")]
@@ -129,7 +129,7 @@ async def test_a_binding_that_may_have_happened_is_never_sent_to_another_node() 
     await world.pass_time()
     assert world.assumed() == 0
     (result,) = await world.commit([world.candidates("p", "m")])
-    assert result.outcome is Outcome.BOUND
+    assert result.outcome is CommitOutcome.BOUND
     await world.binder.close()
 
 
@@ -149,8 +149,8 @@ async def test_who_loses_the_lead_in_the_middle_sends_no_further_binding() -> No
     results = await world.commit(*([world.candidates(name, "n", "m")] for name in names))
     sent = {uid for uid, _ in world.api.sent}
     assert len(sent) == 1
-    assert {result.uid for result in results if result.outcome is Outcome.BOUND} == sent
-    assert all(result.outcome is Outcome.REFUSED for result in results if result.uid not in sent)
+    assert {result.uid for result in results if result.outcome is CommitOutcome.BOUND} == sent
+    assert all(result.outcome is CommitOutcome.REFUSED for result in results if result.uid not in sent)
     (later,) = await world.commit([world.candidates(names[-1], "n")])
     assert "not the leader" in later.why
 
@@ -161,7 +161,7 @@ async def test_who_ends_sends_no_further_binding() -> None:
     await world.binder.wait_for_fence()
     world.binder.stop_binding()
     (result,) = await world.commit([world.candidates("p", "n")])
-    assert result.outcome is Outcome.REFUSED
+    assert result.outcome is CommitOutcome.REFUSED
     assert not world.api.sent
 
 
@@ -177,7 +177,7 @@ async def test_nothing_is_bound_from_a_stale_view_nor_for_pods_of_others() -> No
     results = await world.commit(
         *([world.candidates(name, "n")] for name in ("theirs", "gated", "plain", "none"))
     )
-    assert {result.outcome for result in results} == {Outcome.REFUSED}
+    assert {result.outcome for result in results} == {CommitOutcome.REFUSED}
     assert not world.api.sent
 
 
@@ -187,7 +187,7 @@ async def test_headroom_stays_free() -> None:
     (refused,) = await world.commit([world.candidates("p", "n")], headroom=0.51)
     assert refused.why == "insufficient cpu"
     (bound,) = await world.commit([world.candidates("p", "n")], headroom=0.5)
-    assert bound.outcome is Outcome.BOUND
+    assert bound.outcome is CommitOutcome.BOUND
 
 
 class Trouble:
@@ -236,7 +236,7 @@ async def test_whatever_fails_nothing_is_bound_twice_or_over_committed(seed: int
             [world.candidates(name, *rng.sample(("n", "m"), 2), stale=rng.random() < 0.3)] for name in waiting
         ]
         results = await world.commit(*lists)
-        bound = {result.uid: result.node for result in results if result.outcome is Outcome.BOUND}
+        bound = {result.uid: result.node for result in results if result.outcome is CommitOutcome.BOUND}
         assert bound.items() <= world.api.bound.items()
         for name in rng.sample(names, 20):
             world.see(name)

@@ -10,7 +10,7 @@ from allocator.names import BATCH_SCHEDULER
 from kubeapi.errors import NotFound
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions, make_condition_patch
-from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.queue.controller.status import WaitReason
 from tests.queue_world import QueueWorld
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,14 +19,14 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (Reason.ROOM, "Unschedulable"),
-        (Reason.NEVER, "Unschedulable"),
-        (Reason.QUOTA, "Quota"),
-        (Reason.TURN, "Turn"),
-        (Reason.REFUSED, "Refused"),
+        (WaitReason.ROOM, "Unschedulable"),
+        (WaitReason.NEVER, "Unschedulable"),
+        (WaitReason.QUOTA, "Quota"),
+        (WaitReason.TURN, "Turn"),
+        (WaitReason.REFUSED, "Refused"),
     ],
 )
-def test_an_autoscaler_reads_unschedulable_only_where_nodes_would_help(reason: Reason, said: str) -> None:
+def test_an_autoscaler_reads_unschedulable_only_where_nodes_would_help(reason: WaitReason, said: str) -> None:
     patch = make_condition_patch("uid-p", reason, "x" * 2000, NOW)
     (condition,) = patch["status"]["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", said)
@@ -57,8 +57,8 @@ async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wa
     conditions = BatchConditions(Api(), lambda: True, lambda: False, 1.0, sleep=sleep)
     entries = world.queue.entries
     for uid in (*uids, gated):
-        conditions.note(entries[uid], Reason.ROOM, "first")
-    conditions.note(entries[uids[1]], Reason.QUOTA, "then")
+        conditions.note(entries[uid], WaitReason.ROOM, "first")
+    conditions.note(entries[uids[1]], WaitReason.QUOTA, "then")
     entries[uids[2]].phase = Phase.RELEASED
     running = asyncio.create_task(conditions.run())
     for _ in range(20):

@@ -17,7 +17,7 @@ from gpupack.queuestatus import read, render
 from kubeapi.correlation import pod_ref
 from kubeapi.errors import Forbidden, make_printable, shorten
 from kubeapi.events import EventRecorder
-from scheduler_plugin.queue.controller.status import waiting
+from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import QueueWorld
 
 EVIL = "a\x1b[2J\x1b]0;b\x07\x9b31m\u202ec\r\nd"
@@ -36,7 +36,7 @@ def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
     world = QueueWorld()
     world.node("n1", (16,))
     world.pod("p", annotations={f"gpupack.io/{key}": name})
-    (found,) = waiting(world.queue, 0)
+    (found,) = explain_waiting(world.queue, 0)
     assert found.message.startswith(f"annotation gpupack.io/{key} is ")
     assert found.message.endswith("allowed: 253 printable characters")
     assert found.message.isprintable()
@@ -59,7 +59,7 @@ def test_a_message_names_few_of_many_values() -> None:
         world.pod(f"p{number:02}", job=f"{number:03}" * 80, gang="g", size=50)
     gates = ["gpupack.io/queue", *(f"example.com/{number:02}" for number in range(50))]
     world.pod("gates", gates=gates)
-    messages = {found.name: found.message for found in waiting(world.queue, 0)}
+    messages = {found.name: found.message for found in explain_waiting(world.queue, 0)}
     assert len(messages["p00"]) < 1000
     assert messages["p00"].endswith(" ...; allowed: one")
     assert messages["gates"].endswith("example.com/09 ...")

@@ -9,10 +9,12 @@ from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import Board
 from gpupack.whatif.objects import KubeNode, KubePod
-from scheduler_plugin.queue.controller.status import Reason, Why
+from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
 from tests.ask_world import Node, Pod, World
 
-NOBODY = Why("default", "p", "nobody", 0, Reason.REFUSED, 'queue "nobody" does not exist; allowed: a', 3.0)
+NOBODY = WaitExplanation(
+    "default", "p", "nobody", 0, WaitReason.REFUSED, 'queue "nobody" does not exist; allowed: a', 3.0
+)
 
 
 def board_of(world, gates=(QUEUE_GATE,)):

@@ -20,7 +20,7 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.settings import Settings as SchedulerSettings
-from scheduler_plugin.simulator.options import Options
+from scheduler_plugin.simulator.options import SimulationOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = (DEFAULT_NODE_POLICY, DEFAULT_CARD_POLICY)
@@ -50,7 +50,10 @@ def test_the_parts_agree() -> None:
     assert (queue["node_policy"], queue["card_policy"]) == BOTH
     assert (ClusterPolicies().node_policy, ClusterPolicies().card_policy) == BOTH
     assert (BatchSettings().node_policy, BatchSettings().card_policy) == BOTH
-    assert (Options("n", "p").policies, Options("n", "p").card_policy) == (BOTH[:1], BOTH[1])
+    assert (SimulationOptions("n", "p").policies, SimulationOptions("n", "p").card_policy) == (
+        BOTH[:1],
+        BOTH[1],
+    )
     assert PolicyRequest(0, 0, ()).card_policy == DEFAULT_CARD_POLICY
     assert inspect.signature(Ledger).parameters["policy"].default == DEFAULT_CARD_POLICY
     embedded = inspect.signature(EmbeddedCluster).parameters

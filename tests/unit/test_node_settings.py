@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from deviceplugin.errors import SettingsError
+from deviceplugin.errors import NodeSettingsError
 from deviceplugin.settings import Settings
 from gpupack.cli.app import cli
 
@@ -50,14 +50,14 @@ def test_good_settings_pass(tmp_path):
     ],
 )
 def test_each_fault_names_its_option(tmp_path, changes, message):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(NodeSettingsError) as caught:
         good(tmp_path, **changes).check()
     assert len(caught.value.faults) == 1
     assert message in caught.value.faults[0]
 
 
 def test_all_faults_come_at_once(tmp_path):
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(NodeSettingsError) as caught:
         good(tmp_path, gpus="amd", log_level="loud", http="x").check()
     assert len(caught.value.faults) == 3
     assert str(caught.value) == "; ".join(caught.value.faults)

@@ -15,10 +15,10 @@ from gpupack.whatif.kube_checks import HostRequirements
 from gpupack.whatif.node_results import ORDER
 from gpupack.whatif.what_if import PodCardUsage, WhatIf
 from kubeapi.selectors import UNSCHEDULABLE
-from scheduler_plugin.cache.objects import Metadata
+from scheduler_plugin.cache.objects import LiteMetadata
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts, node_rules
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts, read_pod_node_rules
 from scheduler_plugin.scheduling.reasons import REASONS
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
@@ -26,8 +26,8 @@ from tests.queue_world import QueueWorld
 
 
 def allowed_by_queue(world, node, pod):
-    facts = node_facts(msgspec.convert(world.node(node).object(world.pods), QueueNode))
-    rules = node_rules(msgspec.convert(world.pod(pod).object(), QueuePod))
+    facts = read_node_facts(msgspec.convert(world.node(node).object(world.pods), QueueNode))
+    rules = read_pod_node_rules(msgspec.convert(world.pod(pod).object(), QueuePod))
     return rules.allows_node(node, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
 
@@ -60,7 +60,7 @@ def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
 
 def test_the_metric_of_waiting_pods_names_the_reason_that_stands_first_in_why():
     for pair in itertools.permutations(REASONS, 2):
-        label = UnschedulablePod(Metadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
+        label = UnschedulablePod(LiteMetadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
         first = min(pair, key=lambda reason: ORDER.index(reason.json_name))
         assert label == first.metric_label
 

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.cards import Card
-from allocator.errors import PolicyError, RequestError
+from allocator.errors import CardPolicyError, RequestError
 from allocator.policies import CARD_POLICIES
 from allocator.policy import choose
 from allocator.selector import Selector
@@ -77,7 +77,7 @@ def test_unknown_numa_is_near_nothing():
 
 
 def test_unknown_policy():
-    with pytest.raises(PolicyError, match=f'card policy "best"; allowed: {CARD_POLICIES.allowed}$'):
+    with pytest.raises(CardPolicyError, match=f'card policy "best"; allowed: {CARD_POLICIES.allowed}$'):
         choose(node([0]), 1, 1, "best")
 
 
@@ -88,5 +88,5 @@ def test_impossible_requests(units, count):
 
 
 def test_a_policy_without_parameters_takes_none():
-    with pytest.raises(PolicyError, match='card policy "most-used" takes no parameters, got "speed"'):
+    with pytest.raises(CardPolicyError, match='card policy "most-used" takes no parameters, got "speed"'):
         CARD_POLICIES.make("most-used", {"speed": "9"})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from allocator.cards import Card
-from allocator.errors import PolicyError as CardPolicyError
+from allocator.errors import CardPolicyError
 from allocator.policies import CARD_POLICIES
 from allocator.policy import choose
 from allocator.request import ContainerRequest, PodRequest
@@ -184,8 +184,8 @@ def test_the_queue_holds_such_a_pod_says_why_and_goes_on_with_the_others(units):
         uid = world.pod("p", containers=many, annotations=notes)
         world.pod("q", 3)
         assert world.released() == ["q"]
-        found = status.why(world.queue, world.queue.entries[uid], 0)
-        assert (found.reason, found.message[: len(NAMED)]) == (status.Reason.REFUSED, NAMED)
+        found = status.explain_pod(world.queue, world.queue.entries[uid], 0)
+        assert (found.reason, found.message[: len(NAMED)]) == (status.WaitReason.REFUSED, NAMED)
 
 
 def test_a_pod_that_is_bound_is_served_by_the_default_policy():

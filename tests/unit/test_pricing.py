@@ -2,7 +2,7 @@ from itertools import combinations_with_replacement, pairwise
 
 import pytest
 
-from allocator.errors import PolicyError
+from allocator.errors import CardPolicyError
 from allocator.pricing import MAX_SIZES, _leaving_row, hole_values
 
 
@@ -37,7 +37,7 @@ def test_sizes_are_read_in_their_common_step():
 
 
 def test_a_card_of_nothing_is_refused():
-    with pytest.raises(PolicyError, match="card of 0 units; allowed: 1 or more"):
+    with pytest.raises(CardPolicyError, match="card of 0 units; allowed: 1 or more"):
         hole_values(0, {1: 1.0})
 
 

@@ -9,8 +9,8 @@ import pytest
 from scheduler_plugin.cache.objects import SchedulingGate
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.queue.cache.pods import QueuePod
-from scheduler_plugin.queue.cache.queue_clock import Ages
-from scheduler_plugin.queue.controller.status import tenants
+from scheduler_plugin.queue.cache.queue_clock import QueueClock
+from scheduler_plugin.queue.controller.status import report_queues
 from scheduler_plugin.queue.controller.watching import QueueFeed
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
@@ -31,7 +31,7 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
     world.released()
     world.bind(running)
     world.pod("large", 16, created=3600)
-    assert tenants(world.queue, world.now)[0].oldest_wait_s == pytest.approx(22 * 3600)
+    assert report_queues(world.queue, world.now)[0].oldest_wait_s == pytest.approx(22 * 3600)
     assert [node for _, node in world.queue.keep_room(world.now)] == ["n1"]
 
 
@@ -47,12 +47,12 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
 )
 def test_when_a_pod_began_to_wait(created: float, live: bool, wall: float | None, began: float) -> None:
     """Seconds of the queue's clock, at its second 300."""
-    assert Ages(wall).began(created, 300.0, live=live) == began
+    assert QueueClock(wall).began(created, 300.0, live=live) == began
 
 
 def test_pods_of_a_later_list_come_after_those_before_it() -> None:
     """A pod was dated a day ahead; so those after it have their place by arrival, listed or not."""
-    ages = Ages()
+    ages = QueueClock()
     ages.since(DAY_S, 1.0, live=True)
     early = ages.since(100.0, 2.0, live=True)
     listed = [ages.since(created, 60.0, live=True) for created in (160.0, 161.0, 162.0)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allocator.names import DEFAULT_NODE_POLICY
-from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.best_fit import BestFit
 from scheduler_plugin.scheduling.policies.registry import is_scored_by_row
@@ -68,7 +68,7 @@ def test_the_same_as_one_by_one(policy: str, seed: int, monkeypatch: pytest.Monk
     assert len(with_lists) > 100
     lists = shared.queue.admission.ahead.lists
     assert lists < len(with_lists) / 2 if policy in BY_ROW else lists == 0
-    monkeypatch.setattr(Room, "by_row", lambda *_: False)
+    monkeypatch.setattr(FreeCapacity, "by_row", lambda *_: False)
     assert with_lists == placed(world(seed, policy), seed)
 
 
@@ -154,7 +154,7 @@ def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
         elif change == 2 and name in made.state.nodes.rows:
             made.lose_node(name)
         if at % 5 == 0:
-            fresh = Room(made.state, made.queue.room.policies)
+            fresh = FreeCapacity(made.state, made.queue.room.policies)
             for node, facts in made.queue.room.facts.items():
                 fresh.set_facts(node, facts)
             for each in wants:

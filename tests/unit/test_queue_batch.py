@@ -11,9 +11,9 @@ from allocator.names import POD_PLANNED
 from benchmarks import floors
 from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.capacity.reservation_planner import Clearing
-from scheduler_plugin.queue.controller.controller import Controller, planned
-from scheduler_plugin.queue.controller.writer import Writer, release_patch
+from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
+from scheduler_plugin.queue.controller.controller import Controller, list_planned_cards
+from scheduler_plugin.queue.controller.writer import PodWriter, release_patch
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod
 from tests.queue_world import QueueWorld
@@ -37,7 +37,7 @@ def test_what_is_released_is_bound_in_any_order(seed: int) -> None:
     }
     members = [member for release in world.decide() for member in release.members]
     assert len(members) > 8
-    plans = {member.uid: ",".join(planned(world.queue, member.uid)) for member in members}
+    plans = {member.uid: ",".join(list_planned_cards(world.queue, member.uid)) for member in members}
     committer = Committer(state, ClusterPolicies("fragmentation"))
     rng.shuffle(members)
     for version, member in enumerate(members, start=2):
@@ -70,7 +70,7 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
     wants = world.queue.entries[world.pod("p", rng.choice((12, 60)), annotations=cards)].wants
     assert wants is not None
     room = world.queue.room
-    clearing = Clearing(room, "uid-p")
+    clearing = ReservationPlanner(room, "uid-p")
     expected = min(
         (
             (spot.missing, name)
@@ -104,7 +104,7 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
         return True
 
     times = itertools.count(0.0, 0.015)
-    writer: Any = Writer(None, lambda: True, 1.0)  # type: ignore[arg-type]
+    writer: Any = PodWriter(None, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, Recorder(), lambda: next(times), ready)
     controller.note()
     running = asyncio.create_task(controller.run())

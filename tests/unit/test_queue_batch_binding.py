@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from allocator.names import BATCH_SCHEDULER
-from scheduler_plugin.binding.batch_protocol import CommitCall, Outcome, PodResult
+from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodResult
 from scheduler_plugin.queue.cache.batch_pods import NO_COMMITTER, NOT_READ
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller.batch_client import CommitFailedError
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.controller import Controller
-from scheduler_plugin.queue.controller.writer import Writer, Written
+from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome
 from tests.batch_world import BatchWorld
 from tests.queue_world import QueueWorld
 
@@ -39,7 +39,7 @@ def batch_world(config: str = BATCH) -> QueueWorld:
 class Committer:
     """Answers as told, and notes what it was handed."""
 
-    def __init__(self, *outcomes: Outcome | CommitFailedError) -> None:
+    def __init__(self, *outcomes: CommitOutcome | CommitFailedError) -> None:
         self.outcomes = list(outcomes)
         self.calls: list[CommitCall] = []
 
@@ -107,7 +107,7 @@ async def test_the_committer_finds_the_lists_unchanged_where_nothing_else_happen
     answers = await handover.commit(groups)
     assert len(answers) == 7
     placed = {handed.member.uid: handed.member.node for group in groups for handed in group}
-    assert {answer.written for _, answer in answers} == {Written.DONE}
+    assert {answer.written for _, answer in answers} == {WriteOutcome.DONE}
     assert committer.api.bound == placed
 
 
@@ -115,7 +115,7 @@ async def test_pods_of_a_gang_are_handed_over_together_and_gated_ones_are_not() 
     world = batch_world()
     gang = [batch_pod(world, f"g{number}", 8, gang="g", size=2) for number in range(2)]
     gated = world.pod("gated", 4)
-    client = Committer(Outcome.BOUND)
+    client = Committer(CommitOutcome.BOUND)
     handover = Handover(world.queue, client)
     groups, others = [], []
     for release in world.queue.decide(0):
@@ -139,21 +139,21 @@ async def test_a_group_whose_pod_is_gone_is_not_handed_over() -> None:
     world.delete(gang[0])
     answers = await handover.commit([handed])
     assert not client.calls
-    assert {answer.written for _, answer in answers} == {Written.GONE}
+    assert {answer.written for _, answer in answers} == {WriteOutcome.GONE}
 
 
 @pytest.mark.parametrize(
     ("outcome", "bound"),
     [
-        (Outcome.BOUND, True),
-        (Outcome.REFUSED, False),
-        (Outcome.UNKNOWN, False),
+        (CommitOutcome.BOUND, True),
+        (CommitOutcome.REFUSED, False),
+        (CommitOutcome.UNKNOWN, False),
         (CommitFailedError("away", sent=False), False),
         (CommitFailedError("late", sent=True), False),
     ],
 )
 async def test_what_is_not_bound_waits_again_in_its_old_place(
-    outcome: Outcome | CommitFailedError, bound: bool
+    outcome: CommitOutcome | CommitFailedError, bound: bool
 ) -> None:
     world = batch_world()
     uid = batch_pod(world, "p", 8)
@@ -167,7 +167,7 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
             events.append(f"{reason}: {message}")
             told.set()
 
-    writer: Any = Writer(None, lambda: True, 1.0)  # type: ignore[arg-type]
+    writer: Any = PodWriter(None, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, Recorder(), lambda: world.now, lambda: True, batch=client)
     controller.note()
     running = asyncio.create_task(controller.run())

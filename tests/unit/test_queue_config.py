@@ -6,7 +6,7 @@ import pytest
 from pytest_mock import MockerFixture
 
 from scheduler_plugin.errors import QueueConfigError
-from scheduler_plugin.queue.config.queues import QueueConfig, over_the_cluster, parse_config
+from scheduler_plugin.queue.config.queues import QueueConfig, explain_overcommit, parse_config
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 
 FULL = """
@@ -197,8 +197,8 @@ def test_a_circle_of_cohorts_is_shown() -> None:
 
 def test_quotas_over_the_sum_of_the_cluster_are_told() -> None:
     config = parse_config("f", "queues: [{name: a, nominalQuota: 60}, {name: b, nominalQuota: 60}]")
-    assert over_the_cluster(config, 120) == ""
-    assert over_the_cluster(config, 100) == (
+    assert explain_overcommit(config, 120) == ""
+    assert explain_overcommit(config, 100) == (
         "nominal quotas sum up to 120 units and the cluster's cards have 100"
     )
 

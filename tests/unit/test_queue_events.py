@@ -10,12 +10,12 @@ import pytest
 from allocator.names import POD_REQUEUED
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, TooManyRequests
 from kubeapi.events import BUSY_S
-from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, Ages
+from scheduler_plugin.queue.cache.queue_clock import TOLERANCE_S, QueueClock
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.controller import UNDER_WAY, Controller
 from scheduler_plugin.queue.controller.explainer import AGAIN_S
-from scheduler_plugin.queue.controller.writer import Writer
+from scheduler_plugin.queue.controller.writer import PodWriter
 from tests.queue_world import UNSCHEDULABLE, QueueWorld
 
 TWO = "queues: [{name: a}, {name: b}]"
@@ -33,7 +33,7 @@ class Running:
         api: Any = self
         self.leads = True
         self.asked_to_remove = 0
-        writer = Writer(api, lambda: self.leads, 1.0)
+        writer = PodWriter(api, lambda: self.leads, 1.0)
         self.controller = Controller(self.world.queue, writer, self, lambda: self.world.now, lambda: True)
 
     async def patch(self, path: str, body: Any, content_type: str, *, timeout_s: float) -> bytes:
@@ -165,7 +165,7 @@ async def test_pods_of_a_deleted_queue_are_told_and_go_on_by_another_queue_or_wh
     await running.pass_time()
     refused = 'Warning Waiting Refused: queue "b" does not exist; allowed: a'
     assert running.told("moves") == running.told("stays") == [refused]
-    (gone,) = [each for each in status.tenants(world.queue, 0) if each.name == "b"]
+    (gone,) = [each for each in status.report_queues(world.queue, 0) if each.name == "b"]
     assert (gone.stop, gone.used, gone.waiting) == ("not configured", 16, 2)
     world.change("uid-moves", metadata={"labels": {"gpupack.io/queue-name": "a"}})
     await running.pass_time()
@@ -287,7 +287,7 @@ async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None
     await running.pass_time()
     released = {name for name in ("p0", "p60", "other") if running.is_released(name)}
     assert released == {"p0", "other"}
-    tenants = {each.name: each for each in status.tenants(world.queue, world.now)}
+    tenants = {each.name: each for each in status.report_queues(world.queue, world.now)}
     assert (tenants["a"].waiting, tenants["b"].waiting) == (9_999, 0)
     for name in ("p0", "other"):
         world.bind(f"uid-{name}")
@@ -299,7 +299,7 @@ async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None
 
 def test_a_clock_that_jumps_puts_nobody_who_comes_later_before_those_who_wait() -> None:
     """Forwards and back again: the pod that was dated to next year keeps its place."""
-    ages, day = Ages(), 86_400.0
+    ages, day = QueueClock(), 86_400.0
     times = [
         ages.since(created, now, live=True)
         for created, now in ((1000, 0), (1010, 10), (1000 + 365 * day, 20), (1030, 30), (1000 - day, 40))
@@ -309,14 +309,14 @@ def test_a_clock_that_jumps_puts_nobody_who_comes_later_before_those_who_wait() 
 
 
 def test_news_that_are_late_change_no_order() -> None:
-    ages = Ages()
+    ages = QueueClock()
     assert ages.since(5000, 10, live=True) == 5000
     assert ages.since(5000 - TOLERANCE_S + 5, 15, live=True) == 5000 - TOLERANCE_S + 5
 
 
 def test_pods_that_are_listed_are_in_the_order_of_their_creation() -> None:
     """After a restart their age is all that is known."""
-    ages = Ages()
+    ages = QueueClock()
     assert [ages.since(created, 0, live=False) for created in (10**9, 5, 7)] == [10**9, 5, 7]
 
 
@@ -369,7 +369,7 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
         world.delete(world.pod(f"p{number}", 1, cpu=f"{number + 1}m"))
     assert len(world.queue._shapes) == 400
     controller = Controller(
-        world.queue, Writer(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
+        world.queue, PodWriter(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
     )
     running = asyncio.create_task(controller.run())
     controller.note()

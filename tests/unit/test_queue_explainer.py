@@ -8,7 +8,7 @@ import pytest
 from scheduler_plugin.queue.controller import explainer, status
 from scheduler_plugin.queue.controller.controller import IDLE_S, TICK_S, Controller
 from scheduler_plugin.queue.controller.explainer import SHARE, SLICE_S, UNCHANGED_S, Explainer
-from scheduler_plugin.queue.controller.writer import Writer
+from scheduler_plugin.queue.controller.writer import PodWriter
 from tests.queue_world import QueueWorld
 
 COST_S = 0.001
@@ -24,7 +24,7 @@ class Told:
         self.looked: list[str] = []
         self.events: list[str] = []
         self.explainer = Explainer(self.world.queue, self, lambda: self.world.now)
-        found_why = status.why
+        found_why = status.explain_pod
 
         def counted(queue: Any, entry: Any, now: float, position: int) -> Any:
             self.world.now += COST_S
@@ -109,7 +109,7 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
     """Or when the pause of a release ends that the API server has refused."""
     monkeypatch.setattr("scheduler_plugin.queue.controller.controller.TICK_S", 0.001)
     world, nothing, decided = told.world, None, []
-    writer = Writer(nothing, lambda: True, 1.0)  # type: ignore[arg-type]
+    writer = PodWriter(nothing, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, told, lambda: world.now, lambda: True)
     decide = world.queue.decide
     monkeypatch.setattr(world.queue, "decide", lambda now: decided.append(now) or decide(now))  # type: ignore[func-returns-value]

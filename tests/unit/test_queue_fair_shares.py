@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
-from scheduler_plugin.queue.controller.status import tenants
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
+from scheduler_plugin.queue.controller.status import report_queues
 from tests.queue_world import QueueWorld
 
 DOMINANT = "fairSharing: dominant\n"
@@ -47,7 +47,9 @@ def test_shares_follow_what_runs_and_what_there_is() -> None:
     assert world.released() == ["b1"]
 
     def shares() -> dict[str, tuple[float, str]]:
-        return {each.name: (each.weighted_share, each.dominant_resource) for each in tenants(world.queue, 0)}
+        return {
+            each.name: (each.weighted_share, each.dominant_resource) for each in report_queues(world.queue, 0)
+        }
 
     assert shares() == {"a": (0.6, "cpu"), "b": (0.3, "cpu")}
     world.node("n2", (16, 16), cpu="60", memory="100Gi")
@@ -74,4 +76,4 @@ def test_the_resource_that_dominates(
     has: tuple[int, int, int], total: tuple[int, int, int], found: tuple[str, float]
 ) -> None:
     """The largest part counts, of equal ones the first; what the cluster has none of is left out."""
-    assert dominant(Resources(*has), Resources(*total)) == found
+    assert find_dominant(QueueResources(*has), QueueResources(*total)) == found

@@ -1,7 +1,7 @@
 """Gangs: released whole or not at all, what is bound half, and members that are made again."""
 
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.status import Reason, waiting
+from scheduler_plugin.queue.controller.status import WaitReason, explain_waiting
 from tests.queue_world import UNSCHEDULABLE, QueueWorld, world
 
 __all__ = ["world"]
@@ -104,8 +104,8 @@ def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_wh
     world.delete(gang[0])
     world.pod("again-0", 4, gang="G", size=2)
     assert world.released() == []
-    (held, _) = waiting(world.queue, world.now)
-    assert held.reason is Reason.HELD
+    (held, _) = explain_waiting(world.queue, world.now)
+    assert held.reason is WaitReason.HELD
     assert held.message == "it could not be bound when it was released; it is tried again after a pause"
     world.now += 10
     assert sorted(world.released()) == ["again-0", "again-1"]
@@ -143,8 +143,8 @@ def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_po
         (150, "gang default/g4"),
     ]
     assert not world.queue.entries[single].ticket.gated, "a pod by itself goes at once"
-    held = status.why(world.queue, world.queue.entries[pods["g29", 0]], world.now)
-    assert (held.reason, held.queue) == (Reason.HELD, "a")
+    held = status.explain_pod(world.queue, world.queue.entries[pods["g29", 0]], world.now)
+    assert (held.reason, held.queue) == (WaitReason.HELD, "a")
     assert held.message.startswith("gang default/first asks for the same and could not be bound")
     world.bind(pods["g1", 0])
     assert world.released() == [], "half of one says nothing"
@@ -211,7 +211,7 @@ def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorl
     again = world.pod("again", 4, gang="G", size=4)
     assert world.released() == ["again"]
     world.bind(again)
-    assert waiting(world.queue, world.now) == []
+    assert explain_waiting(world.queue, world.now) == []
     world.now = 5000.0
     assert _taken_back(world) == []
 

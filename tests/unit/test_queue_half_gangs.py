@@ -6,7 +6,7 @@ import pytest
 
 from allocator.names import POD_REQUEUED
 from scheduler_plugin.queue.cache.queued_pods import Phase
-from scheduler_plugin.queue.controller.controller import told
+from scheduler_plugin.queue.controller.controller import format_decision
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]
@@ -119,7 +119,7 @@ def test_of_pods_without_data_nobody_says_that_it_is_elsewhere(world: QueueWorld
     half_released(world, 4)
     releases = world.decide()
     assert [release.relaxed for release in releases] == [False]
-    assert "data" not in told(releases[0], releases[0].members[0])
+    assert "data" not in format_decision(releases[0], releases[0].members[0])
 
 
 def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueWorld) -> None:

@@ -1,6 +1,6 @@
 """Whose quota a released pod counts against, and for whom a queue is."""
 
-from scheduler_plugin.queue.controller.status import tenants, waiting
+from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 from tests.queue_world import QueueWorld
 
 LABEL = "gpupack.io/queue-name"
@@ -11,7 +11,7 @@ NOT_FOR_X = (
 
 
 def _used(world: QueueWorld) -> dict[str, int]:
-    return {each.name: each.used for each in tenants(world.queue, 0) if each.used}
+    return {each.name: each.used for each in report_queues(world.queue, 0) if each.used}
 
 
 def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
@@ -44,7 +44,7 @@ def test_pods_of_a_queue_that_is_gone_count_for_the_one_that_they_name_then() ->
     world.configure("queues: [{name: b, nominalQuota: 8}]")
     world.change(uid, metadata={"labels": {LABEL: "b"}})
     assert _used(world) == {"b": 8}
-    assert [each.name for each in tenants(world.queue, 0)] == ["b"]
+    assert [each.name for each in report_queues(world.queue, 0)] == ["b"]
 
 
 def test_a_bound_pod_of_an_excluded_namespace_does_not_count() -> None:
@@ -77,6 +77,8 @@ def test_no_selector_admits_a_namespace_that_is_not_known_yet() -> None:
     world.node("n1", (16, 16))
     world.pod("p", 8)
     assert world.released() == []
-    assert "namespace 'default' are not known yet" in waiting(world.queue, 0)[0].message.replace('"', "'")
+    assert "namespace 'default' are not known yet" in explain_waiting(world.queue, 0)[0].message.replace(
+        '"', "'"
+    )
     world.queue.set_namespace("default", {})
     assert world.released() == ["p"]

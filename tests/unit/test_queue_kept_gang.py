@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.queue.controller.status import waiting
-from scheduler_plugin.queue.scheduler.admission import Look
+from scheduler_plugin.queue.controller.status import explain_waiting
+from scheduler_plugin.queue.scheduler.admission import AdmissionCycle
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import ONE_QUEUE, TEN_HOURS_S, QueueWorld, long_runners
@@ -43,7 +43,7 @@ def three_nodes(config: str = ONE_QUEUE) -> QueueWorld:
 
 
 def reasons(world: QueueWorld) -> dict[str, str]:
-    return {each.name: each.message for each in waiting(world.queue, world.now)}
+    return {each.name: each.message for each in explain_waiting(world.queue, world.now)}
 
 
 def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
@@ -91,14 +91,14 @@ def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
     keep(world)
     world.node("n2", (16,), (0,))
     tries = []
-    look = Look.pick
+    look = AdmissionCycle.pick
 
     def counted(*arguments: Any) -> Any:
         tries.append(arguments)
         assert len(tries) < 9, "it is tried for ever"
         return look(*arguments)
 
-    monkeypatch.setattr(Look, "pick", counted)
+    monkeypatch.setattr(AdmissionCycle, "pick", counted)
     assert world.released() == []
     assert len(tries) == 2
     assert "; room is kept for it on node n2" in reasons(world)["g0"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_plugin.queue.controller.status import KEPT_QUOTA, waiting
+from scheduler_plugin.queue.controller.status import KEPT_QUOTA, explain_waiting
 from tests.queue_world import QueueWorld
 
 COHORT = """queues:
@@ -48,7 +48,9 @@ def test_younger_pods_of_the_queue_wait_until_it_is_released() -> None:
     world.pod("young", 4, created=3)
     end(world, "a0")
     assert world.released() == []
-    assert {each.name: each.message for each in waiting(world.queue, world.now)}["young"] == KEPT_QUOTA
+    assert {each.name: each.message for each in explain_waiting(world.queue, world.now)}[
+        "young"
+    ] == KEPT_QUOTA
     end(world, "a1", "a2")
     assert world.released() == ["large"]
     assert world.queue.tenants.kept == {}

@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.records import Assignment
-from scheduler_plugin.queue.controller.status import waiting
+from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import QueueWorld
 
 TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"
@@ -106,7 +106,7 @@ def test_kept_room_is_given_up_when_its_pod_may_not_be_released(config: str) -> 
         world.delete(uid)
     world.pod("other", 16, queue="b", created=2)
     assert world.released() == ["other"]
-    assert "room is kept" not in " ".join(each.message for each in waiting(world.queue, world.now))
+    assert "room is kept" not in " ".join(each.message for each in explain_waiting(world.queue, world.now))
 
 
 def _on_the_second_card(**others: int) -> QueueWorld:

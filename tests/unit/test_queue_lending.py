@@ -5,8 +5,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_plugin.queue.cache.lending import Case, Choice, by_share, launch_order, pick
-from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.lending import (
+    SlotChoice,
+    SlotMatch,
+    pick_workload,
+    sort_by_launch_order,
+    sort_by_share,
+)
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
 
@@ -18,20 +24,20 @@ class User:
     name: str
     weight: float = 1.0
     allocated: float = 0.0
-    waiting: Waiting[str] = field(default_factory=Waiting)
+    waiting: WaitingWorkloads[str] = field(default_factory=WaitingWorkloads)
 
 
-def local(uid: str, data: str = "", since: float = 0.0, job: str = "") -> Task[str]:
+def local(uid: str, data: str = "", since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
     """A task whose data is on a node."""
-    return Task(uid, Kind.LOCAL, since, "", frozenset([data] if data else []), job)
+    return QueuedWorkload(uid, SlotType.LOCAL, since, "", frozenset([data] if data else []), job)
 
 
-def free(uid: str, since: float = 0.0, job: str = "") -> Task[str]:
+def free(uid: str, since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
     """A task without data."""
-    return Task(uid, Kind.FREE, since, "", frozenset(), job)
+    return QueuedWorkload(uid, SlotType.FREE, since, "", frozenset(), job)
 
 
-def user(name: str, *tasks: Task[str], weight: float = 1.0, allocated: float = 0.0) -> User:
+def user(name: str, *tasks: QueuedWorkload[str], weight: float = 1.0, allocated: float = 0.0) -> User:
     """A tenant with tasks that wait."""
     tenant = User(name, weight, allocated)
     for task in tasks:
@@ -40,39 +46,41 @@ def user(name: str, *tasks: Task[str], weight: float = 1.0, allocated: float = 0
 
 
 def offer(
-    slot: Kind | None, node: str, tenants: Sequence[User], *, locality: bool = True
-) -> Choice[str] | None:
+    slot: SlotType | None, node: str, tenants: Sequence[User], *, locality: bool = True
+) -> SlotChoice[str] | None:
     """Offer a slot on a node; data is named after the node that it is on."""
 
-    def near(_tenant: object, group: Group[str]) -> bool:
+    def near(_tenant: object, group: WorkloadGroup[str]) -> bool:
         return all(RACKS[name] == RACKS[node] for name in group.key.data)
 
-    return pick(slot, by_share(tenants), near=near, may=lambda _tenant, _group: True, locality=locality)
+    return pick_workload(
+        slot, sort_by_share(tenants), near=near, may=lambda _tenant, _group: True, locality=locality
+    )
 
 
 @pytest.mark.parametrize(
     ("slot", "tasks", "chosen", "case", "relaxed"),
     [
-        (Kind.LOCAL, [local("m1", "n1", 5), local("m2", "n2", 3), free("r1", 1)], "m2", 1, False),
-        (Kind.FREE, [local("m1", "n1", 1), free("r1", 5)], "r1", 2, False),
-        (Kind.LOCAL, [local("m1", "n3", 1), free("r1", 5)], "r1", 3, False),
-        (Kind.FREE, [local("m1", "n2")], "m1", 4, False),
-        (Kind.LOCAL, [local("m1", "n3", 4), local("m0", "n3", 2)], "m0", 1, True),
+        (SlotType.LOCAL, [local("m1", "n1", 5), local("m2", "n2", 3), free("r1", 1)], "m2", 1, False),
+        (SlotType.FREE, [local("m1", "n1", 1), free("r1", 5)], "r1", 2, False),
+        (SlotType.LOCAL, [local("m1", "n3", 1), free("r1", 5)], "r1", 3, False),
+        (SlotType.FREE, [local("m1", "n2")], "m1", 4, False),
+        (SlotType.LOCAL, [local("m1", "n3", 4), local("m0", "n3", 2)], "m0", 1, True),
     ],
 )
 def test_the_golden_picks_of_one_tenant(
-    slot: Kind, tasks: list[Task[str]], chosen: str, case: int, *, relaxed: bool
+    slot: SlotType, tasks: list[QueuedWorkload[str]], chosen: str, case: int, *, relaxed: bool
 ) -> None:
     """A slot on n1 goes to these."""
     choice = offer(slot, "n1", [user("u1", *tasks)])
     assert choice is not None
-    assert (choice.task.uid, choice.case, choice.relaxed) == (chosen, Case(case), relaxed)
+    assert (choice.task.uid, choice.case, choice.relaxed) == (chosen, SlotMatch(case), relaxed)
     assert choice.lender == ""
 
 
 def test_a_tenant_without_near_data_lends_its_turn() -> None:
     """u1's data is in the other rack."""
-    choice = offer(Kind.LOCAL, "n1", [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))])
+    choice = offer(SlotType.LOCAL, "n1", [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))])
     assert choice is not None
     assert (choice.tenant, choice.task.uid, choice.lender, choice.relaxed) == ("u2", "m9", "u1", False)
 
@@ -80,14 +88,14 @@ def test_a_tenant_without_near_data_lends_its_turn() -> None:
 def test_without_locality_the_head_is_not_passed_over() -> None:
     """The same offer, and nobody looks at data."""
     tenants = [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))]
-    choice = offer(Kind.LOCAL, "n1", tenants, locality=False)
+    choice = offer(SlotType.LOCAL, "n1", tenants, locality=False)
     assert choice is not None
     assert (choice.tenant, choice.task.uid, choice.relaxed) == ("u1", "m1", True)
 
 
 def test_nobody_waits_and_the_slot_stays_idle() -> None:
     """There is no choice then."""
-    assert offer(Kind.FREE, "n1", [user("u1"), user("u2")]) is None
+    assert offer(SlotType.FREE, "n1", [user("u1"), user("u2")]) is None
 
 
 def test_the_smallest_share_of_its_worth_comes_first_then_the_name() -> None:
@@ -97,7 +105,7 @@ def test_the_smallest_share_of_its_worth_comes_first_then_the_name() -> None:
         user("b", weight=4, allocated=4),
         user("a", weight=1, allocated=1),
     ]
-    assert [tenant.name for tenant in by_share(tenants)] == ["a", "b", "c"]
+    assert [tenant.name for tenant in sort_by_share(tenants)] == ["a", "b", "c"]
 
 
 def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
@@ -110,8 +118,8 @@ def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
 def test_the_golden_launch_order() -> None:
     """The second stage first; by age alone as an option."""
     tasks = [local("m1", "n1", 1), local("m2", "n1", 2), free("r1", 3)]
-    assert [task.uid for task in launch_order(tasks)][:2] == ["r1", "m1"]
-    assert [task.uid for task in launch_order(tasks, plain=True)][:2] == ["m1", "m2"]
+    assert [task.uid for task in sort_by_launch_order(tasks)][:2] == ["r1", "m1"]
+    assert [task.uid for task in sort_by_launch_order(tasks, plain=True)][:2] == ["m1", "m2"]
 
 
 def rounds(*, borrowing: bool) -> tuple[int, float]:
@@ -125,13 +133,13 @@ def rounds(*, borrowing: bool) -> tuple[int, float]:
     )
     count = busy = 0
     while len(tenant.waiting):
-        running: list[Task[str]] = []
-        for slot in (Kind.LOCAL, Kind.LOCAL, Kind.FREE, Kind.FREE):
+        running: list[QueuedWorkload[str]] = []
+        for slot in (SlotType.LOCAL, SlotType.LOCAL, SlotType.FREE, SlotType.FREE):
 
-            def may(_tenant: object, group: Group[str], slot: Kind = slot) -> bool:
+            def may(_tenant: object, group: WorkloadGroup[str], slot: SlotType = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick(slot, [tenant], near=lambda _tenant, _group: True, may=may)
+            choice = pick_workload(slot, [tenant], near=lambda _tenant, _group: True, may=may)
             if choice is not None:
                 tenant.waiting.remove(choice.task.uid)
                 running.append(choice.task)
@@ -150,7 +158,7 @@ def test_the_headline() -> None:
 
 def test_the_second_stage_waits_for_the_first() -> None:
     """Also for a first-stage task that is added when the second stage was eligible already."""
-    waiting: Waiting[str] = Waiting()
+    waiting: WaitingWorkloads[str] = WaitingWorkloads()
     waiting.add(free("r1", job="j"))
     assert not waiting.is_held("r1")
     waiting.add(local("m1", job="j"))
@@ -158,16 +166,16 @@ def test_the_second_stage_waits_for_the_first() -> None:
     waiting.remove("m1")
     assert waiting.is_held("r1"), "m1 runs"
     assert waiting.finished("m1", "j")
-    assert [group.oldest().uid for group in waiting.groups(Kind.FREE)] == ["r1"]
+    assert [group.oldest().uid for group in waiting.groups(SlotType.FREE)] == ["r1"]
 
 
 def test_a_group_forgets_who_left() -> None:
     """The oldest of those that are left is known, however many came and went."""
-    waiting: Waiting[str] = Waiting()
+    waiting: WaitingWorkloads[str] = WaitingWorkloads()
     for i in range(1000):
         waiting.add(free(f"r{i}", i))
         if i >= 2:
             waiting.remove(f"r{i - 2}")
-    (group,) = waiting.groups(Kind.FREE)
+    (group,) = waiting.groups(SlotType.FREE)
     assert (group.oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
     assert len(group._by_age) < 64

@@ -1,6 +1,6 @@
 """Further resources in the queue: they decide who is released, kept room for, and evicted."""
 
-from scheduler_plugin.queue.controller.status import waiting
+from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import container
 from tests.queue_world import ONE_QUEUE, QueueWorld
@@ -26,7 +26,7 @@ def test_a_pod_goes_where_it_is_left() -> None:
     world.pod("r", containers=asks(2), created=3)
     world.pod("s", containers=asks(5), created=4)
     assert where(world) == {"p": "n2", "q": "n2"}
-    told = {each.name: (each.reason, each.message) for each in waiting(world.queue, world.now)}
+    told = {each.name: (each.reason, each.message) for each in explain_waiting(world.queue, world.now)}
     allowed = f"it needs 1 units on one card, on a node that its rules, processor, memory and {NIC} allow"
     assert told["r"] == ("NoRoom", f"{allowed}: none has that")
     assert told["s"][0] == "NeverFits"

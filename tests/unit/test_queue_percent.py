@@ -6,7 +6,7 @@ import pytest
 
 from allocator.names import POD_CARDS
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.controller import planned
+from scheduler_plugin.queue.controller.controller import list_planned_cards
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
@@ -30,7 +30,7 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
     uid = ask(world, "half", 50)
     assert world.released() == ["half"]
     assert used(world) == 40
-    assert planned(world.queue, uid) == ["GPU-large-0"]
+    assert list_planned_cards(world.queue, uid) == ["GPU-large-0"]
     world.bind(uid)
     assert used(world) == 40
     world.delete(uid)
@@ -54,7 +54,7 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     world.node("large", (80,))
     uid = ask(world, "p0", 50)
     assert world.released() == []
-    (why,) = status.waiting(world.queue, 0)
+    (why,) = status.explain_waiting(world.queue, 0)
     never = "it needs 40 units; queue a can never have more than 16"
     assert (why.reason, why.message) == ("NeverFits", never)
     world.node("small", (16,))
@@ -77,7 +77,7 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     assert world.released() == ["b0"]
     ask(world, "a0", 50)
     assert world.released() == []
-    (why,) = status.waiting(world.queue, 0)
+    (why,) = status.explain_waiting(world.queue, 0)
     assert (why.reason, why.message) == (
         "Quota",
         "it needs 40 units; queue a uses 0 units of its quota of 16",
@@ -92,7 +92,7 @@ def test_shares_are_admitted_by_the_words(percent: int, fits: int) -> None:
     for number in range(6):
         ask(world, f"p{number}", percent, created=number)
     assert len(world.released()) == fits
-    (why, *_) = status.waiting(world.queue, 0)
+    (why, *_) = status.explain_waiting(world.queue, 0)
     assert why.reason == "NoRoom"
     assert f"it needs {percent} percent of one card; the largest free card has" in why.message
 

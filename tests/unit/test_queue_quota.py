@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_plugin.queue.config.quota import Cohort, Quota, QuotaUse, cohorts_of
+from scheduler_plugin.queue.config.quota import Cohort, Quota, QuotaState, find_cohorts
 from tests.queue_world import TWO_QUEUES, UNSCHEDULABLE, QueueWorld
 
 
 def cohort(**quotas: Quota) -> Cohort:
-    return Cohort({name: QuotaUse(quota) for name, quota in quotas.items()})
+    return Cohort({name: QuotaState(quota) for name, quota in quotas.items()})
 
 
 def test_a_tenant_without_quota_has_no_limit() -> None:
@@ -35,7 +35,7 @@ def test_a_lender_lacks_what_others_have_borrowed() -> None:
 
 
 def test_tenants_lend_within_the_root_of_their_tree_only() -> None:
-    roots = cohorts_of([("a", "x"), ("b", "y"), ("c", "z"), ("d", ""), ("e", "")], {"x": "all", "y": "all"})
+    roots = find_cohorts([("a", "x"), ("b", "y"), ("c", "z"), ("d", ""), ("e", "")], {"x": "all", "y": "all"})
     assert roots["a"] == roots["b"]
     assert len(set(roots.values())) == 4
 
@@ -52,7 +52,7 @@ def test_what_is_allowed_never_exceeds_what_there_is(
 ) -> None:
     """All together have no more than their quotas, and nobody more than own plus limit and what is lent."""
     names = [f"t{number}" for number in range(len(quotas))]
-    both = Cohort({name: QuotaUse(Quota(*quota)) for name, quota in zip(names, quotas, strict=True)})
+    both = Cohort({name: QuotaState(Quota(*quota)) for name, quota in zip(names, quotas, strict=True)})
     for who, units in uses:
         name = names[who % len(names)]
         account = both.accounts[name]

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from scheduler_plugin.queue.scheduler.reclaim import LOOKED_AT, Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import LOOKED_AT, Reclaimer, ReclaimPlan
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
@@ -29,17 +29,17 @@ def run(world: QueueWorld, units: Iterable[int], queue: str = "a") -> list[str]:
     return names
 
 
-def find(world: QueueWorld, reclaimer: Reclaimer | None = None) -> Reclaim | None:
+def find(world: QueueWorld, reclaimer: Reclaimer | None = None) -> ReclaimPlan | None:
     found = (reclaimer or Reclaimer(world.queue)).find(world.now)
     assert len(found) <= 1
     return found[0] if found else None
 
 
-def names(reclaim: Reclaim | None) -> list[str]:
+def names(reclaim: ReclaimPlan | None) -> list[str]:
     return [] if reclaim is None else sorted(victim.record.name for victim in reclaim.victims)
 
 
-def carry_out(world: QueueWorld, reclaim: Reclaim) -> list[str]:
+def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> list[str]:
     """Evict one victim after the other, each made again at once; names of all that are released meanwhile."""
     reclaim.keep(world.queue)
     world.queue.keep_room(world.now)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
 from tests.queue_world import QueueWorld
 
 
@@ -36,16 +36,16 @@ def gang(world: QueueWorld, *units: int) -> None:
         world.pod(f"b{number}", each, queue="b", created=500, gang="g", size=len(units))
 
 
-def found(world: QueueWorld) -> Reclaim | None:
+def found(world: QueueWorld) -> ReclaimPlan | None:
     reclaims = Reclaimer(world.queue).find(world.now)
     return reclaims[0] if reclaims else None
 
 
-def names(reclaim: Reclaim | None) -> list[str]:
+def names(reclaim: ReclaimPlan | None) -> list[str]:
     return [] if reclaim is None else sorted(victim.record.name for victim in reclaim.victims)
 
 
-def carry_out(world: QueueWorld, reclaim: Reclaim) -> None:
+def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> None:
     """What the controller and the API server make of it."""
     reclaim.keep(world.queue)
     for victim in reclaim.victims:

@@ -7,7 +7,7 @@ import pytest
 from allocator.names import POD_REQUEUED, QUEUE_GATE
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.queue.controller.status import WaitReason
 from scheduler_plugin.queue.controller.writer import release_patch, requeue_patch
 from scheduler_plugin.scheduling.reasons import REQUEUED
 from tests.queue_world import TWO_QUEUES, QueueWorld, world
@@ -35,9 +35,9 @@ def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     assert {(back.entry.uid, back.requeue) for back in world.take_back()} == {(uid, True) for uid in lost}
     assert [world.queue.tenants[name].units for name in "ab"] == [0, 0]
     assert sorted(world.released()) == ["a1", "b1"]
-    why = status.why(world.queue, world.queue.entries[lost[0]], world.now)
+    why = status.explain_pod(world.queue, world.queue.entries[lost[0]], world.now)
     assert (why.reason, why.message) == (
-        Reason.HELD,
+        WaitReason.HELD,
         "it could not be bound when it was released; it is tried again after a pause",
     )
 

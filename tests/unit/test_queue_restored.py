@@ -4,7 +4,7 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from scheduler_plugin.queue.cache.queued_pods import GATED_AGAIN_S
-from scheduler_plugin.queue.controller.status import tenants, waiting
+from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 from tests.queue_world import QueueWorld
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
@@ -28,7 +28,7 @@ def test_a_released_pod_that_is_gated_again_is_released_again(world: QueueWorld)
     assert world.released() == []
     world.now = GATED_AGAIN_S
     assert [back.entry.uid for back in world.queue.expire(world.now)] == [uid]
-    assert [each.name for each in waiting(world.queue, world.now)] == ["p"]
+    assert [each.name for each in explain_waiting(world.queue, world.now)] == ["p"]
     world.now += 2
     assert world.released() == ["p"]
 
@@ -51,6 +51,6 @@ def test_a_bound_pod_that_is_gated_again_waits_and_has_nothing(world: QueueWorld
     world.released()
     world.bind(uid)
     world.change(uid, spec=GATED | {"nodeName": ""})
-    status = tenants(world.queue, 0)[0]
+    status = report_queues(world.queue, 0)[0]
     assert (status.used, status.running, status.waiting) == (0, 0, 1)
     assert world.released() == ["p"]

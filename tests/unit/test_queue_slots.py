@@ -3,7 +3,7 @@
 import pytest
 
 from allocator.names import POD_PLANNED
-from scheduler_plugin.queue.cache.lending import Case
+from scheduler_plugin.queue.cache.lending import SlotMatch
 from tests.queue_world import ONE_QUEUE, QueueWorld
 
 SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"
@@ -38,7 +38,7 @@ def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
     for number in range(20):
         world.pod(f"p{number}", 1, created=number)
     cases = [release.case for release in world.decide()]
-    assert cases == [Case.FREE_FOR_FREE] * free + [Case.LOCAL_LENT_TO_FREE] * local
+    assert cases == [SlotMatch.FREE_FOR_FREE] * free + [SlotMatch.LOCAL_LENT_TO_FREE] * local
 
 
 def nodes_of(world: QueueWorld) -> dict[str, str]:
@@ -59,10 +59,10 @@ def test_slots_near_the_data_are_offered_before_any_is_offered_to_pods_whose_dat
         world.pod(f"m{number}", 1, data="d", created=number)
     releases = world.decide()
     assert [(each.members[0].node, each.case, each.relaxed) for each in releases] == [
-        ("n2", Case.LOCAL_FOR_LOCAL, False),
-        ("n2", Case.FREE_LENT_TO_LOCAL, False),
-        ("n1", Case.LOCAL_FOR_LOCAL, True),
-        ("n1", Case.FREE_LENT_TO_LOCAL, True),
+        ("n2", SlotMatch.LOCAL_FOR_LOCAL, False),
+        ("n2", SlotMatch.FREE_LENT_TO_LOCAL, False),
+        ("n1", SlotMatch.LOCAL_FOR_LOCAL, True),
+        ("n1", SlotMatch.FREE_LENT_TO_LOCAL, True),
     ]
 
 

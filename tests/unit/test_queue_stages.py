@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from allocator.names import POD_FIRST_STAGE_SIZE
-from scheduler_plugin.queue.controller.status import Reason, tenants, waiting
+from scheduler_plugin.queue.controller.status import WaitReason, explain_waiting, report_queues
 from tests.queue_world import QueueWorld, world
 
 __all__ = ["world"]
@@ -92,7 +92,7 @@ def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
     world.configure("queues: [{name: b}]")
     world.configure("queues: [{name: a}, {name: b}]")
     assert world.released() == []
-    assert [each.reason for each in waiting(world.queue, 0)] == [Reason.STAGE]
+    assert [each.reason for each in explain_waiting(world.queue, 0)] == [WaitReason.STAGE]
     world.delete(first)
     assert world.released() == ["second"]
 
@@ -106,15 +106,15 @@ def test_queues_that_nobody_configured_leave_nothing_behind() -> None:
         world.delete(world.pod(f"gone-{i}", 1, queue=f"released-{i}", gates=()))
         moved = world.pod(f"moved-{i}", 1, queue=f"left-{i}", data="d", job="j")
         world.change(moved, metadata={"labels": {"gpupack.io/queue-name": "a"}})
-    assert [each.name for each in tenants(world.queue, 0)] == ["a"]
+    assert [each.name for each in report_queues(world.queue, 0)] == ["a"]
 
 
 def test_a_second_stage_waits_for_a_first_one_that_comes_later(world: QueueWorld) -> None:
     """The reduce pod was there before any map pod: it is not taken for one of a job that has none."""
     world.pod("reduce", 1, job="j")
     assert world.released() == []
-    (why,) = waiting(world.queue, 0)
-    assert why.reason is Reason.STAGE
+    (why,) = explain_waiting(world.queue, 0)
+    assert why.reason is WaitReason.STAGE
     assert why.message == (
         "its job waits for its first stage: no pod with data of job default/j is known yet; "
         "where it has none, gpupack.io/first-stage-size: 0 says so"
@@ -138,7 +138,7 @@ def test_a_second_stage_waits_for_all_completions_of_the_job_that_makes_the_firs
         world.bind(uids[-1])
         world.change(uids[-1], status={"phase": phase})
     assert world.released() == []
-    assert waiting(world.queue, 0)[0].message == (
+    assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: Job default/maps has 0 of 2 pods that succeeded"
     )
     world.job("maps", completions=2, data="d", job="j", succeeded=1)
@@ -162,7 +162,7 @@ def test_a_second_stage_is_told_what_its_first_one_lacks(
     world.job("maps", data="d", job="j", succeeded=1, **job)
     world.pod("reduce", 1, job="j")
     assert world.released() == []
-    assert waiting(world.queue, 0)[0].message == f"its job waits for its first stage: {said}"
+    assert explain_waiting(world.queue, 0)[0].message == f"its job waits for its first stage: {said}"
     world.job("maps", data="d", job="j", succeeded=1, completions=job["completions"], complete=True)
     assert world.released() == ["reduce"]
 
@@ -177,7 +177,7 @@ def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld)
         world.change(first, status={"phase": phase})
         if left < 2:
             assert world.released() == []
-            assert f"{left} of 2 pods have succeeded" in waiting(world.queue, 0)[0].message
+            assert f"{left} of 2 pods have succeeded" in explain_waiting(world.queue, 0)[0].message
         world.delete(first)
     assert world.released() == ["reduce"]
     world.bind(reduce)
@@ -197,7 +197,7 @@ def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: s
     """And what is allowed."""
     world.pod("reduce", 1, job=job, annotations={POD_FIRST_STAGE_SIZE: size})
     assert world.released() == []
-    assert waiting(world.queue, 0)[0].message == f"annotation {POD_FIRST_STAGE_SIZE} {why}"
+    assert explain_waiting(world.queue, 0)[0].message == f"annotation {POD_FIRST_STAGE_SIZE} {why}"
 
 
 def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
@@ -212,7 +212,7 @@ def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
         world.bind(uid)
         world.change(uid, status={"phase": "Succeeded"})
     assert world.released() == ["reduce-k"]
-    assert waiting(world.queue, 0)[0].message == (
+    assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: the Jobs of the cluster are not known yet"
     )
     world.queue.stages.set_jobs([])
@@ -227,7 +227,7 @@ def test_a_pod_whose_job_is_not_known_yet_does_not_end_its_first_stage(world: Qu
     world.bind(first)
     world.change(first, status={"phase": "Succeeded"})
     assert world.released() == []
-    assert waiting(world.queue, 0)[0].message == (
+    assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: the Job that made pod default/map is not known yet"
     )
     world.job("maps", completions=2, data="d", job="j", succeeded=1)

@@ -28,7 +28,10 @@ def answer() -> bytes:
     world.pod("three", 1, queue="nobody")
     world.now = 150
     queue = world.queue
-    body = {"queues": status.tenants(queue, world.now), "pods": status.waiting(queue, world.now)}
+    body = {
+        "queues": status.report_queues(queue, world.now),
+        "pods": status.explain_waiting(queue, world.now),
+    }
     return msgspec.json.encode(body)
 
 
@@ -41,7 +44,7 @@ def test_a_queue_that_borrows_is_told_by_how_much() -> None:
     world.decide()
     world.pod("two", 8, queue="a")
     world.decide()
-    (why,) = status.waiting(world.queue, world.now)
+    (why,) = status.explain_waiting(world.queue, world.now)
     text = "it needs 8 units; queue a uses 12 units, 4 more than its quota of 8, and its cohort has 4 more"
     assert (why.reason, why.message) == ("Quota", text)
 
@@ -87,7 +90,7 @@ def test_trouble_comes_first() -> None:
 
 
 def reasons(world: QueueWorld) -> list[tuple[str, str, str]]:
-    return [(why.name, why.reason, why.message) for why in status.waiting(world.queue, world.now)]
+    return [(why.name, why.reason, why.message) for why in status.explain_waiting(world.queue, world.now)]
 
 
 def test_a_pod_without_an_idle_slot_is_told_so() -> None:
@@ -287,7 +290,7 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
     world.decide()
     why = f"its gang has 4 pods, and the cluster has room for 3 of them at once {ENDED}"
     assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(4)]
-    pods = status.waiting(world.queue, world.now)
+    pods = status.explain_waiting(world.queue, world.now)
     assert {(pod.position, pod.gang_size) for pod in pods} == {(1, 4)}
     text = render(read(msgspec.json.encode({"queues": [], "pods": pods})), pods=True)
     assert text.count("1, gang of 4") == 4

@@ -36,7 +36,7 @@ def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refu
         world.now += 1
     assert at == [0, 10, 30, 70, 150, 310]
     held = world.queue.entries[uids[-1]]
-    message = status.why(world.queue, held, world.now).message
+    message = status.explain_pod(world.queue, held, world.now).message
     assert message.startswith("pod default/p0 asks for the same and could not be bound")
     world.pod("other", 15, created=99)
     assert world.released() == ["other"], "another one goes at once"

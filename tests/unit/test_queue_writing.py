@@ -16,8 +16,14 @@ from kubeapi.errors import (
     TooManyRequests,
     Unreachable,
 )
-from scheduler_plugin.queue.cache.queued_pods import Entry
-from scheduler_plugin.queue.controller.writer import TRIES, Answer, Writer, Written, release_patch
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.controller.writer import (
+    TRIES,
+    PodWriter,
+    WriteOutcome,
+    WriteResult,
+    release_patch,
+)
 from tests.queue_world import QueueWorld
 
 
@@ -47,7 +53,7 @@ class Api:
         return msgspec.json.encode(answer)
 
 
-def entry() -> tuple[Entry, dict[str, Any]]:
+def entry() -> tuple[QueuedPod, dict[str, Any]]:
     """A gated pod, and the object that the API server has of it once its gate is gone."""
     world = QueueWorld()
     uid = world.pod("p")
@@ -55,54 +61,54 @@ def entry() -> tuple[Entry, dict[str, Any]]:
     return world.queue.entries[uid], raw
 
 
-async def released(api: Api, terms: int = 99) -> Answer:
+async def released(api: Api, terms: int = 99) -> WriteResult:
     """Release a pod; the Lease is lost after so many looks at it."""
     looks = iter([True] * terms + [False] * 99)
 
     async def sleep(seconds: float) -> None:
         assert seconds >= 0
 
-    return await Writer(api, lambda: next(looks), 1.0, sleep).release(entry()[0])
+    return await PodWriter(api, lambda: next(looks), 1.0, sleep).release(entry()[0])
 
 
 async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
     """It had been done: the second one finds no gate."""
     api = Api(Unreachable("x"), Invalid("test failed"), entry()[1])
-    assert await released(api) == Answer(Written.DONE)
+    assert await released(api) == WriteResult(WriteOutcome.DONE)
     assert api.asked == ["patch", "patch", "get"]
 
 
 async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     """Who took the pod for not released would give its room away."""
     api = Api(Unreachable("x"), Invalid("test failed"), Unreachable("x"), Unreachable("x"), entry()[1])
-    assert await released(api) == Answer(Written.DONE)
+    assert await released(api) == WriteResult(WriteOutcome.DONE)
     assert api.asked == ["patch", "patch", "get", "get", "get"]
 
 
 @pytest.mark.parametrize(
     ("answers", "written"),
     [
-        ((NotFound("gone"),), Written.GONE),
-        ((Conflict("x", cause="stale"), NotFound("gone")), Written.GONE),
-        ((Invalid("x"), {"metadata": {"uid": "another"}, "spec": {}}), Written.GONE),
+        ((NotFound("gone"),), WriteOutcome.GONE),
+        ((Conflict("x", cause="stale"), NotFound("gone")), WriteOutcome.GONE),
+        ((Invalid("x"), {"metadata": {"uid": "another"}, "spec": {}}), WriteOutcome.GONE),
         (
             (Invalid("x"), {"metadata": {"uid": "uid-p"}, "spec": {"schedulingGates": [{"name": "g"}]}}),
-            Written.REFUSED,
+            WriteOutcome.REFUSED,
         ),
-        ((Invalid("x"), {"metadata": 1}), Written.REFUSED),
+        ((Invalid("x"), {"metadata": 1}), WriteOutcome.REFUSED),
     ],
     ids=["gone", "gone meanwhile", "another pod of that name", "gated by others", "rubbish"],
 )
-async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written: Written) -> None:
+async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written: WriteOutcome) -> None:
     assert (await released(Api(*answers))).written is written
 
 
 async def test_nothing_is_sent_once_the_lease_is_lost() -> None:
     api = Api(Unreachable("x"))
-    assert await released(api, terms=1) == Answer(Written.REFUSED)
+    assert await released(api, terms=1) == WriteResult(WriteOutcome.REFUSED)
     assert api.asked == ["patch"]
     api = Api(Unreachable("x"), Invalid("x"), Unreachable("x"))
-    assert await released(api, terms=3) == Answer(Written.REFUSED)
+    assert await released(api, terms=3) == WriteResult(WriteOutcome.REFUSED)
     assert api.asked == ["patch", "patch", "get"]
 
 
@@ -111,9 +117,11 @@ async def test_a_pod_that_is_as_it_was_is_refused_in_the_api_servers_words(error
     gated = entry()[0]
     raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
     raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
-    assert await released(Api(error, raw)) == Answer(Written.REFUSED, "no")
+    assert await released(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED, "no")
     raw["metadata"]["resourceVersion"] = "999"
-    assert await released(Api(error, raw)) == Answer(Written.REFUSED), "it was not refused as it is now"
+    assert await released(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED), (
+        "it was not refused as it is now"
+    )
 
 
 async def test_others_have_their_turn_after_some_answers_that_say_nothing() -> None:
@@ -122,7 +130,7 @@ async def test_others_have_their_turn_after_some_answers_that_say_nothing() -> N
     raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
     raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
     api = Api(*[ServerError("webhook is away")] * TRIES, raw)
-    assert await released(api) == Answer(Written.REFUSED, "webhook is away")
+    assert await released(api) == WriteResult(WriteOutcome.REFUSED, "webhook is away")
 
 
 def test_a_term_without_conditions_stays_so() -> None:
@@ -139,18 +147,20 @@ def test_a_term_without_conditions_stays_so() -> None:
 @pytest.mark.parametrize(
     ("answer", "written"),
     [
-        ({}, Written.DONE),
-        (NotFound("gone"), Written.GONE),
-        (TooManyRequests("budget"), Written.REFUSED),
-        (Unreachable("refused"), Written.UNKNOWN),
-        (TimedOut("no answer"), Written.UNKNOWN),
+        ({}, WriteOutcome.DONE),
+        (NotFound("gone"), WriteOutcome.GONE),
+        (TooManyRequests("budget"), WriteOutcome.REFUSED),
+        (Unreachable("refused"), WriteOutcome.UNKNOWN),
+        (TimedOut("no answer"), WriteOutcome.UNKNOWN),
     ],
     ids=lambda value: getattr(value, "name", type(value).__name__),
 )
-async def test_what_became_of_an_eviction(answer: KubeApiError | dict[str, Any], written: Written) -> None:
+async def test_what_became_of_an_eviction(
+    answer: KubeApiError | dict[str, Any], written: WriteOutcome
+) -> None:
     """Who was not evicted is passed over for another one; who may have been is waited for."""
     api = Api(answer)
-    found = await Writer(api, lambda: True, 1.0).remove(entry()[0])
+    found = await PodWriter(api, lambda: True, 1.0).remove(entry()[0])
     assert (found.written, api.asked) == (written, ["post"])
 
 
@@ -167,15 +177,15 @@ MARKED = {"annotations": {"gpupack.io/requeued": "true"}}
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([{}], Answer(Written.DONE)),
-        ([NotFound("gone")], Answer(Written.GONE)),
-        ([Conflict("x", cause="stale"), seen(resourceVersion="99")], Answer(Written.REFUSED)),
-        ([Invalid("test failed"), seen(resourceVersion="99")], Answer(Written.REFUSED)),
-        ([Invalid("test failed"), seen(resourceVersion="99", **MARKED)], Answer(Written.DONE)),
-        ([Invalid("test failed"), seen(uid="another")], Answer(Written.GONE)),
-        ([Forbidden("no"), seen()], Answer(Written.REFUSED, "no")),
-        ([Invalid("no, says a policy"), seen()], Answer(Written.REFUSED, "no, says a policy")),
-        ([Unreachable("no answer")], Answer(Written.UNKNOWN, "no answer")),
+        ([{}], WriteResult(WriteOutcome.DONE)),
+        ([NotFound("gone")], WriteResult(WriteOutcome.GONE)),
+        ([Conflict("x", cause="stale"), seen(resourceVersion="99")], WriteResult(WriteOutcome.REFUSED)),
+        ([Invalid("test failed"), seen(resourceVersion="99")], WriteResult(WriteOutcome.REFUSED)),
+        ([Invalid("test failed"), seen(resourceVersion="99", **MARKED)], WriteResult(WriteOutcome.DONE)),
+        ([Invalid("test failed"), seen(uid="another")], WriteResult(WriteOutcome.GONE)),
+        ([Forbidden("no"), seen()], WriteResult(WriteOutcome.REFUSED, "no")),
+        ([Invalid("no, says a policy"), seen()], WriteResult(WriteOutcome.REFUSED, "no, says a policy")),
+        ([Unreachable("no answer")], WriteResult(WriteOutcome.UNKNOWN, "no answer")),
     ],
     ids=[
         "done",
@@ -189,26 +199,26 @@ MARKED = {"annotations": {"gpupack.io/requeued": "true"}}
         "no answer",
     ],
 )
-async def test_what_becomes_of_a_pod_that_is_requeued(answers: list[Any], expected: Answer) -> None:
+async def test_what_becomes_of_a_pod_that_is_requeued(answers: list[Any], expected: WriteResult) -> None:
     """A policy that refuses the mark may say that it is invalid, as is said of a pod that has changed."""
-    assert await Writer(Api(*answers), lambda: True, 1.0).requeue(entry()[0]) == expected
+    assert await PodWriter(Api(*answers), lambda: True, 1.0).requeue(entry()[0]) == expected
 
 
 async def test_who_leads_no_more_sends_nothing() -> None:
     """Writes wait for their turn, and the next leader does not wait for those."""
     api = Api()
-    writer = Writer(api, lambda: False, 1.0)
+    writer = PodWriter(api, lambda: False, 1.0)
     pod = entry()[0]
     answers = [await writer.release(pod), await writer.requeue(pod), await writer.remove(pod)]
-    assert (answers, api.asked) == ([Answer(Written.REFUSED)] * 3, [])
+    assert (answers, api.asked) == ([WriteResult(WriteOutcome.REFUSED)] * 3, [])
 
 
 async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> None:
     """Without an answer it is looked at: no gate is there in any case."""
     raw = entry()[1]
     marked = {**raw, "metadata": {**raw["metadata"], "annotations": {"gpupack.io/requeued": "true"}}}
-    assert (await released(Api(Invalid("no"), marked))).written is Written.REFUSED
-    assert (await released(Api(Invalid("no"), raw))).written is Written.DONE
+    assert (await released(Api(Invalid("no"), marked))).written is WriteOutcome.REFUSED
+    assert (await released(Api(Invalid("no"), raw))).written is WriteOutcome.DONE
 
 
 @pytest.mark.parametrize("node", ["", "n1"])

@@ -8,10 +8,10 @@ from gpupack.whatif.simulation import make_trace
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import make_policy
-from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import run, typical
-from scheduler_plugin.simulator.placer import Place, Placer, policy_for
-from scheduler_plugin.simulator.queued_room import KeptRoom, victims
+from scheduler_plugin.simulator.placer import PlacedPod, Placer, make_simulated_policy
+from scheduler_plugin.simulator.queued_room import SimulatedReservations, victims
 from scheduler_plugin.simulator.replay import Running
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
 from tests.ask_world import Node, Pod, World
@@ -28,16 +28,16 @@ def pod(*units, cards=None, cpu=1, percent=False):
 
 
 def placer(nodes, policy="least-requested"):
-    cluster = Cluster(nodes)
-    return cluster, Placer(cluster, policy_for(policy, {}, None))
+    cluster = SimulatedCluster(nodes)
+    return cluster, Placer(cluster, make_simulated_policy(policy, {}, None))
 
 
 @pytest.mark.parametrize("policy", NODE_POLICIES.names())
 @pytest.mark.parametrize("card_policy", ["least-used", "fragmentation"])
 def test_forty_forty_and_eighty_percent_fit_on_two_cards_of_five(policy, card_policy):
     """Each container counted as the largest: 80 percent on three cards, which two do not have."""
-    cluster = Cluster([FIVES])
-    ranked = policy_for(policy, {}, typical(cluster, [THREE]))
+    cluster = SimulatedCluster([FIVES])
+    ranked = make_simulated_policy(policy, {}, typical(cluster, [THREE]))
     outcome = run(cluster, ranked, card_policy, [THREE], lambda: 0.0)
     assert (outcome.placed, outcome.failed) == (1, {})
     assert cluster.arrays.assumed[0].tolist()[:2] == [4, 4]
@@ -71,12 +71,12 @@ def test_what_does_not_fit_together_is_dropped_with_a_reason():
     cluster, where = placer([FIVES])
     assert where.place(cluster.kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
     assert where.place(cluster.kind(pod(3, 3, cards=4), "least-used"), "0") == "not enough cards free"
-    assert isinstance(where.place(cluster.kind(pod(2, 3, cards=4), "least-used"), "0"), Place)
+    assert isinstance(where.place(cluster.kind(pod(2, 3, cards=4), "least-used"), "0"), PlacedPod)
 
 
 def test_cards_that_a_node_policy_may_not_take_are_never_charged():
     """It was charged what no card has."""
-    cluster = Cluster([FIVES])
+    cluster = SimulatedCluster([FIVES])
     policy = make_policy("least-requested", {})
     policy.choose_cards = lambda *_: ((7,),)
     with offered(NODE_POLICIES, odd=lambda _: policy):
@@ -96,22 +96,22 @@ def test_room_is_kept_and_made_for_several_containers():
     three = cluster.kind(pod(3, 3, 2), "least-used")
     assert not cluster.fitting(three).size
     assert victims(cluster, three, running, lambda _: 0) == (running[:1], 0)
-    room = KeptRoom(cluster)
+    room = SimulatedReservations(cluster)
     assert room.keep("p", three)
     assert (room.ready(), cluster.arrays.free[0, :2].tolist()) == ([], [0, 0])
     where.end(running[0].kind, running[0].place, "0")
     room.grab()
     assert room.ready() == [("p", 0)]
     room.give_up("p")
-    assert isinstance(where.place(three, "p"), Place)
+    assert isinstance(where.place(three, "p"), PlacedPod)
 
 
 def test_room_is_kept_where_the_largest_first_finds_none():
     """5 to the first card leaves no way for the rest; 5 and 3, 4 and 2 and 2 there is."""
     cluster, _ = placer([TraceNode("n", 8000, 1000, 2, "T4", 8)])
     cluster.block(0, 0, 3)
-    assert KeptRoom(cluster).keep("p", cluster.kind(pod(5, 4, 3, 2, 2), "least-used"))
-    assert not KeptRoom(cluster).keep("p", cluster.kind(pod(5, 5, 5), "least-used"))
+    assert SimulatedReservations(cluster).keep("p", cluster.kind(pod(5, 4, 3, 2, 2), "least-used"))
+    assert not SimulatedReservations(cluster).keep("p", cluster.kind(pod(5, 5, 5), "least-used"))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
     assert taken.notes == ()
     nodes, pods = map(str, taken.write(tmp_path))
     warnings = []
-    cluster = Cluster(read_nodes(nodes, warnings.append))
+    cluster = SimulatedCluster(read_nodes(nodes, warnings.append))
     (read,) = read_pods(pods, read_nodes(nodes, warnings.append), warnings.append)
     assert cluster.fitting(cluster.kind(read, "least-used")).tolist() == [0]
     assert warnings == []

@@ -7,10 +7,10 @@ from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalW
 from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.bound import unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
-from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import run, typical
-from scheduler_plugin.simulator.options import WORKLOADS, Options
-from scheduler_plugin.simulator.placer import HELD, policy_for
+from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions
+from scheduler_plugin.simulator.placer import HELD, make_simulated_policy
 from scheduler_plugin.simulator.report import report
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 from tests.other_policies import offered
@@ -27,8 +27,8 @@ def pod(milli, cards=1, cpu=100, memory=1, models=()):
 
 
 def simulate(pods, policy="least-requested", card_policy="most-used", nodes=NODES, **more):
-    cluster = Cluster(nodes, more.pop("card_units", 1000))
-    ranked = policy_for(policy, more.pop("parameters", {}), typical(cluster, pods))
+    cluster = SimulatedCluster(nodes, more.pop("card_units", 1000))
+    ranked = make_simulated_policy(policy, more.pop("parameters", {}), typical(cluster, pods))
     ticks = itertools.count()
     return cluster, run(cluster, ranked, card_policy, pods, lambda: float(next(ticks)), **more)
 
@@ -103,9 +103,9 @@ def test_card_units_round_requests_up():
 def test_fragmentation_knows_the_pod_list_or_learns_it():
     pods = [pod(470)] * 20
     epochs = []
-    for workload in (typical(Cluster(NODES), pods), None):
-        policy = policy_for("fragmentation", {}, workload)
-        run(Cluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
+    for workload in (typical(SimulatedCluster(NODES), pods), None):
+        policy = make_simulated_policy("fragmentation", {}, workload)
+        run(SimulatedCluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
         epochs.append(policy.epoch)
     assert epochs[0] == 0 < epochs[1]
 
@@ -125,10 +125,10 @@ def test_a_policy_of_others_gets_the_workload():
 
     workload = TypicalWorkload()
     with offered(NODE_POLICIES, own=lambda _: Own()):
-        assert policy_for("own", {}, workload).workload is workload
-        assert policy_for("own", {}, None).workload is None
-        assert policy_for("own", {"a": "b"}, workload).workload is None
-        variants = Options("", "", ("own", "best-fit"), workloads=WORKLOADS).variants()
+        assert make_simulated_policy("own", {}, workload).workload is workload
+        assert make_simulated_policy("own", {}, None).workload is None
+        assert make_simulated_policy("own", {"a": "b"}, workload).workload is None
+        variants = SimulationOptions("", "", ("own", "best-fit"), workloads=WORKLOADS).variants()
     assert [each.label for each in variants] == ["own, learned", "own, trace", "best-fit"]
 
 
@@ -140,8 +140,8 @@ def test_the_fragmentation_card_policy_serves_other_node_policies_too():
 def test_parameters_replace_the_learned_workload(tmp_path):
     path = tmp_path / "w.csv"
     path.write_text("cpu_milli,memory_mib,cards,units\n1,1,1,700\n")
-    policy = policy_for("fragmentation", {"workload": str(path)}, TypicalWorkload())
-    cluster = Cluster(NODES)
+    policy = make_simulated_policy("fragmentation", {"workload": str(path)}, TypicalWorkload())
+    cluster = SimulatedCluster(NODES)
     fresh = make_policy("fragmentation", {"workload": str(path)})
     rows = cluster.arrays.usable.nonzero()[0]
     assert policy.value(cluster.arrays, rows).tolist() == fresh.value(cluster.arrays, rows).tolist()
@@ -165,7 +165,7 @@ def test_causes_add_up_to_what_is_free():
 
 def test_causes_by_hand():
     nodes = [TraceNode("a", 1000, 64, 2, "T4")]
-    cluster = Cluster(nodes)
+    cluster = SimulatedCluster(nodes)
     shapes = {
         "another model is asked for": pod(500, models=("X",)),
         "no card, or too few, with enough free": pod(1000, 3),
@@ -226,7 +226,7 @@ def test_many_sizes_are_not_bounded():
 
 
 def test_causes_look_once_at_shapes_with_the_same_cards():
-    cluster = Cluster([TraceNode("a", 1000, 64, 1, "T4")])
+    cluster = SimulatedCluster([TraceNode("a", 1000, 64, 1, "T4")])
     split = causes(cluster, typical(cluster, [pod(500, cpu=100), pod(500, cpu=2000)]))
     assert split[USABLE] == split["cpu is used up"] == 50.0
 

@@ -5,7 +5,7 @@ import pytest
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.simulator.arrivals import Arrival, Replay, replayed
-from scheduler_plugin.simulator.cluster import Cluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.replay import replay
 from scheduler_plugin.simulator.replay_report import duration
 from scheduler_plugin.simulator.replay_results import SERIES, replay_result
@@ -20,7 +20,7 @@ def pod(milli, cards=1, cpu=100, at=0, runs=0, models=()):
 
 def story(arrivals, nodes=(NODE,), policy="best-fit", **parameters):
     """Replay pairs of a time, how long it runs and a pod."""
-    cluster = Cluster(nodes)
+    cluster = SimulatedCluster(nodes)
     made = make_policy(policy, parameters)
     return cluster, made, replay(cluster, made, "most-used", [Arrival(*each) for each in arrivals])
 
@@ -104,7 +104,7 @@ def test_results_by_hand():
     nodes = (NODE,)
     pods = [(0, 40, pod(1000)), (10, 20, pod(1000)), (20, 20, pod(500)), (40, 10, pod(500))]
     arrivals = tuple(Arrival(*each) for each in pods)
-    cluster = Cluster(nodes)
+    cluster = SimulatedCluster(nodes)
     told = replay(cluster, make_policy("best-fit"), "most-used", arrivals)
     assert told.placed_s == [0, 10, 30, 40]
     result = replay_result(told, Replay(nodes, arrivals, 1.0, 0, 40), cluster, 1.0)

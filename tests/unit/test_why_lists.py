@@ -12,7 +12,7 @@ from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
 from gpupack.whatif.rendering import format_why
-from scheduler_plugin.queue.controller.status import Why as QueueWhy
+from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 from tests.ask_world import Node, Pod, World
 
 NOW = 1_767_225_600.0

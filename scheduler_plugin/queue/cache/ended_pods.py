@@ -8,12 +8,12 @@ from scheduler_plugin.cache.pod_cards import published_pod_units
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
 
-SETTLE_S: Final = 15.0
+STILL_COUNTED_S: Final = 15.0
 """A node says within this time that the cards of a pod that has ended are free."""
 
 
 class EndedPods:
-    """Remembers the bound pods that ended, for `SETTLE_S`.
+    """Remembers the bound pods that ended, for `STILL_COUNTED_S`.
 
     Args:
         state: The cluster.
@@ -54,6 +54,6 @@ class EndedPods:
         """Drop those that ended too long ago, which were noted first."""
         while self._ended:
             uid = next(iter(self._ended))
-            if now - self._ended[uid][1] < SETTLE_S:
+            if now - self._ended[uid][1] < STILL_COUNTED_S:
                 return
             del self._ended[uid]

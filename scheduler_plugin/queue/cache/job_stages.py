@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 from allocator.names import POD_FIRST_STAGE_SIZE
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.queue.cache.jobs import PodMaker
-from scheduler_plugin.queue.cache.pods import Ticket
-from scheduler_plugin.queue.cache.queued_pods import Entry, Failed, Phase
-from scheduler_plugin.queue.cache.queues import Tenants
-from scheduler_plugin.queue.cache.waiting import Kind
+from scheduler_plugin.queue.cache.pods import PodQueueInfo
+from scheduler_plugin.queue.cache.queued_pods import FailedStagePod, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queues import Queues
+from scheduler_plugin.queue.cache.waiting import SlotType
 
 T = TypeVar("T", str, int)
 
@@ -25,7 +25,7 @@ TO_COME: Final = "pods to come"
 """Stands among the unfinished pods of a job's first stage while some of them are not known."""
 
 
-class _Part(Enum):
+class _StagePart(Enum):
     """What a pod is for its job."""
 
     FIRST = auto()
@@ -40,11 +40,11 @@ class _Part(Enum):
     """Of the second stage, and it does not."""
 
 
-_FIRST_STAGE: Final = frozenset({_Part.FIRST, _Part.FAILED, _Part.DONE})
+_FIRST_STAGE: Final = frozenset({_StagePart.FIRST, _StagePart.FAILED, _StagePart.DONE})
 
 
 @dataclass(frozen=True, slots=True)
-class _Pod:
+class _StagePod:
     """A pod that names a job.
 
     Attributes:
@@ -59,13 +59,13 @@ class _Pod:
     name: str
     job: str
     queue: str
-    part: _Part
+    part: _StagePart
     maker: str
     size: int | None
 
 
 @dataclass(slots=True)
-class _Stage:
+class _FirstStage:
     """The first stage of one job, and who waits for it.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Stage:
     held: set[str] = field(default_factory=set)
 
 
-class Stages:
+class JobStages:
     """The stages of all jobs. A job is remembered while a pod or a Job that names it exists.
 
     A pod may be given another queue, job or data while it waits or runs. So it is remembered where it counts,
@@ -104,11 +104,11 @@ class Stages:
         failed: Failed pods that a job waits for, by UID.
     """
 
-    def __init__(self, tenants: Tenants) -> None:
+    def __init__(self, tenants: Queues) -> None:
         self._tenants = tenants
-        self.failed: dict[str, Failed] = {}
-        self._pods: dict[str, _Pod] = {}
-        self._stages: dict[str, _Stage] = {}
+        self.failed: dict[str, FailedStagePod] = {}
+        self._pods: dict[str, _StagePod] = {}
+        self._stages: dict[str, _FirstStage] = {}
         self._counted: dict[str, tuple[str, str]] = {}
         self._ended_badly: set[str] = set()
         self._jobs: dict[str, PodMaker] = {}
@@ -119,18 +119,18 @@ class Stages:
         """UIDs of all pods that name a job."""
         return self._pods.keys()
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: QueuedPod) -> None:
         """Take a pod that waits or runs, or what is new about it."""
-        if entry.kind is Kind.LOCAL:
-            part = _Part.FIRST
+        if entry.kind is SlotType.LOCAL:
+            part = _StagePart.FIRST
         else:
-            part = _Part.WAITS if entry.phase is Phase.GATED else _Part.REST
+            part = _StagePart.WAITS if entry.phase is Phase.GATED else _StagePart.REST
         self._put(entry.record, entry.ticket, part)
 
-    def end(self, record: PodRecord, ticket: Ticket, *, succeeded: bool) -> None:
+    def end(self, record: PodRecord, ticket: PodQueueInfo, *, succeeded: bool) -> None:
         """Take a pod that has ended and exists still."""
-        part = _Part.DONE if succeeded else _Part.FAILED
-        self._put(record, ticket, part if ticket.data else _Part.REST)
+        part = _StagePart.DONE if succeeded else _StagePart.FAILED
+        self._put(record, ticket, part if ticket.data else _StagePart.REST)
 
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone; if it has succeeded that stays."""
@@ -159,7 +159,7 @@ class Stages:
             self.lose_job(job.uid)
         self._jobs[job.uid] = job
         if job.job:
-            stage = self._stages.setdefault(job.job, _Stage())
+            stage = self._stages.setdefault(job.job, _FirstStage())
             stage.makers[job.uid] = job
             stage.seen |= job.reads_data
         return self._settle_made_by(job.uid, job.job)
@@ -189,7 +189,7 @@ class Stages:
         Args:
             job: Told apart by namespace.
         """
-        stage = self._stages.get(job, _Stage())
+        stage = self._stages.get(job, _FirstStage())
         makers = [uid for uid in stage.made if uid] + [
             uid for uid, maker in stage.makers.items() if maker.reads_data and uid not in stage.made
         ]
@@ -210,13 +210,13 @@ class Stages:
             return f"no pod with data of job {job} is known yet; {none}"
         return next((maker.lacks for maker in known if maker.lacks), "")
 
-    def _put(self, record: PodRecord, ticket: Ticket, part: _Part) -> None:
+    def _put(self, record: PodRecord, ticket: PodQueueInfo, part: _StagePart) -> None:
         """Note what a pod is for its job, and no more what it was."""
         uid = record.uid
         new = None
         if ticket.job:
             name, job = f"{record.namespace}/{record.name}", f"{record.namespace}/{ticket.job}"
-            new = _Pod(name, job, ticket.queue, part, ticket.maker, ticket.first_stage_size)
+            new = _StagePod(name, job, ticket.queue, part, ticket.maker, ticket.first_stage_size)
         old = self._pods.get(uid)
         if old == new:
             return
@@ -232,45 +232,45 @@ class Stages:
             self._settle(job)
         self._count(uid)
 
-    def _add(self, pod: _Pod) -> None:
-        stage = self._stages.setdefault(pod.job, _Stage())
+    def _add(self, pod: _StagePod) -> None:
+        stage = self._stages.setdefault(pod.job, _FirstStage())
         stage.pods += 1
         if pod.size is not None:
             stage.sizes[pod.size] += 1
         if pod.part in _FIRST_STAGE:
             stage.seen = True
             stage.made[pod.maker] += 1
-        if pod.part is _Part.DONE:
+        if pod.part is _StagePart.DONE:
             stage.done[pod.maker] += 1
-        if pod.part is _Part.WAITS:
+        if pod.part is _StagePart.WAITS:
             stage.waits[pod.queue] += 1
 
-    def _take_off(self, uid: str, pod: _Pod, *, gone: bool = False) -> None:
+    def _take_off(self, uid: str, pod: _StagePod, *, gone: bool = False) -> None:
         stage = self._stages[pod.job]
         stage.pods -= 1
         if pod.size is not None:
-            _less(stage.sizes, pod.size)
+            _count_down(stage.sizes, pod.size)
         if pod.part in _FIRST_STAGE:
-            _less(stage.made, pod.maker)
-        if pod.part is _Part.DONE and not gone:
-            _less(stage.done, pod.maker)
-        if pod.part is _Part.WAITS:
-            _less(stage.waits, pod.queue)
+            _count_down(stage.made, pod.maker)
+        if pod.part is _StagePart.DONE and not gone:
+            _count_down(stage.done, pod.maker)
+        if pod.part is _StagePart.WAITS:
+            _count_down(stage.waits, pod.queue)
         if uid not in self._pods:
             self._count(uid)
 
     def _count(self, uid: str) -> None:
         """Count a pod as unfinished for its job in its queue, or no more."""
         pod = self._pods.get(uid)
-        failed = pod is not None and pod.part is _Part.FAILED
+        failed = pod is not None and pod.part is _StagePart.FAILED
         (self._ended_badly.add if failed else self._ended_badly.discard)(uid)
         self.failed.pop(uid, None)
         new = None
         # Whatever a Job makes in the place of a failed pod is among its completions.
-        if pod is not None and (pod.part is _Part.FIRST or (failed and pod.maker not in self._jobs)):
+        if pod is not None and (pod.part is _StagePart.FIRST or (failed and pod.maker not in self._jobs)):
             new = (pod.queue, pod.job)
             if failed:
-                self.failed[uid] = Failed(pod.name)
+                self.failed[uid] = FailedStagePod(pod.name)
         old = self._counted.get(uid)
         if new is not None:
             self._counted[uid] = new
@@ -309,7 +309,7 @@ class Stages:
             del self._stages[job]
 
 
-def _less(counts: Counter[T], key: T) -> None:
+def _count_down(counts: Counter[T], key: T) -> None:
     """Count one less, and nothing that is 0."""
     counts[key] -= 1
     if not counts[key]:

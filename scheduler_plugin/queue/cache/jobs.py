@@ -23,7 +23,7 @@ class TemplateMetadata(KubeStruct):
     annotations: dict[str, str] | None = None
 
 
-class Template(KubeStruct):
+class PodTemplate(KubeStruct):
     """`spec.template` of a Job."""
 
     metadata: TemplateMetadata = msgspec.field(default_factory=TemplateMetadata)
@@ -33,7 +33,7 @@ class JobSpec(KubeStruct):
     """`spec` of a Job."""
 
     completions: int | None = None
-    template: Template = msgspec.field(default_factory=Template)
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
 class JobCondition(KubeStruct):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-from scheduler_plugin.queue.cache.waiting import Group, Kind, Task, Waiting
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
 
 W = TypeVar("W", bound=Hashable)
-T = TypeVar("T", bound="Tenant[Any]")
+T = TypeVar("T", bound="LendingQueue[Any]")
 
 
-class Case(IntEnum):
+class SlotMatch(IntEnum):
     """Which task got which slot."""
 
     LOCAL_FOR_LOCAL = 1
@@ -27,7 +27,7 @@ class Case(IntEnum):
     FREE_LENT_TO_LOCAL = 4
 
 
-class Tenant(Protocol[W]):
+class LendingQueue(Protocol[W]):
     """Whose turn it may be."""
 
     @property
@@ -46,13 +46,13 @@ class Tenant(Protocol[W]):
         ...
 
     @property
-    def waiting(self) -> Waiting[W]:
+    def waiting(self) -> WaitingWorkloads[W]:
         """Its tasks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[W]):
+class SlotChoice(Generic[W]):
     """The task that gets a slot.
 
     Attributes:
@@ -64,31 +64,31 @@ class Choice(Generic[W]):
     """
 
     tenant: str
-    task: Task[W]
-    case: Case | None
+    task: QueuedWorkload[W]
+    case: SlotMatch | None
     relaxed: bool
     lender: str
 
 
-def by_share(tenants: Iterable[T]) -> list[T]:
+def sort_by_share(tenants: Iterable[T]) -> list[T]:
     """Order tenants: the smallest share of what it is worth first, ties by name."""
     return sorted(tenants, key=lambda tenant: (tenant.allocated / tenant.weight, tenant.name))
 
 
-def pick(
-    slot: Kind | None,
-    tenants: Sequence[Tenant[W]],
+def pick_workload(
+    slot: SlotType | None,
+    tenants: Sequence[LendingQueue[W]],
     *,
-    near: Callable[[Tenant[W], Group[W]], bool],
-    may: Callable[[Tenant[W], Group[W]], bool],
+    near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    may: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     among: Collection[W] | None = None,
     locality: bool = True,
-) -> Choice[W] | None:
+) -> SlotChoice[W] | None:
     """Choose the task for a free slot on a node.
 
     Args:
         slot: Its type; None: there are no types, of a tenant's tasks the oldest comes first.
-        tenants: In the order of `by_share`.
+        tenants: In the order of `sort_by_share`.
         near: Whether the data of a tenant's group of local tasks is on the node or in its rack.
         may: Whether a tenant's tasks of a group can run on the node now.
         among: Needs of tasks that could be chosen; no other tasks are looked at. None: all.
@@ -99,58 +99,63 @@ def pick(
     """
     for relaxed in (False, True) if locality else (True,):
         for tenant in tenants:
-            found = [_oldest(tenant, kind, near, may, among, relaxed=relaxed) for kind in _preferred(slot)]
+            found = [
+                _find_oldest(tenant, kind, near, may, among, relaxed=relaxed)
+                for kind in _list_preferred(slot)
+            ]
             able = [group for group in found if group is not None]
             if not able:
                 continue
             group = able[0] if slot is not None else min(able, key=lambda each: each.oldest().age_key)
             head = tenants[0].name
-            return Choice(
+            return SlotChoice(
                 tenant=tenant.name,
                 task=group.oldest(),
-                case=None if slot is None else _case(slot, group.key.kind),
+                case=None if slot is None else _match_slot(slot, group.key.kind),
                 relaxed=relaxed and bool(group.key.data) and not near(tenant, group),
                 lender="" if tenant.name == head else head,
             )
     return None
 
 
-def launch_order(tasks: Iterable[Task[W]], *, plain: bool = False) -> list[Task[W]]:
+def sort_by_launch_order(
+    tasks: Iterable[QueuedWorkload[W]], *, plain: bool = False
+) -> list[QueuedWorkload[W]]:
     """Order the tasks that start on a node: those of the second stage first, they finish jobs and free slots.
 
     Args:
         tasks: Released for one node.
         plain: By age alone.
     """
-    return sorted(tasks, key=lambda task: (not plain and task.kind is Kind.LOCAL, *task.age_key))
+    return sorted(tasks, key=lambda task: (not plain and task.kind is SlotType.LOCAL, *task.age_key))
 
 
-def _preferred(slot: Kind | None) -> tuple[Kind, Kind]:
+def _list_preferred(slot: SlotType | None) -> tuple[SlotType, SlotType]:
     """The classes of tasks in the order in which a slot is offered to them."""
-    return (Kind.FREE, Kind.LOCAL) if slot is Kind.FREE else (Kind.LOCAL, Kind.FREE)
+    return (SlotType.FREE, SlotType.LOCAL) if slot is SlotType.FREE else (SlotType.LOCAL, SlotType.FREE)
 
 
-def _oldest(
-    tenant: Tenant[W],
-    kind: Kind,
-    near: Callable[[Tenant[W], Group[W]], bool],
-    may: Callable[[Tenant[W], Group[W]], bool],
+def _find_oldest(
+    tenant: LendingQueue[W],
+    kind: SlotType,
+    near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    may: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     among: Collection[W] | None,
     *,
     relaxed: bool,
-) -> Group[W] | None:
+) -> WorkloadGroup[W] | None:
     """The group of the tenant's longest waiting task of a class that may run, None when there is none."""
-    best: Group[W] | None = None
+    best: WorkloadGroup[W] | None = None
     for group in tenant.waiting.groups(kind, among):
         if best is not None and best.oldest().age_key < group.oldest().age_key:
             continue
-        bound = kind is Kind.LOCAL and bool(group.key.data)
+        bound = kind is SlotType.LOCAL and bool(group.key.data)
         if (relaxed or not bound or near(tenant, group)) and may(tenant, group):
             best = group
     return best
 
 
-def _case(slot: Kind, task: Kind) -> Case:
+def _match_slot(slot: SlotType, task: SlotType) -> SlotMatch:
     if slot is task:
-        return Case.LOCAL_FOR_LOCAL if slot is Kind.LOCAL else Case.FREE_FOR_FREE
-    return Case.LOCAL_LENT_TO_FREE if slot is Kind.LOCAL else Case.FREE_LENT_TO_LOCAL
+        return SlotMatch.LOCAL_FOR_LOCAL if slot is SlotType.LOCAL else SlotMatch.FREE_FOR_FREE
+    return SlotMatch.LOCAL_LENT_TO_FREE if slot is SlotType.LOCAL else SlotMatch.FREE_LENT_TO_LOCAL

@@ -21,13 +21,13 @@ from allocator.names import (
 )
 from kubeapi.metadata import parse_time
 from kubeapi.selectors import NodeRules, NodeTerm
-from scheduler_plugin.cache.host_objects import NodeSpec, RulesSpec, read_node_rules
+from scheduler_plugin.cache.host_objects import HostNodeSpec, RulesSpec, read_node_rules
 from scheduler_plugin.cache.objects import (
     KubeStruct,
     NodeLite,
     PodLite,
+    PodLiteStatus,
     PodMetadata,
-    PodStatus,
 )
 from scheduler_plugin.cache.pods import is_requeued
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
@@ -41,7 +41,7 @@ _SIZE: Final = re.compile(r"[1-9][0-9]{0,3}")
 _FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
 
 
-class Owner(KubeStruct):
+class PodOwner(KubeStruct):
     """One of `metadata.ownerReferences`."""
 
     api_version: str = ""
@@ -50,12 +50,12 @@ class Owner(KubeStruct):
     controller: bool = False
 
 
-class QueueMetadata(PodMetadata):
+class QueuePodMetadata(PodMetadata):
     """`metadata` with what the queue needs."""
 
     creation_timestamp: str = ""
     deletion_grace_period_seconds: int | None = None
-    owner_references: list[Owner] | None = None
+    owner_references: list[PodOwner] | None = None
 
 
 class QueueSpec(RulesSpec):
@@ -64,7 +64,7 @@ class QueueSpec(RulesSpec):
     scheduler_name: str = ""
 
 
-class Condition(KubeStruct):
+class QueuePodCondition(KubeStruct):
     """One of `status.conditions`."""
 
     type: str = ""
@@ -74,16 +74,16 @@ class Condition(KubeStruct):
     last_transition_time: str = ""
 
 
-class QueueStatus(PodStatus):
+class QueueStatus(PodLiteStatus):
     """`status` with what the queue needs."""
 
-    conditions: list[Condition] | None = None
+    conditions: list[QueuePodCondition] | None = None
 
 
 class QueuePod(PodLite):
     """A pod."""
 
-    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
+    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
     spec: QueueSpec = msgspec.field(default_factory=QueueSpec)
     status: QueueStatus = msgspec.field(default_factory=QueueStatus)
 
@@ -91,14 +91,14 @@ class QueuePod(PodLite):
 class QueueNode(NodeLite):
     """A node."""
 
-    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
+    spec: HostNodeSpec = msgspec.field(default_factory=HostNodeSpec)
 
 
 class NamespaceLite(KubeStruct):
     """A namespace."""
 
-    metadata: QueueMetadata = msgspec.field(default_factory=QueueMetadata)
+    metadata: QueuePodMetadata = msgspec.field(default_factory=QueuePodMetadata)
 
 
 class Affinities(IntEnum):
@@ -111,7 +111,7 @@ class Affinities(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class PodQueueInfo:
     """What a pod says to the queue.
 
     Attributes:
@@ -169,24 +169,24 @@ class Ticket:
         return bool(self.owner)
 
 
-def read_ticket(pod: QueuePod) -> Ticket:
+def read_queue_info(pod: QueuePod) -> PodQueueInfo:
     """Read what a pod says to the queue; whatever is wrong with it becomes data."""
     meta, annotations = pod.metadata, pod.metadata.annotations or {}
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     requeued = is_requeued(pod)
     is_batch = pod.spec.scheduler_name == BATCH_SCHEDULER and not gates
     condition = next(
-        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), Condition()
+        (each for each in pod.status.conditions or () if each.type == "PodScheduled"), QueuePodCondition()
     )
     gang, size, fault = read_gang(annotations)
-    job, wrong = _name(annotations, POD_JOB)
+    job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
-    owner = next((owner for owner in meta.owner_references or () if owner.controller), Owner())
+    owner = next((owner for owner in meta.owner_references or () if owner.controller), PodOwner())
     data = frozenset(name for part in annotations.get(POD_DATA, "").split(",") if (name := part.strip()))
     if len(data) > MAX_DATA:
         fault = fault or f"annotation {POD_DATA} names {len(data)} data; allowed: {MAX_DATA}"
-    return Ticket(
+    return PodQueueInfo(
         queue=(meta.labels or {}).get(QUEUE_NAME, ""),
         created=(parse_time(meta.creation_timestamp) or 0.0),
         gated=QUEUE_GATE in gates or requeued or (is_batch and not pod.spec.node_name),
@@ -203,21 +203,21 @@ def read_ticket(pod: QueuePod) -> Ticket:
         first_stage_size=stage_size,
         ending=meta.deletion_timestamp is not None,
         grace_s=float(meta.deletion_grace_period_seconds or 0),
-        unschedulable=_unschedulable(condition),
+        unschedulable=_read_unschedulable(condition),
         scheduled=(parse_time(condition.last_transition_time) or 0.0) if condition.status == "True" else 0.0,
-        affinity=_affinities(pod),
-        pinned=POD_PLANNED in annotations and _names_node(node_rules(pod).terms),
+        affinity=_read_affinities(pod),
+        pinned=POD_PLANNED in annotations and _names_node(read_pod_node_rules(pod).terms),
         annotated=bool(meta.annotations),
         fault=fault,
     )
 
 
-def node_rules(pod: QueuePod) -> NodeRules:
+def read_pod_node_rules(pod: QueuePod) -> NodeRules:
     """Read which nodes a pod may run on."""
     return read_node_rules(pod.spec)
 
 
-def node_facts(node: QueueNode) -> NodeFacts:
+def read_node_facts(node: QueueNode) -> NodeFacts:
     """Read what placing needs to know of a node."""
     return NodeFacts(
         labels=node.metadata.labels or {},
@@ -226,7 +226,7 @@ def node_facts(node: QueueNode) -> NodeFacts:
     )
 
 
-def _affinities(pod: QueuePod) -> Affinities:
+def _read_affinities(pod: QueuePod) -> Affinities:
     affinity = pod.spec.affinity
     nodes = affinity.node_affinity if affinity is not None else None
     required = nodes.required_during_scheduling_ignored_during_execution if nodes is not None else None
@@ -241,7 +241,7 @@ def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
 
 def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
     """Read gang and size; a fault in words where they make no sense."""
-    (gang, fault), text = _name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
+    (gang, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if fault:
         return "", 1, fault
     if not gang:
@@ -268,7 +268,7 @@ def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int |
     return int(text), ""
 
 
-def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:
+def _read_name(annotations: dict[str, str], key: str) -> tuple[str, str]:
     """Read a name that others are told; a fault in words where it can be none."""
     name = annotations.get(key, "")
     if len(name) <= MAX_NAME and name.isprintable():
@@ -279,7 +279,7 @@ def _name(annotations: dict[str, str], key: str) -> tuple[str, str]:
     )
 
 
-def _unschedulable(condition: Condition) -> str:
+def _read_unschedulable(condition: QueuePodCondition) -> str:
     if condition.status != "False" or condition.reason != "Unschedulable" or REQUEUED in condition.message:
         return ""
     return f"{condition.last_transition_time} {condition.message}"

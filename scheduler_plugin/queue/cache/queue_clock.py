@@ -7,7 +7,7 @@ TOLERANCE_S: Final = 3600.0
 """A pod may be dated so much earlier than expected: news may be late, and clocks a little off."""
 
 
-class Ages:
+class QueueClock:
     """Puts pods in order by the time of their creation.
 
     That time is written by an API server, whose clock may jump, and several have several clocks. A pod that

@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import Final
 
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pods import Ticket
-from scheduler_plugin.queue.cache.waiting import Kind, Task
-from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.cache.pods import PodQueueInfo
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 
 GATED_AGAIN_S: Final = 60.0
 """A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Entry:
+class QueuedPod:
     """One pod.
 
     Attributes:
@@ -45,15 +45,15 @@ class Entry:
         holder: Tenant whose quota counts it, empty for none.
         waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
         given_back: It was released and others have its room again; its quota is its own until it is requeued.
-        refused: What kube-scheduler had said of it when it was requeued, see `Ticket.unschedulable`.
+        refused: What kube-scheduler had said of it when it was requeued, see `PodQueueInfo.unschedulable`.
         ungated: The API server has said of its newest release that the gate is gone.
         taken_back: It was told that its newest release is taken back.
         template: What it has in common with the other pods of its template, see `alike`.
     """
 
     record: PodRecord
-    ticket: Ticket
-    wants: Wants | None
+    ticket: PodQueueInfo
+    wants: PodRequirements | None
     fault: str
     phase: Phase
     since: float
@@ -79,9 +79,9 @@ class Entry:
         return f"pod {self.record.namespace}/{self.record.name}"
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SlotType:
         """Bound to data, or not."""
-        return Kind.LOCAL if self.ticket.data else Kind.FREE
+        return SlotType.LOCAL if self.ticket.data else SlotType.FREE
 
     @property
     def job(self) -> str:
@@ -114,16 +114,16 @@ class Entry:
         return again and now - self.released >= GATED_AGAIN_S
 
     def update(
-        self, record: PodRecord, ticket: Ticket, wants: Wants | None, fault: str, phase: Phase
+        self, record: PodRecord, ticket: PodQueueInfo, wants: PodRequirements | None, fault: str, phase: Phase
     ) -> None:
         """Take its newest version; for arguments see the attributes."""
         self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
         if ticket.requeued:
             self.refused = ticket.unschedulable
 
-    def task(self, wants: Needs) -> Task[Needs]:
+    def task(self, wants: Needs) -> QueuedWorkload[Needs]:
         """The task that waits for it, where it is in no gang."""
-        return Task(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
+        return QueuedWorkload(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Gang:
         broken: It was taken back, and some of its pods are still bound.
         going: UIDs of those that were released, or were to be with the others, and are not bound.
         waits_in: Tenant in whose queue its task waits, empty for none.
-        began: When the first of the pods that wait began to, seconds, see `Entry.began`.
+        began: When the first of the pods that wait began to, seconds, see `QueuedPod.began`.
         fault: Why it waits in none, in words.
     """
 
@@ -165,7 +165,7 @@ class Gang:
         """In words."""
         return self.uid
 
-    def task(self, entries: list[Entry]) -> Task[Needs]:
+    def task(self, entries: list[QueuedPod]) -> QueuedWorkload[Needs]:
         """The task that waits for all of them that are ready.
 
         Args:
@@ -175,14 +175,14 @@ class Gang:
         pods = [(entry.uid, entry.wants) for entry in ready if entry.wants is not None]
         pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
         first = min(entries, key=lambda entry: (entry.since, entry.uid))
-        wants = GangWants(self.uid, tuple(pods))
+        wants = GangRequirements(self.uid, tuple(pods))
         data = frozenset().union(*(entry.ticket.data for entry in entries))
         if data:
             # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
-            return Task(self.uid, Kind.LOCAL, first.since, wants, data)
-        return Task(self.uid, Kind.FREE, first.since, wants, data, first.job)
+            return QueuedWorkload(self.uid, SlotType.LOCAL, first.since, wants, data)
+        return QueuedWorkload(self.uid, SlotType.FREE, first.since, wants, data, first.job)
 
-    def disagreement(self, entries: list[Entry]) -> str:
+    def disagreement(self, entries: list[QueuedPod]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
         for what, values in (
             ("gang-size", {str(entry.ticket.gang_size) for entry in entries}),
@@ -197,7 +197,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedStagePod:
     """A pod of a job's first stage that has failed: the job waits for whatever is made in its place.
 
     Attributes:
@@ -208,7 +208,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class Requeue:
     """A released pod whose room others have again.
 
     Attributes:
@@ -220,7 +220,7 @@ class TakenBack:
         first: Of its release nothing was taken back before.
     """
 
-    entry: Entry
+    entry: QueuedPod
     why: str
     remove: bool
     requeue: bool = False

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from scheduler_plugin.queue.cache.waiting import Waiting
-from scheduler_plugin.queue.capacity.dominant_share import Resources, dominant
+from scheduler_plugin.queue.cache.waiting import WaitingWorkloads
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources, find_dominant
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
-from scheduler_plugin.queue.config.quota import Cohort, QuotaUse, cohorts_of
+from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
 
 if TYPE_CHECKING:
     from scheduler_plugin.queue.capacity.requirements import Needs
 
 
-class TenantState:
+class QueueState:
     """One tenant.
 
     Attributes:
@@ -26,12 +26,12 @@ class TenantState:
     def __init__(self, name: str, form: QueueForm | None, *, count_slots: bool) -> None:
         self.name = name
         self.form = form
-        self.waiting: Waiting[Needs] = Waiting()
+        self.waiting: WaitingWorkloads[Needs] = WaitingWorkloads()
         self.released: dict[str, int] = {}
         self.count_slots = count_slots
-        self.cluster: Resources | None = None
-        self._has = Resources()
-        self._host: dict[str, Resources] = {}
+        self.cluster: QueueResources | None = None
+        self._has = QueueResources()
+        self._host: dict[str, QueueResources] = {}
 
     @property
     def weight(self) -> float:
@@ -46,7 +46,7 @@ class TenantState:
     @property
     def dominant(self) -> tuple[str, float]:
         """The resource of which it has the largest part, and that part; nothing where that does not count."""
-        return ("", 0.0) if self.cluster is None else dominant(self._has, self.cluster)
+        return ("", 0.0) if self.cluster is None else find_dominant(self._has, self.cluster)
 
     @property
     def allocated(self) -> float:
@@ -60,7 +60,7 @@ class TenantState:
         """Whether its pods are released at all."""
         return self.form is not None and self.form.stop == "None"
 
-    def hold(self, uid: str, has: Resources) -> int:
+    def hold(self, uid: str, has: QueueResources) -> int:
         """Count a released pod; return the units added."""
         if uid in self.released:
             return 0
@@ -69,19 +69,19 @@ class TenantState:
         self._has = self._has.plus(has)
         return has.units
 
-    def counts(self, uid: str) -> Resources | None:
+    def counts(self, uid: str) -> QueueResources | None:
         """What a pod counts for; None where it is not counted."""
         return self._host.get(uid)
 
     def let_go(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
         self.released.pop(uid, None)
-        has = self._host.pop(uid, Resources())
+        has = self._host.pop(uid, QueueResources())
         self._has = self._has.plus(has, -1)
         return has.units
 
 
-class Tenants:
+class Queues:
     """All tenants. A tenant that the configuration loses keeps its pods: they wait until it is back.
 
     Args:
@@ -89,44 +89,44 @@ class Tenants:
     """
 
     def __init__(self, config: QueueConfig) -> None:
-        self._known: dict[str, TenantState] = {}
+        self._known: dict[str, QueueState] = {}
         self._cohorts: dict[str, Cohort] = {}
         self._kept: dict[str, tuple[str, int]] = {}
         self._kept_in: dict[int, int] = {}
-        self._cluster: Resources | None = None
+        self._cluster: QueueResources | None = None
         self.configure(config)
 
-    def __getitem__(self, name: str) -> TenantState:
+    def __getitem__(self, name: str) -> QueueState:
         """A tenant; one that nobody configured is made, and its pods wait."""
         tenant = self._known.get(name)
         if tenant is None:
-            tenant = self._known[name] = TenantState(name, None, count_slots=self._count_slots)
+            tenant = self._known[name] = QueueState(name, None, count_slots=self._count_slots)
             tenant.cluster = self._cluster
         return tenant
 
-    def __iter__(self) -> Iterator[TenantState]:
+    def __iter__(self) -> Iterator[QueueState]:
         return iter(self._known.values())
 
     def configure(self, config: QueueConfig) -> None:
         """Take another configuration; everything that waits or runs stays."""
         self._count_slots = config.slots is not None
         self._by_dominant_share = config.fair_sharing == "dominant"
-        self.measure(self._cluster or Resources())
+        self.measure(self._cluster or QueueResources())
         for name in [*config.queues, *self._known]:
             tenant = self[name]
             tenant.form = config.queues.get(name)
             tenant.count_slots = self._count_slots
         for name in list(self._known):
             self.forget(name)
-        roots = cohorts_of(((name, form.cohort) for name, form in config.queues.items()), config.parents)
-        accounts: dict[str, dict[str, QuotaUse]] = {}
+        roots = find_cohorts(((name, form.cohort) for name, form in config.queues.items()), config.parents)
+        accounts: dict[str, dict[str, QuotaState]] = {}
         for name, root in roots.items():
-            accounts.setdefault(root, {})[name] = QuotaUse(config.queues[name].quota, self[name].units)
+            accounts.setdefault(root, {})[name] = QuotaState(config.queues[name].quota, self[name].units)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
         self.keep({})
 
-    def measure(self, cluster: Resources) -> None:
+    def measure(self, cluster: QueueResources) -> None:
         """Take all that there is: of that dominant shares are parts, where those count."""
         cluster_or_none = cluster if self._by_dominant_share else None
         if cluster_or_none != self._cluster:
@@ -194,7 +194,7 @@ class Tenants:
         if self._kept.get(name, ("", 0))[0] == task:
             self.keep({other: each for other, each in self._kept.items() if other != name})
 
-    def hold(self, name: str, uid: str, has: Resources) -> None:
+    def hold(self, name: str, uid: str, has: QueueResources) -> None:
         """Count a released pod of a tenant."""
         self._use(name, self[name].hold(uid, has))
 

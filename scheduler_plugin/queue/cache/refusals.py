@@ -5,24 +5,24 @@ from typing import Final
 
 from allocator.errors import shown
 from allocator.names import PERCENT_RESOURCE, QUEUE_NAME
-from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig, QueueForm
 
 NAMES_SHOWN: Final = 10
 
 
-def no_request(resource: str) -> str:
+def has_no_request(resource: str) -> str:
     """It asks for none of our resources."""
     return f"it asks for no {resource} and no {PERCENT_RESOURCE}; allowed: 1 or more of one of them"
 
 
-def may_use(form: QueueForm, namespace_labels: Mapping[str, str] | None) -> bool:
+def admits_namespace(form: QueueForm, namespace_labels: Mapping[str, str] | None) -> bool:
     """Whether a queue is for a namespace; None: its labels are not known yet, so no selector admits it."""
     selector = form.namespace_selector
     return selector is None or (namespace_labels is not None and selector.matches(namespace_labels))
 
 
-def refusal(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
+def explain_refusal(entry: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
     """Why a gated pod is not in its tenant's queue; empty when nothing is wrong with it.
 
     Args:
@@ -30,7 +30,7 @@ def refusal(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, st
         config: The configuration.
         namespace_labels: Of the pod's namespace, None while they are not known.
     """
-    wrong = entry.fault or _wrong_queue(entry, config, namespace_labels)
+    wrong = entry.fault or _explain_wrong_queue(entry, config, namespace_labels)
     if wrong:
         return wrong
     if entry.ticket.foreign_gates:
@@ -40,14 +40,16 @@ def refusal(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, st
     return "it is being deleted" if entry.ticket.ending else ""
 
 
-def _wrong_queue(entry: Entry, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
+def _explain_wrong_queue(
+    entry: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None
+) -> str:
     name = entry.ticket.queue
     if not name:
-        return f"label {QUEUE_NAME} is missing; allowed: {_names(config)}"
+        return f"label {QUEUE_NAME} is missing; allowed: {_format_names(config)}"
     form = config.queues.get(name)
     if form is None:
-        return f"queue {shown(name)} does not exist; allowed: {_names(config)}"
-    if may_use(form, namespace_labels):
+        return f"queue {shown(name)} does not exist; allowed: {_format_names(config)}"
+    if admits_namespace(form, namespace_labels):
         return ""
     namespace = shown(entry.record.namespace)
     if namespace_labels is None:
@@ -55,6 +57,6 @@ def _wrong_queue(entry: Entry, config: QueueConfig, namespace_labels: Mapping[st
     return f"queue {shown(name)} is not for namespace {namespace}"
 
 
-def _names(config: QueueConfig) -> str:
+def _format_names(config: QueueConfig) -> str:
     names = sorted(config.queues)
     return ", ".join(names[:NAMES_SHOWN]) + (" ..." if len(names) > NAMES_SHOWN else "")

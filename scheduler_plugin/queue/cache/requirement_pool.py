@@ -3,31 +3,33 @@
 from allocator.names import POD_NODE_POLICY
 from allocator.request import unknown_policy
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pods import QueuePod, Ticket, node_rules
-from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_pod_node_rules
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 
 
-class Shapes:
+class RequirementPool:
     """The needs of all pods that asked for something."""
 
     def __init__(self) -> None:
-        self._known: dict[Wants, Wants] = {}
+        self._known: dict[PodRequirements, PodRequirements] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def read(self, record: PodRecord, ticket: Ticket, pod: QueuePod) -> tuple[Wants | None, str]:
+    def read(
+        self, record: PodRecord, ticket: PodQueueInfo, pod: QueuePod
+    ) -> tuple[PodRequirements | None, str]:
         """What a pod needs, None where that cannot be given; and what is wrong with it, in words."""
         if record.charged is None:
             return None, record.error
         if record.request is None:
-            return Wants(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        wants = Wants(
+            return PodRequirements(record.charged, record.cpu_milli, record.memory_bytes), record.error
+        wants = PodRequirements(
             record.request,
             record.cpu_milli,
             record.memory_bytes,
-            node_rules(pod),
+            read_pod_node_rules(pod),
             record.other_resources,
         )
         policy = record.request.node_policy
@@ -35,6 +37,6 @@ class Shapes:
             return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))
         return self._known.setdefault(wants, wants), ticket.fault
 
-    def forget_unused(self, used: set[Wants]) -> None:
+    def forget_unused(self, used: set[PodRequirements]) -> None:
         """Drop what no pod needs any more."""
         self._known = {wants: wants for wants in used}

@@ -7,7 +7,7 @@ restart, and a slot that was lent comes back to its own type as soon as that suf
 
 from dataclasses import dataclass, field
 
-from scheduler_plugin.queue.cache.waiting import Kind
+from scheduler_plugin.queue.cache.waiting import SlotType
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.queue.config.queues import SlotForm, SlotsForm
 
@@ -21,16 +21,16 @@ class NodeSlots:
         running: UIDs of the released pods on the node, by class.
     """
 
-    total: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
-    running: dict[Kind, set[str]] = field(default_factory=lambda: {kind: set() for kind in Kind})
+    total: dict[SlotType, int] = field(default_factory=lambda: dict.fromkeys(SlotType, 0))
+    running: dict[SlotType, set[str]] = field(default_factory=lambda: {kind: set() for kind in SlotType})
 
-    def idle(self, kind: Kind) -> int:
+    def idle(self, kind: SlotType) -> int:
         """Slots of a type that nobody sits in."""
         lent = max(0, len(self.running[kind.other]) - self.total[kind.other])
         return max(0, self.total[kind] - len(self.running[kind]) - lent)
 
 
-class Slots:
+class ClusterSlots:
     """The slots of all nodes.
 
     Args:
@@ -40,19 +40,19 @@ class Slots:
     def __init__(self, form: SlotsForm | None) -> None:
         self.form = form
         self.nodes: dict[str, NodeSlots] = {}
-        self._where: dict[str, tuple[str, Kind]] = {}
+        self._where: dict[str, tuple[str, SlotType]] = {}
 
     def set_node(self, name: str, facts: NodeFacts | None, cards: int) -> None:
         """Count the slots of a node with these labels and so many cards; None: the node is gone."""
         node = self.nodes.setdefault(name, NodeSlots())
-        for kind in Kind:
+        for kind in SlotType:
             node.total[kind] = (
-                0 if facts is None or self.form is None else _count(self.form, kind, facts, cards)
+                0 if facts is None or self.form is None else _count_slots(self.form, kind, facts, cards)
             )
         if facts is None and not any(node.running.values()):
             del self.nodes[name]
 
-    def sit(self, uid: str, node: str, kind: Kind) -> None:
+    def sit(self, uid: str, node: str, kind: SlotType) -> None:
         """A pod is on a node from now on, and nowhere else."""
         self.leave(uid)
         self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
@@ -60,7 +60,7 @@ class Slots:
 
     def leave(self, uid: str) -> None:
         """A pod is on no node any more."""
-        node, kind = self._where.pop(uid, ("", Kind.FREE))
+        node, kind = self._where.pop(uid, ("", SlotType.FREE))
         if node:
             self.nodes[node].running[kind].discard(uid)
 
@@ -69,14 +69,14 @@ class Slots:
         known = self.nodes.get(node, NodeSlots())
         return sum(known.total.values()) - sum(map(len, known.running.values()))
 
-    def idle(self, node: str, kind: Kind) -> int:
+    def idle(self, node: str, kind: SlotType) -> int:
         """Idle slots of a type on a node."""
         known = self.nodes.get(node)
         return known.idle(kind) if known is not None else 0
 
 
-def _count(form: SlotsForm, kind: Kind, facts: NodeFacts, cards: int) -> int:
-    slot: SlotForm = form.local if kind is Kind.LOCAL else form.free
+def _count_slots(form: SlotsForm, kind: SlotType, facts: NodeFacts, cards: int) -> int:
+    slot: SlotForm = form.local if kind is SlotType.LOCAL else form.free
     if slot.node_selector is not None and not slot.node_selector.matches(facts.labels):
         return 0
     if form.per == "node":

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 W = TypeVar("W", bound=Hashable)
 
 
-class Kind(StrEnum):
+class SlotType(StrEnum):
     """The two classes of tasks, and the two types of slots."""
 
     LOCAL = "local"
@@ -19,13 +19,13 @@ class Kind(StrEnum):
     """Bound to no data. It runs once the first stage of its job has ended."""
 
     @property
-    def other(self) -> "Kind":
+    def other(self) -> "SlotType":
         """The other one."""
-        return Kind.FREE if self is Kind.LOCAL else Kind.LOCAL
+        return SlotType.FREE if self is SlotType.LOCAL else SlotType.LOCAL
 
 
 @dataclass(frozen=True, slots=True)
-class Task(Generic[W]):
+class QueuedWorkload(Generic[W]):
     """A pod that waits for its release.
 
     Attributes:
@@ -38,7 +38,7 @@ class Task(Generic[W]):
     """
 
     uid: str
-    kind: Kind
+    kind: SlotType
     since: float
     wants: W
     data: frozenset[str] = frozenset()
@@ -51,33 +51,33 @@ class Task(Generic[W]):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupKey(Generic[W]):
+class WorkloadGroupKey(Generic[W]):
     """What tasks have in common that answer every question alike, but for their age."""
 
-    kind: Kind
+    kind: SlotType
     wants: W
     data: frozenset[str]
 
 
-class Group(Generic[W]):
+class WorkloadGroup(Generic[W]):
     """Tasks of one tenant that differ by age only; the oldest is known at once.
 
     Attributes:
         key: What they have in common.
     """
 
-    def __init__(self, key: GroupKey[W]) -> None:
+    def __init__(self, key: WorkloadGroupKey[W]) -> None:
         self.key = key
-        self._members: dict[str, Task[W]] = {}
+        self._members: dict[str, QueuedWorkload[W]] = {}
         self._by_age: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Task[W]]:
+    def __iter__(self) -> Iterator[QueuedWorkload[W]]:
         return iter(self._members.values())
 
-    def add(self, task: Task[W]) -> None:
+    def add(self, task: QueuedWorkload[W]) -> None:
         """Let a task wait."""
         self._members[task.uid] = task
         heappush(self._by_age, task.age_key)
@@ -89,7 +89,7 @@ class Group(Generic[W]):
         if len(self._by_age) > 2 * len(self._members) + 16:
             self._by_age = sorted(task.age_key for task in self._members.values())
 
-    def oldest(self) -> Task[W]:
+    def oldest(self) -> QueuedWorkload[W]:
         """The task that waits longest; the group has one."""
         while True:
             since, uid = self._by_age[0]
@@ -100,7 +100,7 @@ class Group(Generic[W]):
 
 
 @dataclass(slots=True)
-class _Job(Generic[W]):
+class _WaitingJob(Generic[W]):
     """A job's stages.
 
     Attributes:
@@ -109,10 +109,10 @@ class _Job(Generic[W]):
     """
 
     unfinished: dict[str, None] = field(default_factory=dict)
-    second: dict[str, Task[W]] = field(default_factory=dict)
+    second: dict[str, QueuedWorkload[W]] = field(default_factory=dict)
 
 
-class Waiting(Generic[W]):
+class WaitingWorkloads(Generic[W]):
     """The waiting tasks of one tenant.
 
     A task of the second stage is eligible when its job has no unfinished task of the first; until then it is
@@ -120,9 +120,12 @@ class Waiting(Generic[W]):
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[str, Task[W]] = {}
-        self._groups: dict[Kind, dict[W, dict[frozenset[str], Group[W]]]] = {Kind.LOCAL: {}, Kind.FREE: {}}
-        self._jobs: dict[str, _Job[W]] = {}
+        self._tasks: dict[str, QueuedWorkload[W]] = {}
+        self._groups: dict[SlotType, dict[W, dict[frozenset[str], WorkloadGroup[W]]]] = {
+            SlotType.LOCAL: {},
+            SlotType.FREE: {},
+        }
+        self._jobs: dict[str, _WaitingJob[W]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -130,7 +133,7 @@ class Waiting(Generic[W]):
     def __contains__(self, uid: str) -> bool:
         return uid in self._tasks
 
-    def __iter__(self) -> Iterator[Task[W]]:
+    def __iter__(self) -> Iterator[QueuedWorkload[W]]:
         return iter(self._tasks.values())
 
     @property
@@ -138,28 +141,28 @@ class Waiting(Generic[W]):
         """Whether there is anything: tasks that wait, or jobs with tasks that have not ended."""
         return bool(self._tasks or self._jobs)
 
-    def get(self, uid: str) -> Task[W] | None:
+    def get(self, uid: str) -> QueuedWorkload[W] | None:
         """The task of a UID, None when it does not wait."""
         return self._tasks.get(uid)
 
-    def known_of(self, uids: Collection[str]) -> list[Task[W]]:
+    def known_of(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
         """Those of some tasks that wait."""
         return [self._tasks[uid] for uid in uids if uid in self._tasks]
 
-    def add(self, task: Task[W]) -> None:
+    def add(self, task: QueuedWorkload[W]) -> None:
         """Let a task wait; one that waits already is replaced."""
         self.remove(task.uid)
         self._tasks[task.uid] = task
-        if task.kind is Kind.LOCAL:
+        if task.kind is SlotType.LOCAL:
             self.begun(task.uid, task.job)
         elif task.job:
-            job = self._jobs.setdefault(task.job, _Job())
+            job = self._jobs.setdefault(task.job, _WaitingJob())
             job.second[task.uid] = task
             if job.unfinished:
                 return
         self._enter(task)
 
-    def remove(self, uid: str) -> Task[W] | None:
+    def remove(self, uid: str) -> QueuedWorkload[W] | None:
         """Take a task out of the queue, released or gone; the first stage of its job does not end by that."""
         task = self._tasks.pop(uid, None)
         if task is None:
@@ -175,7 +178,7 @@ class Waiting(Generic[W]):
         """Count a first-stage task, waiting or not, as unfinished."""
         if not job:
             return
-        known = self._jobs.setdefault(job, _Job())
+        known = self._jobs.setdefault(job, _WaitingJob())
         if not known.unfinished:
             for task in known.second.values():
                 self._leave(task)
@@ -198,7 +201,7 @@ class Waiting(Generic[W]):
         self._forget_empty(job, known)
         return bool(known.second)
 
-    def held(self) -> Iterator[Task[W]]:
+    def held(self) -> Iterator[QueuedWorkload[W]]:
         """Tasks that wait for the first stage of their job."""
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
@@ -210,18 +213,18 @@ class Waiting(Generic[W]):
     def is_held(self, uid: str) -> bool:
         """Whether a waiting task waits for the first stage of its job."""
         task = self._tasks.get(uid)
-        return task is not None and task.kind is Kind.FREE and bool(self.unfinished(task.job))
+        return task is not None and task.kind is SlotType.FREE and bool(self.unfinished(task.job))
 
-    def is_first_of_group(self, task: Task[W]) -> bool:
+    def is_first_of_group(self, task: QueuedWorkload[W]) -> bool:
         """Whether a task is the oldest of those that differ by age only: the others go after it."""
         group = self._groups[task.kind].get(task.wants, {}).get(task.data)
         return group is not None and group.oldest().uid == task.uid
 
-    def groups(self, kind: Kind, among: Collection[W] | None = None) -> Iterator[Group[W]]:
+    def groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
         """The eligible tasks of a class; only those with some of these needs, where they are given."""
         groups = self._groups[kind]
         if among is None:
-            found: Iterable[dict[frozenset[str], Group[W]]] = groups.values()
+            found: Iterable[dict[frozenset[str], WorkloadGroup[W]]] = groups.values()
         elif len(among) < len(groups):
             found = [groups[wants] for wants in among if wants in groups]
         else:
@@ -232,14 +235,14 @@ class Waiting(Generic[W]):
         """The needs of eligible tasks; some of them twice."""
         return chain(*self._groups.values())
 
-    def _enter(self, task: Task[W]) -> None:
+    def _enter(self, task: QueuedWorkload[W]) -> None:
         by_data = self._groups[task.kind].setdefault(task.wants, {})
         group = by_data.get(task.data)
         if group is None:
-            group = by_data[task.data] = Group(GroupKey(task.kind, task.wants, task.data))
+            group = by_data[task.data] = WorkloadGroup(WorkloadGroupKey(task.kind, task.wants, task.data))
         group.add(task)
 
-    def _leave(self, task: Task[W]) -> None:
+    def _leave(self, task: QueuedWorkload[W]) -> None:
         """Take a task out of its group, if it is in one."""
         by_data = self._groups[task.kind].get(task.wants, {})
         group = by_data.get(task.data)
@@ -251,6 +254,6 @@ class Waiting(Generic[W]):
             if not by_data:
                 del self._groups[task.kind][task.wants]
 
-    def _forget_empty(self, name: str, job: _Job[W]) -> None:
+    def _forget_empty(self, name: str, job: _WaitingJob[W]) -> None:
         if not job.unfinished and not job.second:
             self._jobs.pop(name, None)

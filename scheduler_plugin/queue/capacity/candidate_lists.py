@@ -15,8 +15,8 @@ import numpy as np
 
 from scheduler_plugin.binding.two_tier import ScoredNode, commit_list
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
-from scheduler_plugin.queue.capacity.free_capacity import Room
-from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.scheduling.ranking import rank_best
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _Place = tuple[float, str]
 
 
 @dataclass(slots=True)
-class _List:
+class _CandidateList:
     """The first tier's list for one shape.
 
     Attributes:
@@ -58,7 +58,7 @@ class _List:
     names: int
 
 
-class Ahead:
+class CandidateListPlacer:
     """Places pods one after the other, each as if all nodes were scored for it.
 
     Args:
@@ -68,9 +68,9 @@ class Ahead:
         lists: Lists that were made.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: FreeCapacity) -> None:
         self._room = room
-        self._lists: dict[Wants, _List] = {}
+        self._lists: dict[PodRequirements, _CandidateList] = {}
         self.lists = 0
         self._others: Callable[[], Iterable[str]] = tuple
 
@@ -86,7 +86,7 @@ class Ahead:
         """Forget all lists: the policy that they were made by is another one now."""
         self._lists.clear()
 
-    def place(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+    def place(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take a pod's cards on the best node that has them.
 
         Args:
@@ -108,7 +108,7 @@ class Ahead:
                 return node
         return self._try(uid, wants, self._make(wants, fits), fits, now) or ""
 
-    def _one_by_one(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+    def _one_by_one(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
         row = self._room.winner(uid, wants, fits, now)
         if row is None or not self._room.take(uid, wants, row, now):
@@ -116,7 +116,7 @@ class Ahead:
         self._others = partial(self._room.next_choices, uid, wants, row, fits)
         return self._room.state.nodes.names[row]
 
-    def _make(self, wants: Wants, fits: BoolArray) -> _List:
+    def _make(self, wants: PodRequirements, fits: BoolArray) -> _CandidateList:
         """The first tier: score all nodes where the pod may be placed."""
         nodes = self._room.state.nodes
         rows = np.flatnonzero(fits)
@@ -131,7 +131,7 @@ class Ahead:
         # Who could not be placed when the list was made is not behind its last: it counts as changed.
         made[~fits] = -1
         last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
-        found = _List(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
+        found = _CandidateList(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
         self._lists.pop(wants, None)
         self._lists[wants] = found
         if len(self._lists) > REMEMBERED:
@@ -139,7 +139,9 @@ class Ahead:
         self.lists += 1
         return found
 
-    def _try(self, uid: str, wants: Wants, known: _List, fits: BoolArray, now: float) -> str | None:
+    def _try(
+        self, uid: str, wants: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
+    ) -> str | None:
         """The second tier: commit a pod with a list; None where the list is used up."""
         nodes, room = self._room.state.nodes, self._room
         epoch = room.epoch(wants)

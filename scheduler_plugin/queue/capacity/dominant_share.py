@@ -6,7 +6,7 @@ Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
 from typing import NamedTuple
 
 
-class Resources(NamedTuple):
+class QueueResources(NamedTuple):
     """What pods have, or what there is in all.
 
     Attributes:
@@ -19,15 +19,16 @@ class Resources(NamedTuple):
     cpu_milli: int = 0
     memory_bytes: int = 0
 
-    def plus(self, other: "Resources", times: int = 1) -> "Resources":
+    def plus(self, other: "QueueResources", times: int = 1) -> "QueueResources":
         """Add something so many times; -1 takes it away."""
-        return Resources(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+        return QueueResources(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def dominant(has: Resources, total: Resources) -> tuple[str, float]:
+def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, float]:
     """Find the resource of which somebody has the largest part, and that part.
 
-    Of equal parts the first counts, in the order of `Resources`. What the cluster has none of does not count.
+    Of equal parts the first counts, in the order of `QueueResources`. A resource that the cluster does not
+    have does not count.
 
     Returns:
         `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 for who has nothing.

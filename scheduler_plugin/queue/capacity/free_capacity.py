@@ -15,10 +15,10 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.host_resources import fits_host, mask_host_fits
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.capacity.dominant_share import Resources
-from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.queue.capacity.reservations import KeptRooms, OnNode
-from scheduler_plugin.queue.capacity.total_capacity import Capacity
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservations
+from scheduler_plugin.queue.capacity.total_capacity import TotalCapacity
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, place_by_policy, score_nodes
@@ -64,7 +64,7 @@ class NodeFacts:
 
 
 @dataclass(slots=True)
-class _Mask:
+class _FitMask:
     """Where a pod fits, by row, and which version of each row says so.
 
     Attributes:
@@ -80,7 +80,7 @@ class _Mask:
     beside: dict[str, tuple[int, int, str, bool]] = field(default_factory=dict)
 
 
-class _Sums:
+class _KubeletSums:
     """What kube-scheduler's count of each node has left, by row, computed again where the row has changed.
 
     Args:
@@ -107,7 +107,7 @@ class _Sums:
         return self._left[percent][rows]
 
 
-class Room:
+class FreeCapacity:
     """The cluster's room, and what is kept free of it.
 
     Args:
@@ -127,23 +127,23 @@ class Room:
         self.policies = policies
         self.facts: dict[str, NodeFacts] = {}
         self.facts_version = 0
-        self._masks: dict[Wants, _Mask] = {}
+        self._masks: dict[PodRequirements, _FitMask] = {}
         self._rounds: dict[str, float] = {}
         self._allowed: dict[NodeRules, BoolArray] = {}
         self._allowed_key: object = None
-        self.faults: dict[Wants, str] = {}
-        self.held_back: set[Wants] = set()
-        self._sums = _Sums(state)
-        self.kept = KeptRooms()
-        self.capacity = Capacity(self)
+        self.faults: dict[PodRequirements, str] = {}
+        self.held_back: set[PodRequirements] = set()
+        self._sums = _KubeletSums(state)
+        self.kept = QueueReservations()
+        self.capacity = TotalCapacity(self)
         state.set_other_resources(policies.other_resources)
         policies.resources_changed.connect(state.set_other_resources)
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> QueueResources:
         """What all nodes with usable cards have."""
         nodes = self.state.nodes
-        return Resources(
+        return QueueResources(
             int(nodes.size[nodes.usable].sum()),
             int(nodes.cpu_capacity[nodes.usable].sum()),
             int(nodes.memory_capacity[nodes.usable].sum()),
@@ -160,7 +160,7 @@ class Room:
         self.facts_version += 1
         return True
 
-    def forget_unused(self, used: set[Wants]) -> None:
+    def forget_unused(self, used: set[PodRequirements]) -> None:
         """Drop what was remembered of needs that no waiting pod has any more."""
         for wants in [wants for wants in self._masks if wants not in used]:
             del self._masks[wants]
@@ -169,7 +169,7 @@ class Room:
         self.held_back &= used
         self.capacity.forget_unused(used)
 
-    def fits(self, wants: Wants, *, holder: str = "") -> BoolArray:
+    def fits(self, wants: PodRequirements, *, holder: str = "") -> BoolArray:
         """Tell where a pod fits now.
 
         Args:
@@ -193,11 +193,11 @@ class Room:
                 fits[row] = self._fits_beside(mask, wants, node, row, holder)
         return fits
 
-    def fits_but_for_kept(self, wants: Wants) -> bool:
+    def fits_but_for_kept(self, wants: PodRequirements) -> bool:
         """Whether a pod would fit somewhere if nothing were kept free."""
         return bool(self._mask(wants).fits.any())
 
-    def best(self, wants: Wants, rows: RowArray, limit: int = 1) -> RowArray:
+    def best(self, wants: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
         """Order rows that fit by the node policy.
 
         Args:
@@ -211,7 +211,7 @@ class Room:
         ranks = self.state.nodes.name_rank[rows]
         return rows[rank_best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
 
-    def winner(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> int | None:
+    def winner(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> int | None:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
@@ -238,12 +238,12 @@ class Room:
         self.policies.record_attempt(self.state.nodes, query, row)
         return row
 
-    def _query_of(self, uid: str, wants: Wants) -> SchedulingRequest:
+    def _query_of(self, uid: str, wants: PodRequirements) -> SchedulingRequest:
         """A pod's needs, with the pod for policies that count attempts."""
         query = self.query(wants)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
-    def _first_choice(self, wants: Wants, query: SchedulingRequest, fits: BoolArray) -> int | None:
+    def _first_choice(self, wants: PodRequirements, query: SchedulingRequest, fits: BoolArray) -> int | None:
         """Find the row that the node policy takes first; None where it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
@@ -254,7 +254,7 @@ class Room:
         first = rank_best(scores, nodes.name_rank[rows], 1)
         return int(rows[first[0]]) if len(first) else None
 
-    def next_choices(self, uid: str, wants: Wants, row: int, fits: BoolArray) -> Iterator[str]:
+    def next_choices(self, uid: str, wants: PodRequirements, row: int, fits: BoolArray) -> Iterator[str]:
         """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
@@ -271,7 +271,7 @@ class Room:
             if found is not None:
                 yield self.state.nodes.names[found]
 
-    def scores(self, wants: Wants, rows: RowArray) -> FloatArray:
+    def scores(self, wants: PodRequirements, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
         query = self.query(wants)
         if not len(rows):
@@ -280,15 +280,15 @@ class Room:
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
         return self.sound(wants, lambda: score_nodes(policy, self.state.nodes, query, rows), held)
 
-    def by_row(self, wants: Wants) -> bool:
+    def by_row(self, wants: PodRequirements) -> bool:
         """Whether the node policy for a pod scores each node by itself."""
         return is_scored_by_row(self.policies.get_policy(wants.request))
 
-    def epoch(self, wants: Wants) -> int:
+    def epoch(self, wants: PodRequirements) -> int:
         """Of the weights of that policy: scores of another one cannot be compared."""
         return self.policies.get_policy(wants.request).epoch
 
-    def take(self, uid: str, wants: Wants, row: int, now: float) -> bool:
+    def take(self, uid: str, wants: PodRequirements, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes = self.state.nodes
         placement = self.sound(wants, lambda: self._placed(uid, wants, row), None)
@@ -305,7 +305,7 @@ class Room:
         self.state.assume(uid, nodes.names[row], assigned, now)
         return True
 
-    def _placed(self, uid: str, wants: Wants, row: int) -> Placement | None:
+    def _placed(self, uid: str, wants: PodRequirements, row: int) -> Placement | None:
         """Choose a pod's cards on a node beside what is kept there."""
         nodes, query = self.state.nodes, self.query(wants)
         mine, uuids = self.kept.of(uid), nodes.uuids[row]
@@ -322,7 +322,7 @@ class Room:
             placement = place(self._without(row, kept), query.request, query.policy_request.card_policy)
         return placement
 
-    def _fits_beside(self, mask: _Mask, wants: Wants, node: str, row: int, holder: str) -> bool:
+    def _fits_beside(self, mask: _FitMask, wants: PodRequirements, node: str, row: int, holder: str) -> bool:
         """Whether a pod that fits on a node also does beside what is kept there for others."""
         who = holder if self.kept.is_part_of(holder, node) else ""
         version = int(self.state.nodes.version[row])
@@ -334,7 +334,9 @@ class Room:
         mask.beside[node] = (version, self.kept.version, who, found)
         return found
 
-    def _leaves(self, query: SchedulingRequest, wants: Wants, row: int, others: OnNode) -> bool:
+    def _leaves(
+        self, query: SchedulingRequest, wants: PodRequirements, row: int, others: NodeReservations
+    ) -> bool:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
         if not others.pods:
             return True
@@ -355,7 +357,7 @@ class Room:
 
     # Masks.
 
-    def _mask(self, wants: Wants) -> _Mask:
+    def _mask(self, wants: PodRequirements) -> _FitMask:
         nodes = self.state.nodes
         mask = self._masks.get(wants)
         size = nodes.row_count
@@ -367,7 +369,7 @@ class Room:
             )
         if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
             made = np.full(size, -1, dtype=np.int64)
-            mask = _Mask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
+            mask = _FitMask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
             self._masks[wants] = mask
         mask.query = query
         rows = nodes.list_changed_rows(mask.changes) if mask.changes else None
@@ -381,7 +383,7 @@ class Room:
         mask.changes = nodes.changes
         return mask
 
-    def sound(self, wants: Wants, work: Callable[[], T], otherwise: T) -> T:
+    def sound(self, wants: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
         """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
         try:
             found = work()
@@ -390,21 +392,21 @@ class Room:
             return otherwise
         return found
 
-    def lacks_sum(self, wants: Wants, rows: RowArray) -> bool:
+    def lacks_sum(self, wants: PodRequirements, rows: RowArray) -> bool:
         """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
         rows = rows[self._able(wants, self.query(wants), rows)]
         return bool(len(rows)) and not self._has_sum(wants, rows).any()
 
-    def _fit(self, wants: Wants, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    def _fit(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         fits = self._able(wants, query, rows)
         fits[fits] = self._has_sum(wants, rows[fits])
         return fits
 
-    def _has_sum(self, wants: Wants, rows: RowArray) -> BoolArray:
+    def _has_sum(self, wants: PodRequirements, rows: RowArray) -> BoolArray:
         result: BoolArray = self._sums.left(rows, percent=wants.percent) >= wants.request.effective_units
         return result
 
-    def _able(self, wants: Wants, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    def _able(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
@@ -418,18 +420,18 @@ class Room:
         fits[fits] = allowed
         return fits
 
-    def query(self, wants: Wants) -> SchedulingRequest:
+    def query(self, wants: PodRequirements) -> SchedulingRequest:
         """A pod's needs, ready to be asked of the arrays."""
         return self._mask(wants).query
 
-    def allowed(self, wants: Wants, name: str) -> bool:
+    def allowed(self, wants: PodRequirements, name: str) -> bool:
         """Whether labels and taints of a node let a pod run there."""
         facts = self.facts.get(name)
         if facts is None:
             return False
         return wants.rules.allows_node(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
-    def allowed_rows(self, wants: Wants) -> BoolArray:
+    def allowed_rows(self, wants: PodRequirements) -> BoolArray:
         """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
         nodes = self.state.nodes
         key = (self.facts_version, nodes.epoch, nodes.row_count)

@@ -9,10 +9,10 @@ from allocator.request import PodRequest
 from scheduler_plugin.cache.arrays import BoolArray, LongArray
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 
 
-class Amounts:
+class QuotaUsage:
     """What pods count for on the nodes of a cluster.
 
     A pod that asks for percent of cards counts for as many units as it has of the cards that were chosen for
@@ -25,7 +25,7 @@ class Amounts:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
-    def by_row(self, wants: Wants) -> LongArray:
+    def by_row(self, wants: PodRequirements) -> LongArray:
         """Units that a pod counts for on each row, int64[R], whether it fits there or not."""
         nodes = self._state.nodes
         if not wants.percent:
@@ -34,14 +34,14 @@ class Amounts:
         units = np.array([wants.units_on(size) for size in largest.tolist()], dtype=np.int64)
         return units[at]
 
-    def members(self, needs: Needs, uid: str) -> Sequence[tuple[str, Wants]]:
+    def members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
         """UID and needs of every pod of a task, the hardest to place first.
 
         Args:
             needs: Of the task.
             uid: Of the task.
         """
-        if not isinstance(needs, GangWants):
+        if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
         if not needs.percent:
             return needs.members
@@ -55,7 +55,7 @@ class Amounts:
             needs: Of the pod or gang.
             rows: bool[R], where it may go; None: on any node whose cards could serve it.
         """
-        if isinstance(needs, GangWants):
+        if isinstance(needs, GangRequirements):
             return sum(self.least(wants) for _, wants in needs.members)
         if not needs.percent:
             return needs.units
@@ -64,11 +64,11 @@ class Amounts:
         units = self.by_row(needs)[rows]
         return int(units.min()) if units.size else 0
 
-    def within(self, wants: Wants, fits: BoolArray, most: int | None) -> BoolArray:
+    def within(self, wants: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
         """Where a pod fits and counts for no more than so many units, bool[R]; None: no limit."""
         return fits if most is None or not wants.percent else fits & (self.by_row(wants) <= most)
 
-    def on_node(self, wants: Wants, node: str, assigned: Assignment | None = None) -> int | None:
+    def on_node(self, wants: PodRequirements, node: str, assigned: Assignment | None = None) -> int | None:
         """Units that a pod counts for on a node, with these cards where they are known.
 
         Returns:
@@ -84,7 +84,7 @@ class Amounts:
         found = _of_cards(wants.request, assigned or {}, sizes)
         return wants.units_on(int(nodes.size[row].max())) if found is None else found
 
-    def of(self, record: PodRecord, wants: Wants) -> int | None:
+    def of(self, record: PodRecord, wants: PodRequirements) -> int | None:
         """Units that a released pod counts for; None while its cards are not known."""
         if record.node:
             return self.on_node(wants, record.node, record.allocated or record.assigned)

@@ -8,11 +8,11 @@ from kubeapi.selectors import NodeRules
 from scheduler_plugin.cache.host_resources import HostRequest
 from scheduler_plugin.cache.pods import ResourceAmounts
 from scheduler_plugin.errors import StateError
-from scheduler_plugin.queue.capacity.dominant_share import Resources
+from scheduler_plugin.queue.capacity.dominant_share import QueueResources
 
 
 @dataclass(frozen=True)
-class Wants:
+class PodRequirements:
     """The needs of one pod.
 
     Attributes:
@@ -54,9 +54,9 @@ class Wants:
         """Units of GPU memory over all its cards, where each has so many units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
-    def resources(self, units: int) -> Resources:
+    def resources(self, units: int) -> QueueResources:
         """What it counts for beside others, with so many units of GPU memory."""
-        return Resources(units, self.cpu_milli, self.memory_bytes)
+        return QueueResources(units, self.cpu_milli, self.memory_bytes)
 
     def hardness(self, size: int) -> int:
         """Units on one card of that size: a pod that needs more of one is harder to place."""
@@ -72,7 +72,7 @@ class Wants:
 
 
 @dataclass(frozen=True)
-class GangWants:
+class GangRequirements:
     """The needs of a gang: no two gangs are interchangeable.
 
     Attributes:
@@ -81,7 +81,7 @@ class GangWants:
     """
 
     uid: str
-    members: tuple[tuple[str, Wants], ...]
+    members: tuple[tuple[str, PodRequirements], ...]
 
     @cached_property
     def percent(self) -> bool:
@@ -89,7 +89,7 @@ class GangWants:
         return any(wants.percent for _, wants in self.members)
 
     @cached_property
-    def shape(self) -> tuple[Wants, ...]:
+    def shape(self) -> tuple[PodRequirements, ...]:
         """What its pods need; gangs of one shape find room alike."""
         return tuple(wants for _, wants in self.members)
 
@@ -98,4 +98,4 @@ class GangWants:
         return hash(self.uid)
 
 
-Needs = Wants | GangWants
+Needs = PodRequirements | GangRequirements

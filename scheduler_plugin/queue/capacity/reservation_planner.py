@@ -13,27 +13,27 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host, mask_host_fits
-from scheduler_plugin.queue.capacity.free_capacity import Room
-from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.queue.capacity.reservations import NOTHING, Kept, OnNode
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.capacity.reservations import NOTHING, NodeReservations, QueueReservation
 
-Pod = tuple[str, Wants]
+Pod = tuple[str, PodRequirements]
 """UID and needs of one pod."""
 
 _NEVER: Final = 1 << 40
 
 
 @dataclass(slots=True)
-class _Load:
+class _PlannedLoad:
     """What the pods of the task will have of one node, and what is kept on it for other tasks."""
 
     units: list[int]
-    others: OnNode
+    others: NodeReservations
     host: HostRequest = NO_HOST_REQUEST
 
 
 @dataclass(slots=True)
-class _Spot:
+class _PlannedPlace:
     """Where a pod could go.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Spot:
     units: dict[int, int] = field(default_factory=dict)
 
 
-class Clearing:
+class ReservationPlanner:
     """Looks for the cards of one task; nothing is taken and nothing is kept.
 
     Args:
@@ -56,14 +56,16 @@ class Clearing:
         alone: As if nothing were kept for other tasks.
     """
 
-    def __init__(self, room: Room, task: str, *, alone: bool = False) -> None:
+    def __init__(self, room: FreeCapacity, task: str, *, alone: bool = False) -> None:
         self._room = room
         self._task = task
         self._alone = alone
-        self._loads: dict[int, _Load] = {}
-        self._queues: dict[Wants, list[tuple[int, int, int]]] = {}
+        self._loads: dict[int, _PlannedLoad] = {}
+        self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
 
-    def find(self, pods: Sequence[Pod], among: Callable[[Wants], BoolArray] | None = None) -> dict[str, Kept]:
+    def find(
+        self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None = None
+    ) -> dict[str, QueueReservation]:
         """Find cards for all pods at once.
 
         Args:
@@ -76,7 +78,7 @@ class Clearing:
         for order in self._orders(pods, among):
             self._loads.clear()
             self._queues.clear()
-            found: dict[str, Kept] = {}
+            found: dict[str, QueueReservation] = {}
             for uid, wants in order:
                 spot = self._best(wants, among)
                 if spot is None:
@@ -104,7 +106,7 @@ class Clearing:
         return True
 
     def _orders(
-        self, pods: Sequence[Pod], among: Callable[[Wants], BoolArray] | None
+        self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None
     ) -> Iterator[Sequence[Pod]]:
         """Ways to go: the hardest to place first, as they come; or those first that have the least choice."""
         yield pods
@@ -112,7 +114,9 @@ class Clearing:
             choice = {wants: len(self._possible(wants, among)[0]) for _, wants in pods}
             yield sorted(pods, key=lambda pod: choice[pod[1]])
 
-    def _best(self, wants: Wants, among: Callable[[Wants], BoolArray] | None) -> _Spot | None:
+    def _best(
+        self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
+    ) -> _PlannedPlace | None:
         """The spot that needs the least; of equal ones the first node by name."""
         queue = self._queues.get(wants)
         if queue is None:
@@ -134,7 +138,7 @@ class Clearing:
         return None
 
     def _possible(
-        self, wants: Wants, among: Callable[[Wants], BoolArray] | None
+        self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> tuple[RowArray, LongArray]:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._room.state.nodes
@@ -149,7 +153,7 @@ class Clearing:
         can = least < _NEVER
         return rows[can], least[can]
 
-    def _least_missing(self, wants: Wants, rows: RowArray) -> LongArray:
+    def _least_missing(self, wants: PodRequirements, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
         nodes = self._room.state.nodes
         size = nodes.evictable[rows]
@@ -166,7 +170,9 @@ class Clearing:
         least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
         return least
 
-    def _spot(self, wants: Wants, row: int, among: Collection[int] | None = None) -> _Spot | None:
+    def _spot(
+        self, wants: PodRequirements, row: int, among: Collection[int] | None = None
+    ) -> _PlannedPlace | None:
         """Find the cards of a node for one more pod; None: they will never be free for it.
 
         Args:
@@ -181,7 +187,7 @@ class Clearing:
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
         admits = self._room.query(wants).policy_request.admits
-        units, spot = list(load.units), _Spot(0, row)
+        units, spot = list(load.units), _PlannedPlace(0, row)
         for demand in wants.request.demands:
             needs = [demand.units_on(size) for size in open_units]
             # Of cards that need equally much the one that the pod fills best: others stay whole.
@@ -205,7 +211,7 @@ class Clearing:
                 spot.units[card] = spot.units.get(card, 0) + needs[card]
         return spot
 
-    def _put(self, wants: Wants, spot: _Spot) -> Kept:
+    def _put(self, wants: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
         """Let a pod go there, beside those of its task that are there already."""
         load = self._load(spot.row)
         load.host = load.host.add(wants.host)
@@ -214,13 +220,13 @@ class Clearing:
         nodes = self._room.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return Kept(self._task, name, cards, wants.host, uuids)
+        return QueueReservation(self._task, name, cards, wants.host, uuids)
 
-    def _load(self, row: int) -> _Load:
+    def _load(self, row: int) -> _PlannedLoad:
         load = self._loads.get(row)
         if load is None:
             nodes = self._room.state.nodes
             name, uuids = nodes.names[row], nodes.uuids[row]
             others = NOTHING if self._alone else self._room.kept.from_others(self._task, name, uuids)
-            load = self._loads[row] = _Load([0] * nodes.size.shape[1], others)
+            load = self._loads[row] = _PlannedLoad([0] * nodes.size.shape[1], others)
         return load

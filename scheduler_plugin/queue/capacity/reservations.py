@@ -9,7 +9,7 @@ from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QueueReservation:
     """What is kept free for a pod.
 
     Attributes:
@@ -36,8 +36,8 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class OnNode:
-    """What is kept on one node for some tasks; see `Kept`.
+class NodeReservations:
+    """What is kept on one node for some tasks; see `QueueReservation`.
 
     Attributes:
         cards: By position now.
@@ -50,10 +50,10 @@ class OnNode:
     pods: int = 0
 
 
-NOTHING = OnNode()
+NOTHING = NodeReservations()
 
 
-class KeptRooms:
+class QueueReservations:
     """All that is kept, by the pod that it is for.
 
     Attributes:
@@ -61,18 +61,18 @@ class KeptRooms:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, Kept] = {}
-        self._on: dict[str, dict[str, Kept]] = {}
+        self._of: dict[str, QueueReservation] = {}
+        self._on: dict[str, dict[str, QueueReservation]] = {}
         self.version = 0
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def of(self, uid: str) -> Kept | None:
+    def of(self, uid: str) -> QueueReservation | None:
         """What is kept for a pod."""
         return self._of.get(uid)
 
-    def put(self, uid: str, kept: Kept) -> None:
+    def put(self, uid: str, kept: QueueReservation) -> None:
         """Keep that for a pod, and nothing else."""
         self._drop(uid)
         self._of[uid] = kept
@@ -89,7 +89,7 @@ class KeptRooms:
         """UIDs of the tasks for which something is kept, those that have had it longest first."""
         return tuple(dict.fromkeys(kept.task for kept in self._of.values()))
 
-    def pods(self, task: str) -> dict[str, Kept]:
+    def pods(self, task: str) -> dict[str, QueueReservation]:
         """What is kept for the pods of a task, by UID."""
         return {uid: kept for uid, kept in self._of.items() if kept.task == task}
 
@@ -102,7 +102,7 @@ class KeptRooms:
         """Whether something is kept for a task on a node."""
         return any(kept.task == task for kept in self._on.get(node, {}).values())
 
-    def from_others(self, task: str, node: str, uuids: Sequence[str]) -> OnNode:
+    def from_others(self, task: str, node: str, uuids: Sequence[str]) -> NodeReservations:
         """What is kept on a node for other tasks.
 
         Args:
@@ -113,7 +113,7 @@ class KeptRooms:
         others = [kept for kept in self._on.get(node, {}).values() if kept.task != task]
         if not others:
             return NOTHING
-        return OnNode(
+        return NodeReservations(
             frozenset(card for kept in others for card in kept.positions(uuids)),
             reduce(HostRequest.add, (kept.host for kept in others)),
             len(others),

@@ -9,15 +9,15 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import LongArray
 from scheduler_plugin.cache.host_resources import list_host_resources
-from scheduler_plugin.queue.capacity.requirements import Wants
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
 
 if TYPE_CHECKING:
-    from scheduler_plugin.queue.capacity.free_capacity import Room
+    from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 
 
 @dataclass(slots=True)
-class _Slots:
+class _PodCounts:
     """Pods that each row could have, and which version of each row says so."""
 
     pods: LongArray
@@ -25,22 +25,22 @@ class _Slots:
     facts: int
 
 
-class Capacity:
+class TotalCapacity:
     """Counts the pods that could run at once if every other pod ended.
 
     Args:
         room: The cluster.
     """
 
-    def __init__(self, room: "Room") -> None:
+    def __init__(self, room: "FreeCapacity") -> None:
         self._room = room
-        self._known: dict[Wants, _Slots] = {}
+        self._known: dict[PodRequirements, _PodCounts] = {}
 
-    def pods(self, wants: Wants) -> int:
+    def pods(self, wants: PodRequirements) -> int:
         """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
         return int(self._slots(wants).sum())
 
-    def lacks(self, members: Iterable[Wants]) -> int:
+    def lacks(self, members: Iterable[PodRequirements]) -> int:
         """Count the pods of a gang for which there is no room beside the others, whoever else goes.
 
         Pods that need the same are counted together, others each by themselves. So a gang that lacks nothing
@@ -49,17 +49,17 @@ class Capacity:
         lacks = (count - self.pods(wants) for wants, count in Counter(members).items())
         return max(0, *lacks, 0)
 
-    def forget_unused(self, used: set[Wants]) -> None:
+    def forget_unused(self, used: set[PodRequirements]) -> None:
         """Drop what was remembered of needs that no waiting pod has any more."""
         for wants in [wants for wants in self._known if wants not in used]:
             del self._known[wants]
 
-    def _slots(self, wants: Wants) -> LongArray:
+    def _slots(self, wants: PodRequirements) -> LongArray:
         nodes, room = self._room.state.nodes, self._room
         known = self._known.get(wants)
         if known is None or len(known.made) != nodes.row_count or known.facts != room.facts_version:
             rows = nodes.row_count
-            known = _Slots(np.zeros(rows, np.int64), np.full(rows, -1, np.int64), room.facts_version)
+            known = _PodCounts(np.zeros(rows, np.int64), np.full(rows, -1, np.int64), room.facts_version)
             self._known[wants] = known
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:

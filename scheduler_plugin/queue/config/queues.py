@@ -119,7 +119,7 @@ class LocalityForm(_Form, frozen=True):
     rack_label: Annotated[str, Meta(min_length=1, max_length=317)] = "topology.kubernetes.io/rack"
 
 
-class _Document(_Form, frozen=True):
+class _QueueDocument(_Form, frozen=True):
     queues: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
     cohorts: list[Any] = []
     slots: Any = None
@@ -202,8 +202,8 @@ def parse_config(
         line = " ".join((str(error) or type(error).__name__).split())
         raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
     # With faults of its own the document is still looked into, so that all faults are told at once.
-    whole = read(raw, _Document, "", faults)
-    document = whole or _Document(**{"queues": [], **sound(raw, _Document)})
+    whole = read(raw, _QueueDocument, "", faults)
+    document = whole or _QueueDocument(**{"queues": [], **sound(raw, _QueueDocument)})
     queues = _all(document.queues, QueueForm, "queues", faults)
     cohorts = _all(document.cohorts, CohortForm, "cohorts", faults)
     slots = read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
@@ -248,7 +248,7 @@ def parse_config(
     )
 
 
-def over_the_cluster(config: QueueConfig, cluster_units: int) -> str:
+def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
     """Say that the quotas promise more than there is, empty when they do not.
 
     Args:

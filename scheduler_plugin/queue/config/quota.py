@@ -24,7 +24,7 @@ class Quota:
 
 
 @dataclass(slots=True)
-class QuotaUse:
+class QuotaState:
     """What a tenant uses of its quota.
 
     Attributes:
@@ -62,7 +62,7 @@ class Cohort:
         accounts: By tenant. Change what they use by `use` only.
     """
 
-    def __init__(self, accounts: Mapping[str, QuotaUse]) -> None:
+    def __init__(self, accounts: Mapping[str, QuotaState]) -> None:
         self.accounts = dict(accounts)
         limited = [a for a in self.accounts.values() if a.quota.nominal is not None]
         self._pool = sum(account.quota.nominal or 0 for account in limited)
@@ -133,7 +133,7 @@ class Cohort:
             account = self.accounts.get(name)
             if account is not None and account.quota.nominal is not None:
                 # What a tenant does not lend is of no use to others when it becomes free.
-                after = QuotaUse(account.quota, account.used - less)
+                after = QuotaState(account.quota, account.used - less)
                 lacks += (after.kept - account.kept if name != tenant else 0) - less
         return max(0, lacks)
 
@@ -148,11 +148,11 @@ class Cohort:
         others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
 
-    def _lacks(self, account: QuotaUse, units: int) -> int:
+    def _lacks(self, account: QuotaState, units: int) -> int:
         return self._used + units - (self._pool - (self._kept - account.kept))
 
 
-def cohorts_of(tenants: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
+def find_cohorts(tenants: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
     """Find the cohort whose tenants lend to each other: the root of each tenant's tree of cohorts.
 
     Args:

@@ -27,8 +27,8 @@ from scheduler_plugin.queue.controller.http import make_app
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.controller.watching import JobSink, NamespaceSink, QueueFeed, jobs, namespaces
-from scheduler_plugin.queue.controller.writer import Writer
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.controller.writer import PodWriter
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 
 SHUTDOWN_S = 2.0
 
@@ -62,7 +62,7 @@ async def run(
         client = await stack.enter_async_context(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_post_client)
         )
-        state = ClusterState(settings.unit_mib, rules=QueueRules())
+        state = ClusterState(settings.unit_mib, rules=QueueChargeRules())
         policies = settings.policies()
         policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
@@ -72,8 +72,8 @@ async def run(
         QueueFeed(queue, watcher, clock)
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
-        term = Term(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
-        writer = Writer(client, term.may_write, settings.write_timeout_s)
+        term = LeadershipTerm(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
+        writer = PodWriter(client, term.may_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
         metrics = QueueMetrics()
         committer = await stack.enter_async_context(committer_of(settings, term.may_write))
@@ -122,7 +122,7 @@ async def run(
                 task.cancel()
 
 
-class Term:
+class LeadershipTerm:
     """When this process may decide: it leads, its view is fresh, and the leader before it is silent.
 
     What a leader, or the process before this one, had sent may take effect for a write's time more; a list

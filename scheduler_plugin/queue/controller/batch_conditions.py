@@ -14,8 +14,8 @@ import structlog
 from kubeapi.errors import KubeApiError
 from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
-from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.controller.status import WaitReason
 
 MERGE: Final = "application/strategic-merge-patch+json"
 
@@ -64,10 +64,10 @@ class BatchConditions:
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._wall = wall
-        self._due: dict[str, tuple[Entry, Reason, str]] = {}
+        self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
 
-    def note(self, entry: Entry, reason: Reason, message: str) -> None:
+    def note(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         """Take why a pod waits now."""
         if entry.ticket.is_batch:
             self._due[entry.uid] = (entry, reason, message)
@@ -88,7 +88,7 @@ class BatchConditions:
                     await self._write(entry, reason, message)
             self._more.clear()
 
-    async def _write(self, entry: Entry, reason: Reason, message: str) -> None:
+    async def _write(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         record = entry.record
         body = make_condition_patch(record.uid, reason, message, self._wall())
         path = f"{pod_path(record.namespace, record.name)}/status"
@@ -98,9 +98,9 @@ class BatchConditions:
             log.info("condition not written", pod=f"{record.namespace}/{record.name}", error=str(error))
 
 
-def make_condition_patch(uid: str, reason: Reason, message: str, now: datetime) -> dict[str, Any]:
+def make_condition_patch(uid: str, reason: WaitReason, message: str, now: datetime) -> dict[str, Any]:
     """Write the patch that says why a pod is not scheduled; conditions are merged by type."""
-    more_nodes_help = reason in {Reason.ROOM, Reason.NEVER}
+    more_nodes_help = reason in {WaitReason.ROOM, WaitReason.NEVER}
     condition = {
         "type": "PodScheduled",
         "status": "False",

@@ -5,18 +5,22 @@ from dataclasses import dataclass, replace
 
 from scheduler_plugin.binding.batch_protocol import (
     CommitCall,
+    CommitOutcome,
     NodeCandidate,
-    Outcome,
     PodCandidates,
     PodResult,
 )
 from scheduler_plugin.queue.controller.batch_client import BatchCommitClient, CommitFailedError
-from scheduler_plugin.queue.controller.writer import Answer, Written
-from scheduler_plugin.queue.scheduler.admission import Member, Release
+from scheduler_plugin.queue.controller.writer import WriteOutcome, WriteResult
+from scheduler_plugin.queue.scheduler.admission import AdmittedPod, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.node_versions import compute_node_version
 
-_WRITTEN = {Outcome.BOUND: Written.DONE, Outcome.REFUSED: Written.REFUSED, Outcome.UNKNOWN: Written.UNKNOWN}
+_WRITTEN = {
+    CommitOutcome.BOUND: WriteOutcome.DONE,
+    CommitOutcome.REFUSED: WriteOutcome.REFUSED,
+    CommitOutcome.UNKNOWN: WriteOutcome.UNKNOWN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class Handed:
         member: The pod.
     """
 
-    release: Release
-    member: Member
+    release: AdmittedWorkload
+    member: AdmittedPod
 
 
 class Handover:
@@ -45,19 +49,19 @@ class Handover:
         self._client = client
         self._candidates: dict[str, tuple[NodeCandidate, ...]] = {}
 
-    def note(self, release: Release) -> None:
+    def note(self, release: AdmittedWorkload) -> None:
         """Remember the lists of a release, before the next pod takes room: they have the versions scored."""
         for member in release.members if self._client is not None else ():
             entry = self._queue.entries.get(member.uid)
             if entry is not None and entry.ticket.is_batch:
                 self._candidates[member.uid] = self._list_candidates(member)
 
-    def split(self, release: Release) -> tuple[list[Handed], list[Member]]:
+    def split(self, release: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
         """Part the pods of a release into those that the committer binds, and those that lose their gate."""
         handed = [Handed(release, member) for member in release.members if member.uid in self._candidates]
         return handed, [member for member in release.members if member.uid not in self._candidates]
 
-    async def commit(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, Answer]]:
+    async def commit(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, WriteResult]]:
         """Hand groups over; the pods of each are bound together or not at all.
 
         Returns:
@@ -71,12 +75,14 @@ class Handover:
         for uid in handed:
             self._candidates.pop(uid, None)
         results: dict[str, PodResult] = {}
-        missing = Answer(Written.GONE)
+        missing = WriteResult(WriteOutcome.GONE)
         if self._client is not None and call.groups:
             try:
                 results = {result.uid: result for result in await self._client.commit(call)}
             except CommitFailedError as error:
-                missing = Answer(Written.UNKNOWN if error.sent else Written.REFUSED, str(error))
+                missing = WriteResult(
+                    WriteOutcome.UNKNOWN if error.sent else WriteOutcome.REFUSED, str(error)
+                )
         answers = []
         for uid, each in handed.items():
             result = results.get(uid)
@@ -84,7 +90,7 @@ class Handover:
                 answers.append((each, missing))
                 continue
             at = replace(each, member=replace(each.member, node=result.node or each.member.node))
-            answers.append((at, Answer(_WRITTEN[result.outcome], result.why)))
+            answers.append((at, WriteResult(_WRITTEN[result.outcome], result.why)))
         return answers
 
     def _write_group(self, group: Sequence[Handed]) -> tuple[PodCandidates, ...]:
@@ -98,7 +104,7 @@ class Handover:
             pods.append(PodCandidates(entry.record.namespace, entry.record.name, entry.uid, nodes))
         return tuple(pods)
 
-    def _list_candidates(self, member: Member) -> tuple[NodeCandidate, ...]:
+    def _list_candidates(self, member: AdmittedPod) -> tuple[NodeCandidate, ...]:
         """List the nodes of a pod that was just released, with what their scores followed from."""
         state = self._queue.state
         assumed, rows = state.get_assumed(member.uid), state.nodes.rows

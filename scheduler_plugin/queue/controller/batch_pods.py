@@ -7,7 +7,7 @@ from allocator.names import BATCH_SCHEDULER
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
-from scheduler_plugin.cache.objects import KubeStruct, Metadata
+from scheduler_plugin.cache.objects import KubeStruct, LiteMetadata
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 SELECTED: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
@@ -17,7 +17,7 @@ SELECTED: Final = f"spec.schedulerName={BATCH_SCHEDULER},spec.nodeName="
 class WholePod(KubeStruct):
     """A pod with everything in its spec, also what we have no name for."""
 
-    metadata: Metadata
+    metadata: LiteMetadata
     spec: dict[str, Any]
 
 

@@ -10,16 +10,16 @@ import structlog
 
 from kubeapi.correlation import EventType, pod_ref
 from kubeapi.events import BUSY_S
-from scheduler_plugin.queue.cache.lending import launch_order
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
-from scheduler_plugin.queue.config.queues import QueueConfig, over_the_cluster
+from scheduler_plugin.queue.cache.lending import sort_by_launch_order
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.config.queues import QueueConfig, explain_overcommit
 from scheduler_plugin.queue.controller.batch_client import BatchCommitClient
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
-from scheduler_plugin.queue.controller.explainer import Explainer, Recorder
-from scheduler_plugin.queue.controller.writer import Answer, Writer, Written
-from scheduler_plugin.queue.scheduler.admission import Member, Release
+from scheduler_plugin.queue.controller.explainer import EventSink, Explainer
+from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, WriteResult
+from scheduler_plugin.queue.scheduler.admission import AdmittedPod, AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim, Reclaimer
+from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
 
 UNDER_WAY: Final = 16
 """Writes at once: more do not make the API server faster."""
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Counts:
+class QueueCounts:
     """What happened since the start, by tenant.
 
     Attributes:
@@ -76,15 +76,15 @@ class Controller:
     def __init__(
         self,
         queue: Queue,
-        writer: Writer,
-        recorder: Recorder,
+        writer: PodWriter,
+        recorder: EventSink,
         clock: Callable[[], float],
         ready: Callable[[], bool],
         decided: Callable[[float], None] = lambda _seconds: None,
         batch: BatchCommitClient | None = None,
     ) -> None:
         self.queue = queue
-        self.counts = Counts()
+        self.counts = QueueCounts()
         self.warning = ""
         self._writer = writer
         self._recorder = recorder
@@ -156,7 +156,7 @@ class Controller:
         decisions = self.queue.decide(self._clock())
         while self._ready():
             began = self._clock()
-            batch: list[Release] = []
+            batch: list[AdmittedWorkload] = []
             for release in decisions:
                 batch.append(release)
                 self._handover.note(release)
@@ -169,7 +169,7 @@ class Controller:
             by_uid = {release.task.uid: release for release in batch}
             tasks = [release.task for release in batch]
             groups: list[list[Handed]] = []
-            for task in launch_order(tasks, plain=self.queue.config.plain_launch):
+            for task in sort_by_launch_order(tasks, plain=self.queue.config.plain_launch):
                 handed, rest = self._handover.split(by_uid[task.uid])
                 groups += [handed] if handed else []
                 for member in rest:
@@ -189,7 +189,7 @@ class Controller:
             if entry is not None:
                 self._settle(handed.release, handed.member, entry, answer)
 
-    def _begin(self, release: Release, member: Member) -> None:
+    def _begin(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
         self._do(self._write(release, member))
 
     def _do(self, work: Coroutine[None, None, None]) -> None:
@@ -198,20 +198,22 @@ class Controller:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _write(self, release: Release, member: Member) -> None:
+    async def _write(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
         entry = self.queue.entries.get(member.uid)
         if entry is None:
             return
         node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
-            cards = planned(self.queue, member.uid)
+            cards = list_planned_cards(self.queue, member.uid)
             answer = await self._writer.release(entry, node, cards, member.others)
         self._settle(release, member, entry, answer)
 
-    def _settle(self, release: Release, member: Member, entry: Entry, answer: Answer) -> None:
+    def _settle(
+        self, release: AdmittedWorkload, member: AdmittedPod, entry: QueuedPod, answer: WriteResult
+    ) -> None:
         """Take what became of a release."""
         self._wrote = self._clock()
-        if answer.written is not Written.DONE:
+        if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
             log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
             self.queue.not_released(member.uid, self._clock(), answer.why)
@@ -220,7 +222,7 @@ class Controller:
             self.note()
             return
         entry.ungated = True
-        message = told(release, member)
+        message = format_decision(release, member)
         self.explainer.forget(member.uid)
         counts = self.counts
         counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
@@ -247,12 +249,12 @@ class Controller:
 
     def _check_quotas(self) -> None:
         """Warn when the quotas promise more than the cluster has; cards come and go."""
-        warning = over_the_cluster(self.queue.config, int(self.queue.state.nodes.size.sum()))
+        warning = explain_overcommit(self.queue.config, int(self.queue.state.nodes.size.sum()))
         if warning and not self.warning:
             log.warning("quotas are over the cluster", why=warning)
         self.warning = warning
 
-    def _reclaim(self, reclaim: Reclaim) -> None:
+    def _reclaim(self, reclaim: ReclaimPlan) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""
         reclaim.keep(self.queue)
         for victim in reclaim.victims:
@@ -263,7 +265,7 @@ class Controller:
             log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
             self._begin_removing(victim, reclaim.tenant)
 
-    def _take_back(self, back: TakenBack) -> None:
+    def _take_back(self, back: Requeue) -> None:
         entry = back.entry
         if back.again:
             self._begin_ending(back)
@@ -278,49 +280,49 @@ class Controller:
         log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
         self._begin_ending(back)
 
-    def _begin_ending(self, back: TakenBack) -> None:
+    def _begin_ending(self, back: Requeue) -> None:
         """Begin to write the end of a release that is taken back."""
         if back.remove:
             self._begin_removing(back.entry)
         elif back.requeue:
             self._do(self._requeue(back.entry))
 
-    def _begin_removing(self, entry: Entry, lender: str = "") -> None:
+    def _begin_removing(self, entry: QueuedPod, lender: str = "") -> None:
         self._do(self._remove(entry, lender))
 
-    async def _requeue(self, entry: Entry) -> None:
+    async def _requeue(self, entry: QueuedPod) -> None:
         async with self._turns:
             answer = await self._writer.requeue(entry)
         if answer.why:
             log.warning("not requeued", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
-            if answer.written is Written.REFUSED:
+            if answer.written is WriteOutcome.REFUSED:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._event(entry, "Warning", "NotRequeued", message)
 
-    async def _remove(self, entry: Entry, lender: str) -> None:
+    async def _remove(self, entry: QueuedPod, lender: str) -> None:
         async with self._turns:
             answer = await self._writer.remove(entry)
-        if answer.written in {Written.REFUSED, Written.UNKNOWN}:
-            stays = answer.written is Written.REFUSED
+        if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
+            stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
             log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
                 self._event(entry, "Warning", "NotRemoved", message)
 
-    def _event(self, entry: Entry, type_: EventType, reason: str, message: str) -> None:
+    def _event(self, entry: QueuedPod, type_: EventType, reason: str, message: str) -> None:
         record = entry.record
         self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
 
 
-def planned(queue: Queue, uid: str) -> list[str]:
+def list_planned_cards(queue: Queue, uid: str) -> list[str]:
     """UUIDs of the cards that are taken for a released pod, in order."""
     take = queue.state.get_assumed(uid)
     shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
     return sorted({uuid for uuid, _ in shares})
 
 
-def told(release: Release, member: Member) -> str:
+def format_decision(release: AdmittedWorkload, member: AdmittedPod) -> str:
     """Say what decided a release."""
     parts = [f"released from queue {release.tenant} for node {member.node}"]
     if release.case is not None:
@@ -334,5 +336,5 @@ def told(release: Release, member: Member) -> str:
     return "; ".join(parts)
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: QueuedPod) -> str:
     return f"{entry.record.namespace}/{entry.record.name}"

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple, Protocol
 
 from kubeapi.correlation import EventType, ObjectRef, pod_ref
 from scheduler_plugin.cache.signals import Signal
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
-from scheduler_plugin.queue.controller.status import Reason, why
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.controller.status import WaitReason, explain_pod
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 SLICE_S: Final = 0.02
@@ -21,18 +21,18 @@ UNCHANGED_S: Final = 30.0
 AGAIN_S: Final = 600.0
 """A pod that waits for others is told that often at most for which, where the reason stays the same."""
 
-_WAITS_FOR_PODS: Final = frozenset({Reason.STAGE, Reason.GANG})
+_WAITS_FOR_PODS: Final = frozenset({WaitReason.STAGE, WaitReason.GANG})
 
 
-class Told(NamedTuple):
+class ReportedReason(NamedTuple):
     """The newest Event that says why a pod waits; the message where another one is worth an Event."""
 
-    reason: Reason
+    reason: WaitReason
     message: str
     at_s: float
 
 
-class Recorder(Protocol):
+class EventSink(Protocol):
     """Takes Events; `kubeapi.events.EventRecorder` does."""
 
     def event(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
@@ -51,17 +51,17 @@ class Explainer:
         told: Signals a pod, the reason of its wait, and the message, when a pod is told.
     """
 
-    def __init__(self, queue: Queue, recorder: Recorder, clock: Callable[[], float]) -> None:
+    def __init__(self, queue: Queue, recorder: EventSink, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._recorder = recorder
         self._clock = clock
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ReportedReason] = {}
         self._left: list[str] = []
         self._changed = False
         self._took_s = 0.0
         self._next_s = float("-inf")
         self._began_s = float("-inf")
-        self.told: Signal[[Entry, Reason, str]] = Signal()
+        self.told: Signal[[QueuedPod, WaitReason, str]] = Signal()
 
     def begin(self, *, changed: bool) -> None:
         """Begin a round where it is time for one, else look for pods that wait and were not told.
@@ -105,19 +105,19 @@ class Explainer:
         """Tell a pod anew if it waits again."""
         self._told.pop(uid, None)
 
-    def explain(self, entry: Entry) -> None:
+    def explain(self, entry: QueuedPod) -> None:
         """Say why a pod waits, when that has changed."""
         now = self._clock()
-        found = why(self._queue, entry, now, position=0)
-        lasts = found.reason in _WAITS_FOR_PODS or found.reason is Reason.REFUSED
+        found = explain_pod(self._queue, entry, now, position=0)
+        lasts = found.reason in _WAITS_FOR_PODS or found.reason is WaitReason.REFUSED
         told = self._told.get(entry.uid)
-        new = Told(found.reason, found.message if lasts else "", now)
+        new = ReportedReason(found.reason, found.message if lasts else "", now)
         if told is not None and told.reason is new.reason:
             soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
             if soon or told.message == new.message:
                 return
         self._told[entry.uid] = new
-        type_: EventType = "Warning" if found.reason in {Reason.REFUSED, Reason.GANG} else "Normal"
+        type_: EventType = "Warning" if found.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
         record = entry.record
         ref = pod_ref(record.namespace, record.name, record.uid)
         self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")

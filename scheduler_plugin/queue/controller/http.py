@@ -7,7 +7,7 @@ from aiohttp import web
 
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
-from scheduler_plugin.queue.controller.status import tenants, waiting
+from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 
 STATUS = "/status"
 
@@ -48,8 +48,8 @@ def make_app(
         body = {
             "mode": queue.config.mode,
             "nodePolicy": queue.room.policies.node_policy,
-            "queues": tenants(queue, now),
-            "pods": waiting(queue, now),
+            "queues": report_queues(queue, now),
+            "pods": explain_waiting(queue, now),
             "trouble": trouble(),
             "fault": fault(),
             "warning": controller.warning,

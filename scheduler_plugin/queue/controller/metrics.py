@@ -4,7 +4,7 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
 from kubeapi.metrics import make_process_registry
 from scheduler_plugin.queue.controller.controller import Controller
-from scheduler_plugin.queue.controller.status import tenants
+from scheduler_plugin.queue.controller.status import report_queues
 
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 
@@ -57,7 +57,7 @@ class QueueMetrics:
         """Write everything in Prometheus' text format."""
         for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
             gauge.clear()
-        for tenant in tenants(controller.queue, now):
+        for tenant in report_queues(controller.queue, now):
             for kind, units in (
                 ("nominal", tenant.nominal),
                 ("used", tenant.used),

@@ -11,10 +11,10 @@ import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.queue.cache.job_stages import TO_COME
-from scheduler_plugin.queue.cache.queued_pods import Entry, Gang, Phase
-from scheduler_plugin.queue.cache.queues import TenantState
-from scheduler_plugin.queue.cache.waiting import Kind, Task
-from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
+from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queues import QueueState
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 from scheduler_plugin.queue.config.quota import Cohort
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import explain_widened, widen_patterns
@@ -42,7 +42,7 @@ HELD_BACK: Final = (
 )
 
 
-class Reason(StrEnum):
+class WaitReason(StrEnum):
     """Why a pod is not released, in one word."""
 
     REFUSED = "Refused"
@@ -56,7 +56,7 @@ class Reason(StrEnum):
     TURN = "Turn"
 
 
-class Why(msgspec.Struct, frozen=True, rename="camel"):
+class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
     """Why one pod waits.
 
     Attributes:
@@ -74,13 +74,13 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     queue: str
     position: int
-    reason: Reason
+    reason: WaitReason
     message: str
     waits_s: float
     gang_size: int = 0
 
 
-class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
+class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
     """One tenant; amounts are units of GPU memory.
 
     Attributes:
@@ -116,7 +116,7 @@ class TenantStatus(msgspec.Struct, frozen=True, rename="camel"):
     dominant_resource: str = ""
 
 
-def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> Why:
+def explain_pod(queue: Queue, entry: QueuedPod, now: float, position: int | None = None) -> WaitExplanation:
     """Say why a gated pod waits.
 
     Args:
@@ -126,12 +126,14 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
         position: Its position where that is known already.
     """
     word, message = _why(queue, entry)
-    if word is Reason.REFUSED:
+    if word is WaitReason.REFUSED:
         position = 0
     elif position is None:
         uid = entry.gang or entry.uid
-        position = next((at for at, each in positions(queue.tenants[entry.ticket.queue]) if each == uid), 0)
-    return Why(
+        position = next(
+            (at for at, each in number_positions(queue.tenants[entry.ticket.queue]) if each == uid), 0
+        )
+    return WaitExplanation(
         namespace=entry.record.namespace,
         name=entry.record.name,
         queue=entry.ticket.queue,
@@ -143,21 +145,21 @@ def why(queue: Queue, entry: Entry, now: float, position: int | None = None) -> 
     )
 
 
-def waiting(queue: Queue, now: float) -> list[Why]:
+def explain_waiting(queue: Queue, now: float) -> list[WaitExplanation]:
     """Say why every gated pod waits, by queue and position; those in no queue first."""
-    places = {uid: at for tenant in queue.tenants for at, uid in positions(tenant)}
+    places = {uid: at for tenant in queue.tenants for at, uid in number_positions(tenant)}
     gated = [entry for entry in queue.entries.values() if entry.phase is Phase.GATED]
-    found = [why(queue, entry, now, places.get(entry.gang or entry.uid, 0)) for entry in gated]
+    found = [explain_pod(queue, entry, now, places.get(entry.gang or entry.uid, 0)) for entry in gated]
     return sorted(found, key=lambda each: (each.queue, each.position, each.namespace, each.name))
 
 
-def positions(tenant: TenantState) -> Iterator[tuple[int, str]]:
+def number_positions(tenant: QueueState) -> Iterator[tuple[int, str]]:
     """Number the tasks of a tenant in the order in which it would release them, from 1."""
     order = sorted(tenant.waiting, key=lambda task: task.age_key)
     return ((at, task.uid) for at, task in enumerate(order, start=1))
 
 
-def tenants(queue: Queue, now: float) -> list[TenantStatus]:
+def report_queues(queue: Queue, now: float) -> list[QueueReport]:
     """What every tenant has and waits for, by name."""
     waits: dict[str, list[float]] = {}
     for entry in queue.entries.values():
@@ -169,9 +171,9 @@ def tenants(queue: Queue, now: float) -> list[TenantStatus]:
     ]
 
 
-def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStatus:
+def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport:
     cohort = queue.tenants.cohort(tenant.name)
-    return TenantStatus(
+    return QueueReport(
         name=tenant.name,
         cohort=tenant.form.cohort if tenant.form is not None else "",
         weight=tenant.weight,
@@ -191,53 +193,55 @@ def _tenant(queue: Queue, tenant: TenantState, waits: list[float]) -> TenantStat
 
 def _pods(needs: Needs) -> int:
     """Count the pods of a task."""
-    return len(needs.members) if isinstance(needs, GangWants) else 1
+    return len(needs.members) if isinstance(needs, GangRequirements) else 1
 
 
-def _why(queue: Queue, entry: Entry) -> tuple[Reason, str]:
+def _why(queue: Queue, entry: QueuedPod) -> tuple[WaitReason, str]:
     refusal = queue.refusal(entry)
     if refusal or entry.wants is None:
-        return Reason.REFUSED, refusal
+        return WaitReason.REFUSED, refusal
     if entry.wants in queue.room.faults:
-        return Reason.REFUSED, queue.room.faults[entry.wants]
+        return WaitReason.REFUSED, queue.room.faults[entry.wants]
     gang = queue.gangs.get(entry.gang)
     held = queue.alike.why(entry) if gang is None else queue.gangs.alike.why(gang)
     if held:
-        return Reason.HELD, held
+        return WaitReason.HELD, held
     if gang is not None and not gang.waits_in:
-        return Reason.GANG, gang.fault or _incomplete(entry, gang)
+        return WaitReason.GANG, gang.fault or _incomplete(entry, gang)
     tenant = queue.tenants[entry.ticket.queue]
     never = _never(queue, tenant, entry, entry.wants)
     if never:
-        return Reason.NEVER, never
+        return WaitReason.NEVER, never
     return _why_not_now(queue, tenant, entry, entry.wants)
 
 
-def _why_not_now(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> tuple[Reason, str]:
+def _why_not_now(
+    queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements
+) -> tuple[WaitReason, str]:
     """Say why a pod that waits in a queue is not the one released."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     if task is not None and tenant.waiting.is_held(task.uid):
-        return Reason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job), task.job)
+        return WaitReason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job), task.job)
     if not tenant.is_open:
-        return Reason.STOPPED, f"queue {tenant.name} is stopped"
+        return WaitReason.STOPPED, f"queue {tenant.name} is stopped"
     fits = queue.room.fits(wants, holder=entry.gang or entry.uid)
-    if task is None or not isinstance(task.wants, GangWants):
+    if task is None or not isinstance(task.wants, GangRequirements):
         least = [queue.amounts.least(wants), queue.amounts.least(wants, fits)]
     else:
         least = [queue.amounts.least(task.wants)]
     cohort = queue.tenants.cohort(tenant.name)
     for needs in least:
         if cohort is not None and not cohort.allows(tenant.name, needs):
-            return Reason.QUOTA, _quota(cohort, tenant, needs)
+            return WaitReason.QUOTA, _quota(cohort, tenant, needs)
         if not queue.tenants.allows(tenant.name, needs, entry.gang or entry.uid):
-            return Reason.QUOTA, KEPT_QUOTA
+            return WaitReason.QUOTA, KEPT_QUOTA
     lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
     if lack:
-        return Reason.ROOM, lack
-    return Reason.TURN, "pods of tenants with a smaller share, or older ones, come first"
+        return WaitReason.ROOM, lack
+    return WaitReason.TURN, "pods of tenants with a smaller share, or older ones, come first"
 
 
-def _never(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> str:
+def _never(queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements) -> str:
     """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     needs = wants if task is None else task.wants
@@ -249,14 +253,14 @@ def _never(queue: Queue, tenant: TenantState, entry: Entry, wants: Wants) -> str
     if not queue.state.nodes.usable.any():
         return ""
     capacity = queue.room.capacity
-    if isinstance(needs, GangWants):
+    if isinstance(needs, GangRequirements):
         return _gang_never(queue, [member for _, member in needs.members])
     if capacity.pods(wants) or queue.room.fits(wants, holder=entry.uid).any():
         return ""
     return _why_never(queue, wants)
 
 
-def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
+def _gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
     """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
     capacity = queue.room.capacity
     pods = len(members)
@@ -277,7 +281,7 @@ def _gang_never(queue: Queue, members: Sequence[Wants]) -> str:
     return ""
 
 
-def _why_never(queue: Queue, wants: Wants) -> str:
+def _why_never(queue: Queue, wants: PodRequirements) -> str:
     """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
     nodes, demands = queue.state.nodes, wants.request.demands
     rows = np.flatnonzero(nodes.usable)
@@ -325,11 +329,11 @@ def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
     return (1, f"{name} (refused)") if queue.refusal(entry) else (2, f"{name} (waits)")
 
 
-def _incomplete(entry: Entry, gang: Gang) -> str:
+def _incomplete(entry: QueuedPod, gang: Gang) -> str:
     return f"{len(gang.ready)} of {entry.ticket.gang_size} pods of its gang are ready"
 
 
-def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
+def _lack(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArray) -> str:
     """Say which cards or slots a pod lacks, empty for none."""
     if not fits.any():
         if queue.room.fits_but_for_kept(wants) and queue.room.kept.of(entry.uid) is None:
@@ -338,10 +342,10 @@ def _lack(queue: Queue, entry: Entry, wants: Wants, fits: BoolArray) -> str:
     return _seats(queue, fits) if queue.config.slots is not None else ""
 
 
-def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
+def _untaken(queue: Queue, entry: QueuedPod, task: QueuedWorkload[Needs]) -> str:
     """Say why what a pod would fit on was not taken, empty for no such reason."""
     unplaced = task.wants in queue.admission.unplaced
-    if not isinstance(task.wants, GangWants):
+    if not isinstance(task.wants, GangRequirements):
         held_back = task.wants in queue.room.held_back
         return (HELD_BACK if held_back else NOT_TAKEN) if unplaced else ""
     _, first = queue.amounts.members(task.wants, task.uid)[0]
@@ -354,12 +358,12 @@ def _untaken(queue: Queue, entry: Entry, task: Task[Needs]) -> str:
 def _seats(queue: Queue, fits: BoolArray) -> str:
     """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
-    if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in Kind):
+    if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in SlotType):
         return ""
     return "no node that it fits on has an idle slot"
 
 
-def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
+def _quota(cohort: Cohort, tenant: QueueState, needs: int) -> str:
     account = cohort.accounts[tenant.name]
     nominal = account.quota.nominal
     text = f"it needs {needs} units; queue {tenant.name} uses {account.used} units"
@@ -374,7 +378,7 @@ def _quota(cohort: Cohort, tenant: TenantState, needs: int) -> str:
     return text if limit is None else f"{text}, of which it may borrow {limit}"
 
 
-def _room(queue: Queue, wants: Wants) -> str:
+def _room(queue: Queue, wants: PodRequirements) -> str:
     """Say what no node has for a pod now."""
     nodes, demands, query = queue.state.nodes, wants.request.demands, queue.room.query(wants)
     cards = max(demand.cards for demand in demands)
@@ -407,14 +411,14 @@ def _room(queue: Queue, wants: Wants) -> str:
     return f"it needs {need}; the largest free card{admitted} has {largest}"
 
 
-def _beside_cards(queue: Queue, wants: Wants) -> str:
+def _beside_cards(queue: Queue, wants: PodRequirements) -> str:
     """Name what a pod needs beside cards, as far as the queue counts it."""
     others = [name for name, _ in wants.others if name in queue.state.nodes.other_resources]
     names = ["processor", "memory", *others]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _kept(queue: Queue, entry: Entry) -> str:
+def _kept(queue: Queue, entry: QueuedPod) -> str:
     """Say which room is kept for a pod, empty for none."""
     kept = queue.room.kept.of(entry.uid)
     return f"; room is kept for it on node {kept.node}" if kept is not None else ""

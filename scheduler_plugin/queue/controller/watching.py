@@ -8,7 +8,7 @@ from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
-from scheduler_plugin.queue.cache.pods import NamespaceLite, node_facts
+from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 
@@ -31,7 +31,7 @@ class QueueFeed:
         watcher.pod_sink.replaced.connect(self._pods)
 
     def _node(self, kind: Kind, node: Any) -> None:
-        self._queue.set_node(node.metadata.name, None if kind == "DELETED" else node_facts(node))
+        self._queue.set_node(node.metadata.name, None if kind == "DELETED" else read_node_facts(node))
 
     def _nodes(self, nodes: Sequence[Any]) -> None:
         listed = {node.metadata.name for node in nodes}

@@ -26,7 +26,7 @@ from kubeapi.paths import pod_path
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.queue.cache.pods import Affinities, QueuePod
-from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 
 JSON_PATCH: Final = "application/json-patch+json"
 
@@ -53,7 +53,7 @@ class QueueApi(Protocol):
         ...
 
 
-class Written(Enum):
+class WriteOutcome(Enum):
     """What became of a write."""
 
     DONE = auto()
@@ -64,7 +64,7 @@ class Written(Enum):
     GONE = auto()
 
 
-class Answer(NamedTuple):
+class WriteResult(NamedTuple):
     """What became of a write.
 
     Attributes:
@@ -72,11 +72,11 @@ class Answer(NamedTuple):
         why: The API server's words, where it refuses a pod that is as the queue saw it.
     """
 
-    written: Written
+    written: WriteOutcome
     why: str = ""
 
 
-class Writer:
+class PodWriter:
     """Writes until the API server has said what became of it.
 
     Args:
@@ -99,8 +99,8 @@ class Writer:
         self._sleep = sleep
 
     async def release(
-        self, entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
-    ) -> Answer:
+        self, entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+    ) -> WriteResult:
         """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
 
         Args:
@@ -117,7 +117,7 @@ class Writer:
             try:
                 await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
             except NotFound:
-                return Answer(Written.GONE)
+                return WriteResult(WriteOutcome.GONE)
             except (Invalid, Conflict, Forbidden) as error:
                 return await self._look(path, record, error.message, requeued=False)
             except KubeApiError as error:
@@ -127,10 +127,10 @@ class Writer:
                     return await self._look(path, record, error.message, requeued=False)
                 await self._sleep(pause_s)
             else:
-                return Answer(Written.DONE)
-        return Answer(Written.REFUSED)
+                return WriteResult(WriteOutcome.DONE)
+        return WriteResult(WriteOutcome.REFUSED)
 
-    async def requeue(self, entry: Entry) -> Answer:
+    async def requeue(self, entry: QueuedPod) -> WriteResult:
         """Mark a pod that has no node: it is placed nowhere until it is released again.
 
         Once that is written no Binding that was decided before can succeed, for each names the version of the
@@ -138,24 +138,24 @@ class Writer:
         """
         path = pod_path(entry.record.namespace, entry.record.name)
         if not self._may():
-            return Answer(Written.REFUSED)
+            return WriteResult(WriteOutcome.REFUSED)
         try:
             await self._api.patch(path, requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
         except NotFound:
-            return Answer(Written.GONE)
+            return WriteResult(WriteOutcome.GONE)
         except (Conflict, Invalid, Forbidden) as error:
             # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
             return await self._look(path, entry.record, error.message, requeued=True)
         except KubeApiError as error:
-            return Answer(Written.UNKNOWN, error.message)
-        return Answer(Written.DONE)
+            return WriteResult(WriteOutcome.UNKNOWN, error.message)
+        return WriteResult(WriteOutcome.DONE)
 
-    async def remove(self, entry: Entry) -> Answer:
+    async def remove(self, entry: QueuedPod) -> WriteResult:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
         path = pod_path(pod.namespace, pod.name)
         if not self._may():
-            return Answer(Written.REFUSED)
+            return WriteResult(WriteOutcome.REFUSED)
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -165,14 +165,14 @@ class Writer:
         try:
             await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
         except NotFound:
-            return Answer(Written.GONE)
+            return WriteResult(WriteOutcome.GONE)
         except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
-            return Answer(Written.REFUSED, error.message)
+            return WriteResult(WriteOutcome.REFUSED, error.message)
         except KubeApiError as error:
-            return Answer(Written.UNKNOWN, error.message)
-        return Answer(Written.DONE)
+            return WriteResult(WriteOutcome.UNKNOWN, error.message)
+        return WriteResult(WriteOutcome.DONE)
 
-    async def _look(self, path: str, record: PodRecord, why: str, *, requeued: bool) -> Answer:
+    async def _look(self, path: str, record: PodRecord, why: str, *, requeued: bool) -> WriteResult:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
         Without an answer to this either it is asked again: whoever takes a pod that was released for one that
@@ -189,23 +189,23 @@ class Writer:
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
             except NotFound:
-                return Answer(Written.GONE)
+                return WriteResult(WriteOutcome.GONE)
             except UNREADABLE:
-                return Answer(Written.REFUSED, why)
+                return WriteResult(WriteOutcome.REFUSED, why)
             except KubeApiError:
                 await self._sleep(backoff.failed(None))
                 continue
             if now.metadata.uid != record.uid:
-                return Answer(Written.GONE)
+                return WriteResult(WriteOutcome.GONE)
             if is_requeued(now) if requeued else not (now.spec.scheduling_gates or is_requeued(now)):
-                return Answer(Written.DONE)
+                return WriteResult(WriteOutcome.DONE)
             changed = now.metadata.resource_version != record.resource_version
-            return Answer(Written.REFUSED, "" if changed else why)
-        return Answer(Written.REFUSED)
+            return WriteResult(WriteOutcome.REFUSED, "" if changed else why)
+        return WriteResult(WriteOutcome.REFUSED)
 
 
 def release_patch(
-    entry: Entry, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+    entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
 
@@ -229,7 +229,7 @@ def release_patch(
     return patch + _planned(entry, cards)
 
 
-def requeue_patch(entry: Entry) -> list[dict[str, Any]]:
+def requeue_patch(entry: QueuedPod) -> list[dict[str, Any]]:
     """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
     add: dict[str, Any] = {"op": "add", "path": _annotation(POD_REQUEUED), "value": "true"}
     if not entry.ticket.annotated:
@@ -241,7 +241,7 @@ def requeue_patch(entry: Entry) -> list[dict[str, Any]]:
     ]
 
 
-def _same_version(entry: Entry) -> dict[str, Any]:
+def _same_version(entry: QueuedPod) -> dict[str, Any]:
     return {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version}
 
 
@@ -250,7 +250,7 @@ def _annotation(name: str) -> str:
     return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _planned(entry: Entry, cards: Sequence[str]) -> list[dict[str, Any]]:
+def _planned(entry: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
     """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
     text = ",".join(cards)
     if not text:
@@ -268,7 +268,7 @@ def only_node(node: str, *others: str) -> dict[str, Any]:
     return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(name)]} for name in (node, *others)]}}
 
 
-def _only_node(entry: Entry, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
+def _only_node(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
     affinity = only_node(node, *others)
     match entry.ticket.affinity:
         case Affinities.NONE:

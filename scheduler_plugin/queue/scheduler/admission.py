@@ -12,21 +12,27 @@ from itertools import chain
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.queue.cache.lending import Case, Choice, Tenant, by_share, pick
-from scheduler_plugin.queue.cache.queues import Tenants, TenantState
-from scheduler_plugin.queue.cache.slots import Slots
-from scheduler_plugin.queue.cache.waiting import Group, GroupKey, Kind, Task
-from scheduler_plugin.queue.capacity.candidate_lists import Ahead
-from scheduler_plugin.queue.capacity.free_capacity import Room
+from scheduler_plugin.queue.cache.lending import (
+    LendingQueue,
+    SlotChoice,
+    SlotMatch,
+    pick_workload,
+    sort_by_share,
+)
+from scheduler_plugin.queue.cache.queues import Queues, QueueState
+from scheduler_plugin.queue.cache.slots import ClusterSlots
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WorkloadGroup, WorkloadGroupKey
+from scheduler_plugin.queue.capacity.candidate_lists import CandidateListPlacer
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
 from scheduler_plugin.queue.capacity.locality import Locality
-from scheduler_plugin.queue.capacity.quota_usage import Amounts
-from scheduler_plugin.queue.capacity.requirements import Needs, Wants
+from scheduler_plugin.queue.capacity.quota_usage import QuotaUsage
+from scheduler_plugin.queue.capacity.requirements import Needs, PodRequirements
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.scheduling.pending_pods import PendingPods
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class AdmittedPod:
     """One pod of a release.
 
     Attributes:
@@ -37,13 +43,13 @@ class Member:
     """
 
     uid: str
-    wants: Wants
+    wants: PodRequirements
     node: str
     others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class AdmittedWorkload:
     """A task whose turn it is: a pod, or a gang with all its pods.
 
     Attributes:
@@ -58,16 +64,16 @@ class Release:
     """
 
     tenant: str
-    task: Task[Needs]
-    members: tuple[Member, ...]
-    case: Case | None
+    task: QueuedWorkload[Needs]
+    members: tuple[AdmittedPod, ...]
+    case: SlotMatch | None
     relaxed: bool
     lender: str
     borrowed: int
     names_node: bool
 
 
-class Admission:
+class AdmissionScheduler:
     """Decides, and takes what it decides: room in the state, quota of the tenant, a slot.
 
     Args:
@@ -83,12 +89,17 @@ class Admission:
     """
 
     def __init__(
-        self, config: QueueConfig, tenants: Tenants, room: Room, slots: Slots, locality: Locality
+        self,
+        config: QueueConfig,
+        tenants: Queues,
+        room: FreeCapacity,
+        slots: ClusterSlots,
+        locality: Locality,
     ) -> None:
         self.tenants = tenants
         self.room = room
-        self.amounts = Amounts(room.state)
-        self.ahead = Ahead(room)
+        self.amounts = QuotaUsage(room.state)
+        self.ahead = CandidateListPlacer(room)
         self.backlog = PendingPods(room.state, room.policies)
         self.slots = slots
         self.locality = locality
@@ -107,7 +118,9 @@ class Admission:
             self.ahead.forget()
         self.config = config
 
-    def decide(self, now: float, first: Iterable[tuple[str, Task[Needs]]] = ()) -> Iterator[Release]:
+    def decide(
+        self, now: float, first: Iterable[tuple[str, QueuedWorkload[Needs]]] = ()
+    ) -> Iterator[AdmittedWorkload]:
         """Release what can be released; each is taken before it is yielded.
 
         Args:
@@ -127,25 +140,25 @@ class Admission:
                 return
             yield release
 
-    def _out_of_turn(self, name: str, task: Task[Needs], now: float) -> Release | None:
+    def _out_of_turn(self, name: str, task: QueuedWorkload[Needs], now: float) -> AdmittedWorkload | None:
         """Release a task, where it may go and fits; else None."""
         tenant = self.tenants[name]
         if not tenant.is_open or tenant.waiting.is_held(task.uid):
             return None
         if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
             return None
-        look = Look(self, [tenant])
+        look = AdmissionCycle(self, [tenant])
         for relaxed in (False, True) if task.data and self.config.locality.enabled else (False,):
-            release = self._take(Choice(name, task, None, relaxed, lender=""), look, None, now)
+            release = self._take(SlotChoice(name, task, None, relaxed, lender=""), look, None, now)
             if release is not None:
                 return release
         return None
 
-    def _next(self, now: float) -> Release | None:
+    def _next(self, now: float) -> AdmittedWorkload | None:
         """Offer idle slots until one is taken."""
         while True:
-            order = by_share(tenant for tenant in self.tenants if tenant.is_open)
-            look = Look(self, order)
+            order = sort_by_share(tenant for tenant in self.tenants if tenant.is_open)
+            look = AdmissionCycle(self, order)
             slot, row = None, None
             if self.config.slots is not None:
                 offer = look.idle_slot()
@@ -160,11 +173,13 @@ class Admission:
                 return release
             self.unplaced.add(choice.task.wants)
 
-    def _take(self, choice: Choice[Needs], look: "Look", row: int | None, now: float) -> Release | None:
+    def _take(
+        self, choice: SlotChoice[Needs], look: "AdmissionCycle", row: int | None, now: float
+    ) -> AdmittedWorkload | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
         task, tenant = choice.task, self.tenants[choice.tenant]
         pods = self.amounts.members(task.wants, task.uid)
-        taken: list[Member] = []
+        taken: list[AdmittedPod] = []
         amounts: list[int] = []
         headroom = self.tenants.headroom(choice.tenant, task.uid)
         names_node = self.config.slots is not None or self._is_near(choice)
@@ -187,7 +202,7 @@ class Admission:
                 for member in taken:
                     self._undo(member.uid, now)
                 return None
-            taken.append(Member(uid, wants, node, others))
+            taken.append(AdmittedPod(uid, wants, node, others))
             amounts.append(self.amounts.of(self.room.state.pods[uid], wants) or 0)
             self.slots.sit(uid, node, task.kind)
         before = self._borrowed(choice.tenant)
@@ -196,7 +211,7 @@ class Admission:
         tenant.waiting.remove(task.uid)
         self.room.kept.give_up(task.uid)
         self.tenants.keep_no_more(choice.tenant, task.uid)
-        return Release(
+        return AdmittedWorkload(
             tenant=choice.tenant,
             task=task,
             members=tuple(taken),
@@ -207,14 +222,14 @@ class Admission:
             names_node=names_node,
         )
 
-    def _where_kept(self, uid: str, wants: Wants, fits: BoolArray, now: float) -> str:
+    def _where_kept(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
         kept = self.room.kept.of(uid)
         node = kept.node if kept is not None else ""
         row = self.room.state.nodes.rows.get(node)
         return node if row is not None and fits[row] and self.room.take(uid, wants, row, now) else ""
 
-    def _rows(self, wants: Wants, choice: Choice[Needs], look: "Look") -> BoolArray:
+    def _rows(self, wants: PodRequirements, choice: SlotChoice[Needs], look: "AdmissionCycle") -> BoolArray:
         """Where a pod of a choice may be placed, bool[R]."""
         fits = self.room.fits(wants, holder=choice.task.uid)
         if self.config.slots is not None:
@@ -223,11 +238,11 @@ class Admission:
             fits = fits & look.near_rows(choice.task.data)
         return fits
 
-    def _is_near(self, choice: Choice[Needs]) -> bool:
+    def _is_near(self, choice: SlotChoice[Needs]) -> bool:
         """Whether a task was chosen for a place that its data is near to."""
         return bool(choice.task.data) and not choice.relaxed and self.config.locality.enabled
 
-    def place(self, uid: str, wants: Wants, now: float) -> str:
+    def place(self, uid: str, wants: PodRequirements, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
         fits = self.room.fits(wants)
         return self.ahead.place(uid, wants, fits, now) if fits.any() else ""
@@ -257,7 +272,7 @@ class Admission:
         return 0 if cohort is None else cohort.accounts[tenant].borrowed
 
 
-class Look:
+class AdmissionCycle:
     """What is asked of the cluster during one decision, each question once.
 
     Args:
@@ -268,12 +283,12 @@ class Look:
         able: Needs of eligible tasks that fit somewhere.
     """
 
-    def __init__(self, admission: Admission, order: Sequence[TenantState]) -> None:
+    def __init__(self, admission: AdmissionScheduler, order: Sequence[QueueState]) -> None:
         self._admission = admission
         self._order = order
-        self._fits: dict[tuple[Wants, str, int | None], tuple[BoolArray, bool]] = {}
-        self._near_somewhere: dict[tuple[Wants, frozenset[str], int | None], bool] = {}
-        self._strict: dict[str, Group[Needs] | None] = {}
+        self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
+        self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], int | None], bool] = {}
+        self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
         self._keeping = frozenset(admission.room.kept.tasks)
         self.able = self._able()
 
@@ -287,15 +302,15 @@ class Look:
             able.update(task.wants for task in kept if task.wants not in admission.unplaced)
         return able
 
-    def pick(self, slot: Kind | None, row: int | None) -> Choice[Needs] | None:
+    def pick(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
         """Offer a slot of a type on a row, or where both are None the whole cluster."""
         name = "" if row is None else self._admission.room.state.nodes.names[row]
 
-        def may(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+        def may(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             fits, somewhere = self._where(tenant.name, group)
             return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
 
-        def near(tenant: Tenant[Needs], group: Group[Needs]) -> bool:
+        def near(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
             if row is not None:
                 return self._admission.locality.near(name, data)
@@ -308,7 +323,7 @@ class Look:
             return found
 
         locality = self._admission.config.locality.enabled
-        return pick(slot, self._order, near=near, may=may, among=self.able, locality=locality)
+        return pick_workload(slot, self._order, near=near, may=may, among=self.able, locality=locality)
 
     def near_rows(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
@@ -319,10 +334,10 @@ class Look:
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
         idle = np.zeros(nodes.row_count, dtype=np.bool_)
         for name, row in nodes.rows.items():
-            idle[row] = any(slots.idle(name, kind) for kind in Kind)
+            idle[row] = any(slots.idle(name, kind) for kind in SlotType)
         return idle
 
-    def idle_slot(self) -> tuple[int, Kind] | None:
+    def idle_slot(self) -> tuple[int, SlotType] | None:
         """An idle slot where an admissible task fits, of the task's own type if there is one.
 
         Slots near to some task's data come first: those of other nodes are offered when nobody has any.
@@ -330,12 +345,12 @@ class Look:
         near = self._idle_slot(relaxed=False) if self._admission.config.locality.enabled else None
         return near or self._idle_slot(relaxed=True)
 
-    def _idle_slot(self, *, relaxed: bool) -> tuple[int, Kind] | None:
+    def _idle_slot(self, *, relaxed: bool) -> tuple[int, SlotType] | None:
         nodes, slots = self._admission.room.state.nodes, self._admission.slots
-        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in Kind}
-        seen: set[tuple[GroupKey[Needs], int | None]] = set()
+        rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in SlotType}
+        seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
         for tenant in self._order:
-            for kind in Kind:
+            for kind in SlotType:
                 for group in tenant.waiting.groups(kind, self.able):
                     alike = (group.key, self._most(tenant.name, group))
                     known = alike in seen and not self._admission.room.kept
@@ -344,48 +359,50 @@ class Look:
                         where = self._where(tenant.name, group)[0]
                         data = frozenset() if relaxed else group.key.data
                         rows[kind] |= where & self.near_rows(data) if data else where
-        for row in np.flatnonzero(rows[Kind.LOCAL] | rows[Kind.FREE]).tolist():
-            idle = [kind for kind in Kind if slots.idle(nodes.names[row], kind)]
+        for row in np.flatnonzero(rows[SlotType.LOCAL] | rows[SlotType.FREE]).tolist():
+            idle = [kind for kind in SlotType if slots.idle(nodes.names[row], kind)]
             own = [kind for kind in idle if rows[kind][row]]
             if idle:
                 return row, (own or idle)[0]
         return None
 
-    def _is_admissible(self, tenant: str, group: Group[Needs]) -> bool:
+    def _is_admissible(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
         """Whether order and quota allow the group, wherever there may be room."""
         if not self._is_next(tenant, group):
             return False
         least = self._admission.amounts.least(group.key.wants)
         return self._admission.tenants.allows(tenant, least, group.oldest().uid)
 
-    def _is_next(self, tenant: str, group: Group[Needs]) -> bool:
+    def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
         state = self._admission.tenants[tenant]
         if state.form is None or state.form.strategy != "StrictFIFO":
             return True
         if tenant not in self._strict:
-            groups = chain.from_iterable(state.waiting.groups(kind) for kind in Kind)
+            groups = chain.from_iterable(state.waiting.groups(kind) for kind in SlotType)
             self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
         return self._strict[tenant] is group
 
-    def _where(self, tenant: str, group: Group[Needs]) -> tuple[BoolArray, bool]:
+    def _where(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
         room = self._admission.room
         wants = self._first(group.key.wants)
         uid = group.oldest().uid if room.kept else ""
         return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, group))
 
-    def _first(self, needs: Needs) -> Wants:
+    def _first(self, needs: Needs) -> PodRequirements:
         """What a task needs; of a gang its first pod."""
-        return needs if isinstance(needs, Wants) else self._admission.amounts.members(needs, "")[0][1]
+        return (
+            needs if isinstance(needs, PodRequirements) else self._admission.amounts.members(needs, "")[0][1]
+        )
 
-    def _most(self, tenant: str, group: Group[Needs]) -> int | None:
+    def _most(self, tenant: str, group: WorkloadGroup[Needs]) -> int | None:
         """The most units that quotas allow, for pods that count for different ones on different rows."""
         if not self._first(group.key.wants).percent:
             return None
         return self._admission.tenants.headroom(tenant, group.oldest().uid)
 
-    def _fit(self, wants: Wants, holder: str, most: int | None) -> tuple[BoolArray, bool]:
+    def _fit(self, wants: PodRequirements, holder: str, most: int | None) -> tuple[BoolArray, bool]:
         found = self._fits.get((wants, holder, most))
         if found is None:
             fits = self._admission.room.fits(wants, holder=holder)

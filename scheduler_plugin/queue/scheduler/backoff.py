@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class Backoffs(Generic[K]):
+class KeyedBackoff(Generic[K]):
     """Pauses that double with each refusal, each on its own.
 
     Args:

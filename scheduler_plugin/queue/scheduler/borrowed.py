@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.config.quota import Cohort
-from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 PROTECTED_S: Final = (15.0, 300.0)
@@ -17,7 +17,7 @@ LATE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Going:
+class PendingEvictions:
     """What was evicted, or is awaited, for a tenant.
 
     Attributes:
@@ -49,9 +49,9 @@ class BorrowedPods:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._protected: Backoffs[str] = Backoffs(*PROTECTED_S)
+        self._protected: KeyedBackoff[str] = KeyedBackoff(*PROTECTED_S)
         self._ending: dict[str, float] = {}
-        self.going: dict[str, Going] = {}
+        self.going: dict[str, PendingEvictions] = {}
 
     def update(self, now: float) -> None:
         """Note who is being deleted, and who is gone."""
@@ -71,14 +71,16 @@ class BorrowedPods:
         """Whether all of these pods are known to be being deleted."""
         return self._ending.keys() >= set(uids)
 
-    def leaving(self, now: float) -> list[Entry]:
+    def leaving(self, now: float) -> list[QueuedPod]:
         """Pods whose cards are about to become free whatever is done."""
         evicted = set().union(*(going.uids for going in self.going.values()))
         entries = self._queue.entries
-        ending = {uid for uid, since in self._ending.items() if not _is_over(entries[uid], since, now)}
+        ending = {uid for uid, since in self._ending.items() if not _is_overdue(entries[uid], since, now)}
         return [entries[uid] for uid in sorted(evicted | ending) if entries[uid].phase is Phase.BOUND]
 
-    def freed(self, leaving: Collection[Entry], victims: Collection[Entry], cohort: Cohort) -> dict[str, int]:
+    def freed(
+        self, leaving: Collection[QueuedPod], victims: Collection[QueuedPod], cohort: Cohort
+    ) -> dict[str, int]:
         """Count units that become free by tenant, less those that the pods of other lenders are about to use.
 
         Of victims a tenant gives back what it had borrowed. The rest is its own quota: its pods may be made
@@ -93,8 +95,8 @@ class BorrowedPods:
                 freed[lender] = freed.get(lender, 0) - going.units
         return freed
 
-    def find(self, cohort: Cohort, tenant: str, leaving: Collection[Entry]) -> list[Entry]:
-        """The pods with which others exceed their own quota, in the order of `must_go_key`.
+    def find(self, cohort: Cohort, tenant: str, leaving: Collection[QueuedPod]) -> list[QueuedPod]:
+        """The pods with which others exceed their own quota, in the order of `make_eviction_key`.
 
         Args:
             cohort: Of the lender.
@@ -108,20 +110,20 @@ class BorrowedPods:
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
             released = (queue.entries.get(uid) for uid in queue.tenants[name].released)
             pods = [entry for entry in released if entry is not None and entry.uid not in uids]
-            pods.sort(key=must_go_key)
+            pods.sort(key=make_eviction_key)
             for entry in pods:
                 if left <= 0:
                     break
                 if self._may_go(entry):
                     left -= self.units([entry])
                     found.append(entry)
-        return sorted(found, key=must_go_key)
+        return sorted(found, key=make_eviction_key)
 
-    def units(self, entries: Collection[Entry]) -> int:
+    def units(self, entries: Collection[QueuedPod]) -> int:
         """Units that pods count for."""
         return sum(self.units_by_tenant(entries).values())
 
-    def units_by_tenant(self, entries: Collection[Entry]) -> dict[str, int]:
+    def units_by_tenant(self, entries: Collection[QueuedPod]) -> dict[str, int]:
         """Units that pods count for, by the tenant whose quota has them."""
         found: dict[str, int] = {}
         for entry in entries:
@@ -130,25 +132,25 @@ class BorrowedPods:
                 found[entry.holder] = found.get(entry.holder, 0) + units
         return found
 
-    def _may_go(self, entry: Entry) -> bool:
+    def _may_go(self, entry: QueuedPod) -> bool:
         """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
         bound = entry.wants is not None and entry.phase is Phase.BOUND and not entry.record.is_mirror
         return bound and not entry.ticket.ending and not self._protected.pauses(entry.uid)
 
-    def _is_late(self, going: Going, uid: str, now: float) -> bool:
+    def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
         """Whether a pod that should be gone is not, and is waited for no longer."""
         since = max(self._ending.get(uid, going.since), going.since)
-        return _is_over(self._queue.entries[uid], since, now)
+        return _is_overdue(self._queue.entries[uid], since, now)
 
 
-def must_go_key(entry: Entry) -> tuple[int, float, str]:
+def make_eviction_key(entry: QueuedPod) -> tuple[int, float, str]:
     """Order pods that may go: of the smallest priority first, then the youngest."""
     return entry.record.priority, -entry.since, entry.uid
 
 
-def by_node(borrowed: Sequence[Entry], most: int) -> Mapping[str, list[Entry]]:
+def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list[QueuedPod]]:
     """Who may go, by node, so many of one at most; nodes in the order of their first ones."""
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[QueuedPod]] = {}
     for entry in borrowed:
         on_node = found.setdefault(entry.record.node, [])
         if len(on_node) < most:
@@ -156,6 +158,6 @@ def by_node(borrowed: Sequence[Entry], most: int) -> Mapping[str, list[Entry]]:
     return found
 
 
-def _is_over(entry: Entry, since: float, now: float) -> bool:
+def _is_overdue(entry: QueuedPod, since: float, now: float) -> bool:
     """Whether a pod should have ended that was asked to at a time."""
     return now - since >= entry.ticket.grace_s + LATE_S

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from scheduler_plugin.cache.pods import PodRecord
-from scheduler_plugin.queue.cache.pods import Ticket
-from scheduler_plugin.queue.cache.queued_pods import Entry
-from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.cache.pods import PodQueueInfo
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 
 PAUSE_S: Final = (10.0, 300.0)
 """The shortest and the longest pause before another one is tried."""
@@ -23,7 +23,7 @@ REMEMBERED_S: Final = 300.0
 """What was refused and is gone is remembered for so long: whoever made it may make it again."""
 
 
-class Unit(Protocol):
+class BackoffUnit(Protocol):
     """What is released as a whole: `entries.Entry`, `entries.Gang`.
 
     Attributes:
@@ -48,11 +48,11 @@ class Unit(Protocol):
         ...
 
 
-U = TypeVar("U", bound=Unit)
+U = TypeVar("U", bound=BackoffUnit)
 
 
 @dataclass(slots=True)
-class _Held(Generic[U]):
+class _HeldGroup(Generic[U]):
     """Those that are alike, by UID.
 
     Attributes:
@@ -74,14 +74,14 @@ class _Held(Generic[U]):
     refusals: Counter[str] = field(default_factory=Counter)
 
 
-def template(record: PodRecord, ticket: Ticket, wants: Wants | None) -> Hashable:
+def make_pod_template(record: PodRecord, ticket: PodQueueInfo, wants: PodRequirements | None) -> Hashable:
     """What pods of one template have in common; None for pods of gangs, which go together."""
     if wants is None or ticket.gang:
         return None
     return (ticket.queue, record.namespace, ticket.owner, ticket.job, ticket.data, wants)
 
 
-def gang_template(entries: Collection[Entry]) -> Hashable:
+def make_gang_template(entries: Collection[QueuedPod]) -> Hashable:
     """What gangs have in common that ask for the same pods, whoever made them: each has its own controller.
 
     Args:
@@ -92,12 +92,12 @@ def gang_template(entries: Collection[Entry]) -> Hashable:
     return (first.ticket.queue, first.record.namespace, first.ticket.gang_size, frozenset(pods.items()))
 
 
-class Alike(Generic[U]):
+class EquivalenceBackoff(Generic[U]):
     """Holds them back, by their template."""
 
     def __init__(self) -> None:
-        self._pauses: Backoffs[Hashable] = Backoffs(*PAUSE_S)
-        self._held: dict[Hashable, _Held[U]] = {}
+        self._pauses: KeyedBackoff[Hashable] = KeyedBackoff(*PAUSE_S)
+        self._held: dict[Hashable, _HeldGroup[U]] = {}
 
     @property
     def templates(self) -> Collection[Hashable]:
@@ -116,7 +116,7 @@ class Alike(Generic[U]):
         held = self._held.get(unit.template)
         if held is None:
             self._forget_old(now)
-            held = self._held[unit.template] = _Held(unit.uid, unit.called, now)
+            held = self._held[unit.template] = _HeldGroup(unit.uid, unit.called, now)
         elif unit.uid not in held.tried:
             # Released together with the first one: it tells nothing new.
             held.lost.add(unit.uid)

@@ -16,12 +16,12 @@ from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest, fits_host
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption as NodeRoom
 from scheduler_plugin.preemption.node_victims import read_node
-from scheduler_plugin.queue.cache.queued_pods import Entry
-from scheduler_plugin.queue.capacity.free_capacity import Room
-from scheduler_plugin.queue.capacity.requirements import Wants
-from scheduler_plugin.queue.capacity.reservations import Kept, OnNode
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity
+from scheduler_plugin.queue.capacity.requirements import PodRequirements
+from scheduler_plugin.queue.capacity.reservations import NodeReservations, QueueReservation
 
-Pod = tuple[str, Wants]
+Pod = tuple[str, PodRequirements]
 """UID and needs of one pod of the gang."""
 
 BEST: Final = 32
@@ -31,7 +31,7 @@ Pods = Mapping[str, Sequence[Pod]]
 """Pods of the gang by the node where they are to go."""
 
 
-class GangRoom:
+class GangPlacer:
     """Looks for the room of one task, a gang or a single pod; nothing is taken.
 
     Args:
@@ -46,13 +46,13 @@ class GangRoom:
 
     def __init__(
         self,
-        room: Room,
+        room: FreeCapacity,
         task: str,
         pods: Iterable[Pod],
         *,
-        leaving: Iterable[Entry] = (),
+        leaving: Iterable[QueuedPod] = (),
         ended: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
-        among: Callable[[Wants], BoolArray] | None = None,
+        among: Callable[[PodRequirements], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
         self._room = room
@@ -60,10 +60,10 @@ class GangRoom:
         self._among = among
         self._places_left = places_left
         self._ended = ended
-        self._leaving: dict[str, list[Entry]] = {}
+        self._leaving: dict[str, list[QueuedPod]] = {}
         for entry in leaving:
             self._leaving.setdefault(entry.record.node, []).append(entry)
-        self._allowed: dict[Wants, BoolArray] = {}
+        self._allowed: dict[PodRequirements, BoolArray] = {}
         self._views: dict[str, NodeRoom | None] = {}
         self._placed: dict[str, list[Pod]] = {}
         self._cleared: dict[str, str] = {}
@@ -74,7 +74,7 @@ class GangRoom:
         """Place what fits without anybody going; the rest."""
         nodes = self._room.state.nodes
         names, rank = nodes.names, nodes.name_rank
-        able: dict[Wants, list[str]] = {}
+        able: dict[PodRequirements, list[str]] = {}
         rest = []
         for pod in pods:
             if pod[1] not in able:
@@ -94,7 +94,7 @@ class GangRoom:
                 rest.append(pod)
         return rest
 
-    def victims(self, borrowed: Mapping[str, Sequence[Entry]]) -> list[Entry] | None:
+    def victims(self, borrowed: Mapping[str, Sequence[QueuedPod]]) -> list[QueuedPod] | None:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
@@ -104,11 +104,11 @@ class GangRoom:
         Returns:
             None where that would be in vain.
         """
-        gone: dict[str, list[Entry]] = {}
+        gone: dict[str, list[QueuedPod]] = {}
         placed = {node: list(pods) for node, pods in self._placed.items()}
-        known: dict[tuple[str, Wants], list[Entry] | None] = {}
+        known: dict[tuple[str, PodRequirements], list[QueuedPod] | None] = {}
         for pod in self.rest:
-            best: tuple[int, str, list[Entry]] | None = None
+            best: tuple[int, str, list[QueuedPod]] | None = None
             for node in borrowed:
                 key = (node, pod[1])
                 if key not in known:
@@ -129,19 +129,19 @@ class GangRoom:
             known = {key: found for key, found in known.items() if key[0] != node}
         return [entry for entries in gone.values() for entry in entries]
 
-    def spots(self, victims: Collection[Entry]) -> dict[str, Kept]:
+    def spots(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
         """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
         placed, nodes = self._again(victims), self._room.state.nodes
-        found: dict[str, Kept] = {}
+        found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
             cards = self._cards(node, _on(node, victims), pods) or {}
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, wants in pods:
                 if uid in cards:
-                    found[uid] = Kept(self._task, node, cards[uid], wants.host, uuids)
+                    found[uid] = QueueReservation(self._task, node, cards[uid], wants.host, uuids)
         return found
 
-    def _again(self, victims: Collection[Entry]) -> Pods | None:
+    def _again(self, victims: Collection[QueuedPod]) -> Pods | None:
         """Place the rest once these victims are gone; None where not all of it fits.
 
         A pod goes where `victims` found room for it, or else to any other node of a victim.
@@ -161,12 +161,12 @@ class GangRoom:
         return placed
 
     def _more(
-        self, node: str, pods: Sequence[Pod], gone: Sequence[Entry], candidates: Iterable[Entry]
-    ) -> list[Entry] | None:
+        self, node: str, pods: Sequence[Pod], gone: Sequence[QueuedPod], candidates: Iterable[QueuedPod]
+    ) -> list[QueuedPod] | None:
         """The fewest more that must go from a node for these pods to fit there; None: in vain."""
         left = [entry for entry in candidates if entry not in gone]
 
-        def is_enough(more: Sequence[Entry]) -> bool:
+        def is_enough(more: Sequence[QueuedPod]) -> bool:
             return self._cards(node, [*gone, *more], pods) is not None
 
         if not is_enough(left):
@@ -176,11 +176,11 @@ class GangRoom:
         of_cards = self._of_cards(node, pods, gone, left)
         if is_enough(of_cards):
             found.append(of_cards)
-        return min((_needed(each, is_enough) for each in found), key=len)
+        return min((_drop_needless(each, is_enough) for each in found), key=len)
 
     def _of_cards(
-        self, node: str, pods: Sequence[Pod], gone: Iterable[Entry], candidates: Sequence[Entry]
-    ) -> list[Entry]:
+        self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[QueuedPod]
+    ) -> list[QueuedPod]:
         """Find who must go from the cards of a node that the fewest must leave for the last of these pods.
 
         That looks at its cards only, at one demand after the other; it may be in vain.
@@ -210,7 +210,7 @@ class GangRoom:
             found.update(chain.from_iterable(goes for *_, goes in sorted(able)[: demand.cards]))
         return [entry for entry in candidates if entry.uid in found]
 
-    def _is_allowed(self, node: str, row: int, wants: Wants) -> bool:
+    def _is_allowed(self, node: str, row: int, wants: PodRequirements) -> bool:
         """Whether a pod may go to a node at all."""
         if wants.percent and not self._room.state.nodes.percent[row]:
             return False
@@ -223,7 +223,7 @@ class GangRoom:
         return self._room.allowed(wants, node)
 
     def _cards(
-        self, node: str, gone: Iterable[Entry], pods: Sequence[Pod]
+        self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
         nodes, row = self._room.state.nodes, self._room.state.nodes.rows.get(node)
@@ -245,17 +245,17 @@ class GangRoom:
         needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._kept(node).host)
         return self._put(self._left(node, view, uids), pods) if fits_host(nodes, needs, row, freed) else None
 
-    def _view(self, node: str, wants: Wants) -> NodeRoom | None:
+    def _view(self, node: str, wants: PodRequirements) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
         if node not in self._views:
             self._views[node] = read_node(self._room.state, node, self._room.query(wants))
         return self._views[node]
 
-    def _uids(self, node: str, gone: Iterable[Entry]) -> list[str]:
+    def _uids(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
         """List who is not on a node any more: those that are leaving in any case, and some others."""
         return [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
 
-    def _kept(self, node: str) -> OnNode:
+    def _kept(self, node: str) -> NodeReservations:
         nodes = self._room.state.nodes
         return self._room.kept.from_others(self._task, node, nodes.uuids[nodes.rows[node]])
 
@@ -288,7 +288,9 @@ class GangRoom:
         return found
 
 
-def _needed(found: Sequence[Entry], is_enough: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
+def _drop_needless(
+    found: Sequence[QueuedPod], is_enough: Callable[[Sequence[QueuedPod]], bool]
+) -> list[QueuedPod]:
     """Leave out whoever need not go, the last one first."""
     more = list(found)
     for entry in reversed(found):
@@ -298,5 +300,5 @@ def _needed(found: Sequence[Entry], is_enough: Callable[[Sequence[Entry]], bool]
     return more
 
 
-def _on(node: str, victims: Iterable[Entry]) -> list[Entry]:
+def _on(node: str, victims: Iterable[QueuedPod]) -> list[QueuedPod]:
     return [victim for victim in victims if victim.record.node == node]

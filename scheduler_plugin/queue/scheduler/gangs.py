@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from scheduler_plugin.queue.cache.queued_pods import Entry, Gang, Phase
-from scheduler_plugin.queue.cache.queues import Tenants
-from scheduler_plugin.queue.cache.waiting import Task
+from scheduler_plugin.queue.cache.queued_pods import Gang, Phase, QueuedPod
+from scheduler_plugin.queue.cache.queues import Queues
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload
 from scheduler_plugin.queue.capacity.requirements import Needs
-from scheduler_plugin.queue.scheduler.equivalence_backoff import Alike, gang_template
+from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_gang_template
 
 
 class Gangs:
@@ -21,18 +21,18 @@ class Gangs:
         alike: Those that are held back after one like them was refused.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], tenants: Tenants) -> None:
+    def __init__(self, entries: Mapping[str, QueuedPod], tenants: Queues) -> None:
         self._entries = entries
         self._tenants = tenants
         self._known: dict[str, Gang] = {}
         self._found: set[str] = set()
-        self.alike: Alike[Gang] = Alike()
+        self.alike: EquivalenceBackoff[Gang] = EquivalenceBackoff()
 
     def get(self, uid: str) -> Gang | None:
-        """A gang by its UID, see `Entry.gang`."""
+        """A gang by its UID, see `QueuedPod.gang`."""
         return self._known.get(uid)
 
-    def enter(self, entry: Entry, *, ready: bool) -> None:
+    def enter(self, entry: QueuedPod, *, ready: bool) -> None:
         """Take a pod into its gang, or what is new about it.
 
         Args:
@@ -57,12 +57,12 @@ class Gangs:
             for other in self.alike.bound(gang):
                 self._queue(other)
 
-    def move(self, entry: Entry, gang: str) -> None:
+    def move(self, entry: QueuedPod, gang: str) -> None:
         """Take a pod out of its gang when it names another one now, or none."""
         if entry.gang and entry.ticket.gang != gang:
             self.leave(entry)
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: QueuedPod) -> None:
         """Take a pod out of its gang."""
         gang = self._known.get(entry.gang)
         if gang is None:
@@ -92,7 +92,7 @@ class Gangs:
             gang.binding = True
             self.alike.released(gang, now)
 
-    def unschedulable(self, entry: Entry, now: float) -> None:
+    def unschedulable(self, entry: QueuedPod, now: float) -> None:
         """kube-scheduler found no node for a released pod: its gang keeps its room, others like it wait."""
         self._refused(self._known[entry.gang], now)
 
@@ -110,7 +110,7 @@ class Gangs:
         """Gangs that wait in a queue."""
         return (gang for gang in self._known.values() if gang.waits_in)
 
-    def half_released(self) -> list[tuple[str, Task[Needs]]]:
+    def half_released(self) -> list[tuple[str, QueuedWorkload[Needs]]]:
         """Gangs of which a part was released, and the rest can be: tenants and tasks, the oldest first."""
         gangs = [gang for gang in self.waiting() if gang.released is not None and not gang.whole]
         tasks = [(gang.waits_in, self._tenants[gang.waits_in].waiting.get(gang.uid)) for gang in gangs]
@@ -118,7 +118,7 @@ class Gangs:
             ((tenant, task) for tenant, task in tasks if task is not None), key=lambda each: each[1].age_key
         )
 
-    def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[Entry], str]]:
+    def half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
         """Pods of gangs that are not bound whole so long after their release, and why they must go."""
         for gang in list(self._known.values()):
             if gang.released is None or now - gang.released < within_s:
@@ -197,7 +197,7 @@ class Gangs:
             gang.began = min(entry.began for entry in entries if entry.uid in gang.ready)
             self._tenants[gang.waits_in].waiting.add(task)
 
-    def _may_join(self, gang: Gang, entries: Sequence[Entry], released: Sequence[Entry]) -> bool:
+    def _may_join(self, gang: Gang, entries: Sequence[QueuedPod], released: Sequence[QueuedPod]) -> bool:
         """Tell whether those that are ready may join the others, which were released before.
 
         What is made again joins a gang that was whole one by one. Of others the rest goes together.
@@ -207,19 +207,21 @@ class Gangs:
         rest = gang.whole or len(gang.ready) + len(released) == len(entries)
         return rest and any(not entry.ticket.ending for entry in released)
 
-    def _task(self, gang: Gang, entries: list[Entry], released: Sequence[Entry]) -> Task[Needs] | None:
+    def _task(
+        self, gang: Gang, entries: list[QueuedPod], released: Sequence[QueuedPod]
+    ) -> QueuedWorkload[Needs] | None:
         """The task that waits for those that are ready; None where others like it were refused."""
         task = gang.task(entries)
         gang.since = task.since
         if released and not gang.whole:
             # Its rest, which asks for less, must not wait for others, nor make others wait that ask for that.
             if gang.template is None:
-                self.alike.move(gang, gang_template(entries))
+                self.alike.move(gang, make_gang_template(entries))
             return task
-        self.alike.move(gang, gang_template([entry for entry in entries if entry.uid in gang.ready]))
+        self.alike.move(gang, make_gang_template([entry for entry in entries if entry.uid in gang.ready]))
         return None if self.alike.holds(gang) else task
 
 
-def _has_room(entry: Entry) -> bool:
+def _has_room(entry: QueuedPod) -> bool:
     """Whether a pod has room that it does not use yet."""
     return entry.phase is Phase.RELEASED and not entry.given_back

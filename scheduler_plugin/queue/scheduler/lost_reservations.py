@@ -4,7 +4,7 @@ from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.state import ClusterState
 
 
-def displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
+def find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
     """Find takes whose cards have no room for them any more, the newest first to go.
 
     Such a take would count on every card of the node, for it is not known where its pod is served; and it
@@ -34,7 +34,7 @@ def displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
     return found
 
 
-def displaced_on(state: ClusterState, node: str) -> list[str]:
+def find_displaced_on_node(state: ClusterState, node: str) -> list[str]:
     """Find them on a node of a cluster; on most nodes nothing can be over, and that is seen at once."""
     record, nodes = state.node_records.get(node), state.nodes
     row = nodes.rows.get(node)
@@ -42,4 +42,4 @@ def displaced_on(state: ClusterState, node: str) -> list[str]:
         return []
     if not (nodes.used[row] + nodes.assumed[row] > nodes.size[row]).any():
         return []
-    return displaced(record, state.rules)
+    return find_displaced(record, state.rules)

@@ -14,27 +14,27 @@ from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.cache.batch_pods import BatchPods
 from scheduler_plugin.queue.cache.ended_pods import EndedPods
-from scheduler_plugin.queue.cache.job_stages import Stages
-from scheduler_plugin.queue.cache.pods import QueuePod, Ticket, read_ticket
-from scheduler_plugin.queue.cache.queue_clock import Ages
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
-from scheduler_plugin.queue.cache.queues import Tenants
-from scheduler_plugin.queue.cache.refusals import may_use, no_request, refusal
-from scheduler_plugin.queue.cache.requirement_pool import Shapes
-from scheduler_plugin.queue.cache.slots import Slots
-from scheduler_plugin.queue.cache.waiting import Task
-from scheduler_plugin.queue.capacity.free_capacity import NodeFacts, Room
+from scheduler_plugin.queue.cache.job_stages import JobStages
+from scheduler_plugin.queue.cache.pods import PodQueueInfo, QueuePod, read_queue_info
+from scheduler_plugin.queue.cache.queue_clock import QueueClock
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.cache.queues import Queues
+from scheduler_plugin.queue.cache.refusals import admits_namespace, explain_refusal, has_no_request
+from scheduler_plugin.queue.cache.requirement_pool import RequirementPool
+from scheduler_plugin.queue.cache.slots import ClusterSlots
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload
+from scheduler_plugin.queue.capacity.free_capacity import FreeCapacity, NodeFacts
 from scheduler_plugin.queue.capacity.locality import Locality
 from scheduler_plugin.queue.capacity.requirements import Needs
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.scheduler.admission import Admission, Release
-from scheduler_plugin.queue.scheduler.backoff import Backoffs
-from scheduler_plugin.queue.scheduler.equivalence_backoff import Alike, template
+from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler, AdmittedWorkload
+from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
+from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBackoff, make_pod_template
 from scheduler_plugin.queue.scheduler.gangs import Gangs
-from scheduler_plugin.queue.scheduler.lost_reservations import displaced_on
-from scheduler_plugin.queue.scheduler.requeue import TakeBacks
-from scheduler_plugin.queue.scheduler.reservation_delay import Patience
-from scheduler_plugin.queue.scheduler.reservation_manager import RoomKeeper
+from scheduler_plugin.queue.scheduler.lost_reservations import find_displaced_on_node
+from scheduler_plugin.queue.scheduler.requeue import RequeueFinder
+from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
+from scheduler_plugin.queue.scheduler.reservation_manager import ReservationManager
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 REFUSED_S: Final = (1.0, 300.0)
@@ -44,7 +44,7 @@ FORGOTTEN_FROM: Final = 256
 """Needs that are remembered in any case: pods that ask alike come again."""
 
 
-class QueueRules(ChargeRules):
+class QueueChargeRules(ChargeRules):
     """The accounting of a process that releases pods and leaves it to others to bind them."""
 
     def is_binding_stale(self, take: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
@@ -57,9 +57,9 @@ class Queue:
 
     Args:
         config: The configuration.
-        state: The cluster; made with `QueueRules`, and given every pod and node before the queue is.
+        state: The cluster; made with `QueueChargeRules`, and given every pod and node before the queue is.
         policies: Of the cluster.
-        wall: Seconds since 1970 when its clock was at 0, see `Ages`.
+        wall: Seconds since 1970 when its clock was at 0, see `QueueClock`.
 
     Attributes:
         unplaced: UIDs of released pods for which no room is taken; they get some before others are released.
@@ -75,27 +75,27 @@ class Queue:
     ) -> None:
         self.config = config
         self.state = state
-        self.tenants = Tenants(config)
-        self.room = Room(state, policies)
-        self.slots = Slots(config.slots)
+        self.tenants = Queues(config)
+        self.room = FreeCapacity(state, policies)
+        self.slots = ClusterSlots(config.slots)
         self.locality = Locality(config.locality)
-        self.admission = Admission(config, self.tenants, self.room, self.slots, self.locality)
+        self.admission = AdmissionScheduler(config, self.tenants, self.room, self.slots, self.locality)
         self.amounts = self.admission.amounts
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, QueuedPod] = {}
         self.gangs = Gangs(self.entries, self.tenants)
-        self.stages = Stages(self.tenants)
+        self.stages = JobStages(self.tenants)
         self.ended = EndedPods(state)
         self.seen_bound = float("-inf")
         self._namespaces: dict[str, Mapping[str, str]] = {}
         self.unplaced: set[str] = set()
-        self.alike: Alike[Entry] = Alike()
-        self._take_backs = TakeBacks(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
+        self.alike: EquivalenceBackoff[QueuedPod] = EquivalenceBackoff()
+        self._take_backs = RequeueFinder(self.entries, self.tenants, self.gangs, self._could_not_be_bound)
         self._estimated: set[str] = set()
-        self._ages = Ages(wall)
-        self._keeper = RoomKeeper(self.admission, Patience(self.entries, self.gangs))
-        self._shapes = Shapes()
+        self._ages = QueueClock(wall)
+        self._keeper = ReservationManager(self.admission, ReservationDelay(self.entries, self.gangs))
+        self._shapes = RequirementPool()
         self.batch = BatchPods()
-        self.refusals: Backoffs[str] = Backoffs(*REFUSED_S)
+        self.refusals: KeyedBackoff[str] = KeyedBackoff(*REFUSED_S)
 
     # What comes in.
 
@@ -143,11 +143,11 @@ class Queue:
         Args:
             pod: The pod.
             now: Seconds.
-            live: It was created after those that came before it, see `Ages`.
+            live: It was created after those that came before it, see `QueueClock`.
         """
         uid = pod.metadata.uid
         entry = self.entries.get(uid)
-        record, ticket = self.state.pods.get(uid) or read_pod(pod, self.state.resource), read_ticket(pod)
+        record, ticket = self.state.pods.get(uid) or read_pod(pod, self.state.resource), read_queue_info(pod)
         if entry is not None and entry.holder in self.config.queues and not ticket.gated:
             # What was released stays with its queue until it ends, whatever its label says then.
             ticket = replace(ticket, queue=entry.holder)
@@ -165,7 +165,7 @@ class Queue:
             since = self._ages.since(ticket.created, now, live=live)
             began = self._ages.began(ticket.created, now, live=live)
             ran = self._ages.ran(record.started_at, ticket.created, now)
-            entry = Entry(record, ticket, wants, fault, phase, since, began, released=now, bound=ran)
+            entry = QueuedPod(record, ticket, wants, fault, phase, since, began, released=now, bound=ran)
             self.entries[uid] = entry
             if phase is Phase.RELEASED:
                 self.unplaced.add(uid)
@@ -173,7 +173,7 @@ class Queue:
             phase = self._moved(entry, ticket, phase, now)
         if ticket.has_gate or not entry.template:
             # In batch mode a release changes what a pod says of nodes.
-            self.alike.move(entry, template(record, ticket, wants))
+            self.alike.move(entry, make_pod_template(record, ticket, wants))
         self.gangs.move(entry, ticket.gang)
         entry.update(record, ticket, wants, fault, phase)
         self._enter(entry)
@@ -182,7 +182,7 @@ class Queue:
         if phase is Phase.BOUND:
             self._displace(record.node)
 
-    def _moved(self, entry: Entry, ticket: Ticket, phase: Phase, now: float) -> Phase:
+    def _moved(self, entry: QueuedPod, ticket: PodQueueInfo, phase: Phase, now: float) -> Phase:
         """Where a known pod is, by its newest version and by what is on its way."""
         if phase is Phase.GATED:
             requeued = entry.phase is Phase.RELEASED and ticket.requeued and not entry.ticket.gated
@@ -236,7 +236,7 @@ class Queue:
 
     # What comes out.
 
-    def decide(self, now: float) -> Iterator[Release]:
+    def decide(self, now: float) -> Iterator[AdmittedWorkload]:
         """Release what can be released now; what is yielded is taken and counted.
 
         Pods that were released and have no room get theirs first: those released before this process began,
@@ -260,23 +260,23 @@ class Queue:
             self.gangs.released(release.task.uid, now)
             yield release
 
-    def expire(self, now: float) -> list[TakenBack]:
+    def expire(self, now: float) -> list[Requeue]:
         """Take back what was released and is not bound in time."""
         again = [entry for entry in self.entries.values() if entry.is_gated_again(now)]
         for entry in again:
             self.not_released(entry.uid, now)
-        gated = [TakenBack(each, "its scheduling gate is there again", remove=False) for each in again]
+        gated = [Requeue(each, "its scheduling gate is there again", remove=False) for each in again]
         return gated + self._take_backs.find(self.config, now)
 
-    def keep_room(self, now: float) -> list[tuple[Entry, str]]:
+    def keep_room(self, now: float) -> list[tuple[QueuedPod, str]]:
         """Keep cards free for pods and gangs that have waited too long for room; the pods and their nodes."""
         return [(self.entries[uid], node) for uid, node in self._keeper.keep(now)]
 
-    def refusal(self, entry: Entry) -> str:
+    def refusal(self, entry: QueuedPod) -> str:
         """Why a gated pod is not in its tenant's queue, in words; empty when nothing is wrong with it."""
         if entry.wants is None:
-            return entry.fault or no_request(self.state.resource)
-        wrong = refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
+            return entry.fault or has_no_request(self.state.resource)
+        wrong = explain_refusal(entry, self.config, self._namespaces.get(entry.record.namespace))
         if not wrong and entry.ticket.is_batch:
             wrong = self.batch.explain_refusal(entry.uid)
         why = self.refusals.why(entry.uid)
@@ -291,7 +291,7 @@ class Queue:
 
     # Pods.
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: QueuedPod) -> None:
         """Put a pod where it belongs: a tenant's queue, a quota and a slot, or nowhere."""
         self.stages.enter(entry)
         ready = (
@@ -312,7 +312,7 @@ class Queue:
             entry.given_back = False
             self.slots.sit(entry.uid, entry.record.node, entry.kind)
 
-    def _wait(self, entry: Entry, task: Task[Needs]) -> None:
+    def _wait(self, entry: QueuedPod, task: QueuedWorkload[Needs]) -> None:
         if entry.waits_in != entry.ticket.queue:
             self._wait_no_more(entry)
         elif self.tenants[entry.waits_in].waiting.get(entry.uid) == task:
@@ -320,17 +320,17 @@ class Queue:
         self.tenants[entry.ticket.queue].waiting.add(task)
         entry.waits_in = entry.ticket.queue
 
-    def _wait_no_more(self, entry: Entry) -> None:
+    def _wait_no_more(self, entry: QueuedPod) -> None:
         if entry.waits_in:
             self.tenants[entry.waits_in].waiting.remove(entry.uid)
             self.tenants.forget(entry.waits_in)
             entry.waits_in = ""
 
-    def _hold(self, entry: Entry) -> None:
+    def _hold(self, entry: QueuedPod) -> None:
         """Count a pod in its tenant's quota, with what it counts for now."""
         form = self.config.queues.get(entry.ticket.queue)
         labels = self._namespaces.get(entry.record.namespace)
-        if entry.wants is None or not (entry.holder or form is None or may_use(form, labels)):
+        if entry.wants is None or not (entry.holder or form is None or admits_namespace(form, labels)):
             return
         units = self.amounts.of(entry.record, entry.wants)
         if units is None:
@@ -347,13 +347,13 @@ class Queue:
         self.tenants.hold(entry.ticket.queue, entry.uid, has)
         entry.holder = entry.ticket.queue
 
-    def _let_go(self, entry: Entry) -> None:
+    def _let_go(self, entry: QueuedPod) -> None:
         if entry.holder:
             self.tenants.let_go(entry.holder, entry.uid)
             self.tenants.forget(entry.holder)
             entry.holder = ""
 
-    def _give_back(self, entry: Entry, now: float) -> None:
+    def _give_back(self, entry: QueuedPod, now: float) -> None:
         """Let others have the room and the slot of a pod that is not bound.
 
         Its quota stays its own until it is requeued: kube-scheduler may bind it at any time.
@@ -363,7 +363,7 @@ class Queue:
         self.slots.leave(entry.uid)
         entry.given_back = True
 
-    def _could_not_be_bound(self, entry: Entry, now: float) -> None:
+    def _could_not_be_bound(self, entry: QueuedPod, now: float) -> None:
         """Give a released pod's room back, and hold back those that are like it."""
         self._give_back(entry, now)
         if self.alike.refused(entry, now):
@@ -386,7 +386,7 @@ class Queue:
 
     def _displace(self, node: str) -> None:
         """Let released pods whose cards on a node are full now find other ones."""
-        for uid in displaced_on(self.state, node):
+        for uid in find_displaced_on_node(self.state, node):
             take = self.state.get_assumed(uid)
             if take is not None:
                 self.state.forget(take, 0.0)

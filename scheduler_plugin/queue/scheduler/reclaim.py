@@ -9,16 +9,21 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.queue.cache.ended_pods import SETTLE_S
-from scheduler_plugin.queue.cache.queued_pods import Entry
-from scheduler_plugin.queue.cache.queues import TenantState
-from scheduler_plugin.queue.cache.waiting import Kind, Task
-from scheduler_plugin.queue.capacity.requirements import GangWants, Needs, Wants
-from scheduler_plugin.queue.capacity.reservations import Kept
+from scheduler_plugin.queue.cache.ended_pods import STILL_COUNTED_S
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
+from scheduler_plugin.queue.cache.queues import QueueState
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
+from scheduler_plugin.queue.capacity.reservations import QueueReservation
 from scheduler_plugin.queue.config.quota import Cohort
-from scheduler_plugin.queue.scheduler.backoff import Backoffs
-from scheduler_plugin.queue.scheduler.borrowed import BorrowedPods, Going, by_node, must_go_key
-from scheduler_plugin.queue.scheduler.gang_capacity import GangRoom
+from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
+from scheduler_plugin.queue.scheduler.borrowed import (
+    BorrowedPods,
+    PendingEvictions,
+    group_by_node,
+    make_eviction_key,
+)
+from scheduler_plugin.queue.scheduler.gang_capacity import GangPlacer
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 IN_VAIN_S: Final = (60.0, 3600.0)
@@ -41,7 +46,7 @@ LOOKED_AT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaim:
+class ReclaimPlan:
     """What is to be done for one tenant.
 
     Attributes:
@@ -55,8 +60,8 @@ class Reclaim:
     tenant: str
     uid: str
     node: str
-    victims: tuple[Entry, ...]
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    victims: tuple[QueuedPod, ...]
+    kept: Mapping[str, QueueReservation] = field(default_factory=dict)
 
     def keep(self, queue: Queue) -> None:
         """Keep what becomes free from others, and nothing else for those who wait."""
@@ -80,10 +85,10 @@ class Reclaimer:
         self._borrowed = BorrowedPods(queue)
         self._passed: set[tuple[str, Hashable]] = set()
         self._rounds: dict[str, int] = {}
-        self._in_vain: Backoffs[str] = Backoffs(*IN_VAIN_S)
-        self._refused: Backoffs[Hashable] = Backoffs(*REFUSED_S)
+        self._in_vain: KeyedBackoff[str] = KeyedBackoff(*IN_VAIN_S)
+        self._refused: KeyedBackoff[Hashable] = KeyedBackoff(*REFUSED_S)
 
-    def find(self, now: float) -> list[Reclaim]:
+    def find(self, now: float) -> list[ReclaimPlan]:
         """Find what is to be done now; nobody is named twice.
 
         Args:
@@ -94,7 +99,7 @@ class Reclaimer:
         self._queue.state.expire_tombstones(now)
         self._borrowed.update(now)
         self._settle(now)
-        found: list[Reclaim] = []
+        found: list[ReclaimPlan] = []
         looked_at = 0
         for tenant in self._queue.tenants:
             for search in self._searches(tenant, now):
@@ -132,10 +137,10 @@ class Reclaimer:
                 self._queue.room.kept.give_up(going.waiting)
                 del self._borrowed.going[tenant]
 
-    def _begin(self, reclaim: Reclaim, search: "_Search", now: float) -> None:
+    def _begin(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
         """Note what is under way."""
         uids = {entry.uid for entry in reclaim.victims or search.leaving}
-        self._borrowed.going[reclaim.tenant] = Going(
+        self._borrowed.going[reclaim.tenant] = PendingEvictions(
             reclaim.uid, search.units(reclaim.kept), uids, now, now, len(uids)
         )
         if reclaim.victims:
@@ -154,7 +159,7 @@ class Reclaimer:
             waits = each.waiting in tenants[lender].waiting
             if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
                 each.gone = now
-            elif not waits or now - each.gone >= SETTLE_S:
+            elif not waits or now - each.gone >= STILL_COUNTED_S:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
                     # Whatever keeps it from its release, it is not what it was evicted for.
@@ -163,7 +168,7 @@ class Reclaimer:
         self._rounds = {uid: self._rounds[uid] for uid in waiting}
         self._in_vain.keep(waiting)
 
-    def _searches(self, tenant: TenantState, now: float) -> Iterator["_Search"]:
+    def _searches(self, tenant: QueueState, now: float) -> Iterator["_VictimSearch"]:
         """Tasks of a tenant that lack what others borrowed of its own quota, the oldest first."""
         cohort = self._queue.tenants.cohort(tenant.name)
         if cohort is None or not tenant.is_open or tenant.name in self._borrowed.going:
@@ -172,12 +177,14 @@ class Reclaimer:
             return
         leaving, ended = self._borrowed.leaving(now), self._queue.ended.units(now)
         borrowed = self._borrowed.find(cohort, tenant.name, leaving)
-        for task in _in_order(tenant):
-            if (tenant.name, _shape(task)) in self._passed or self._in_vain.pauses(task.uid):
+        for task in _list_in_order(tenant):
+            if (tenant.name, _make_shape(task)) in self._passed or self._in_vain.pauses(task.uid):
                 continue
             if self._was_refused(task.uid, now):
                 continue
-            search = _Search(self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving, ended)
+            search = _VictimSearch(
+                self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving, ended
+            )
             if search.is_worth_it():
                 yield search
 
@@ -197,7 +204,7 @@ class Reclaimer:
         return entry.template if entry is not None and entry.template in queue.alike.templates else None
 
 
-class _Search:
+class _VictimSearch:
     """Looks for the victims of one task.
 
     Args:
@@ -217,9 +224,9 @@ class _Search:
         borrowed: BorrowedPods,
         tenant: str,
         cohort: Cohort,
-        task: Task[Needs],
-        candidates: Sequence[Entry],
-        leaving: Sequence[Entry],
+        task: QueuedWorkload[Needs],
+        candidates: Sequence[QueuedPod],
+        leaving: Sequence[QueuedPod],
         ended: Mapping[str, Mapping[int, int]],
     ) -> None:
         self._queue = queue
@@ -235,7 +242,7 @@ class _Search:
         self._reserved = 0 if uid == task.uid else units
         self.leaving = leaving
         self._ended = ended
-        self.shape = _shape(task)
+        self.shape = _make_shape(task)
 
     def is_worth_it(self) -> bool:
         """Whether the lender's own quota would cover the task, and the task lacks something."""
@@ -243,7 +250,7 @@ class _Search:
             return False
         if not self._candidates and not self.leaving:
             return False
-        if isinstance(self._task.wants, GangWants):
+        if isinstance(self._task.wants, GangRequirements):
             return True
         fits = self._queue.room.fits(self._task.wants, holder=self._task.uid)
         if self._queue.slots.form is not None:
@@ -252,26 +259,26 @@ class _Search:
         units = self._queue.amounts.least(self._task.wants, fits) if fits.any() else 0
         return not fits.any() or self._lacks(units, {}) > 0 or not self._cohort.is_own(self._tenant, units)
 
-    def find(self) -> Reclaim | None:
+    def find(self) -> ReclaimPlan | None:
         """Find the fewest victims without which the task can be released; None where there are none."""
         found = [each for among in self._restrictions() if (each := self._find(among)) is not None]
-        return min(found, key=lambda each: _order(each.victims), default=None)
+        return min(found, key=lambda each: _make_order_key(each.victims), default=None)
 
-    def _find(self, among: Callable[[Wants], BoolArray] | None) -> Reclaim | None:
+    def _find(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
         """Find the fewest victims for some nodes."""
         room = self._room(among, self.leaving, self._ended)
-        victims = room.victims(by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
+        victims = room.victims(group_by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
         if victims is not None:
             victims = self._with_quota(room, victims)
         if victims is None or (not victims and not self._waits_for_leaving(among)):
             return None
         victims = self._fewest(room, victims)
         spots = room.spots(victims)
-        single = isinstance(self._task.wants, Wants) and bool(room.rest)
+        single = isinstance(self._task.wants, PodRequirements) and bool(room.rest)
         node = spots[self._task.uid].node if single else ""
-        return Reclaim(self._tenant, self._task.uid, node, tuple(victims), spots)
+        return ReclaimPlan(self._tenant, self._task.uid, node, tuple(victims), spots)
 
-    def units(self, spots: Mapping[str, Kept]) -> int:
+    def units(self, spots: Mapping[str, QueueReservation]) -> int:
         """Units that the task counts for where its pods are to go."""
         amounts = self._queue.amounts
         return sum(amounts.on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
@@ -283,12 +290,12 @@ class _Search:
 
     def _room(
         self,
-        among: Callable[[Wants], BoolArray] | None,
-        leaving: Sequence[Entry],
+        among: Callable[[PodRequirements], BoolArray] | None,
+        leaving: Sequence[QueuedPod],
         ended: Mapping[str, Mapping[int, int]],
-    ) -> GangRoom:
+    ) -> GangPlacer:
         slots = self._queue.slots
-        return GangRoom(
+        return GangPlacer(
             self._queue.room,
             self._task.uid,
             self._pods,
@@ -298,7 +305,7 @@ class _Search:
             places_left=None if slots.form is None else slots.places_left,
         )
 
-    def _restrictions(self) -> Iterator[Callable[[Wants], BoolArray] | None]:
+    def _restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
         """Nodes that come into question by quota: where shares of cards count for too much they do not.
 
         A share counts for more on a larger card: what that costs in quota it may save in room. So each size
@@ -312,7 +319,7 @@ class _Search:
         amounts = self._queue.amounts
         everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
 
-        def within(more: int) -> Callable[[Wants], BoolArray]:
+        def within(more: int) -> Callable[[PodRequirements], BoolArray]:
             return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
 
         usable = self._queue.state.nodes.usable
@@ -324,7 +331,7 @@ class _Search:
     def _lacks(self, units: int, freed: Mapping[str, int]) -> int:
         return self._cohort.lacks(self._tenant, units + self._reserved, freed)
 
-    def _is_enough(self, room: GangRoom, victims: Collection[Entry]) -> bool:
+    def _is_enough(self, room: GangPlacer, victims: Collection[QueuedPod]) -> bool:
         """Whether the task has its quota and its room once these and those that are leaving are gone."""
         freed = self._borrowed.freed(self.leaving, victims, self._cohort)
         if not self._task.wants.percent and self._lacks(self._least, freed):
@@ -335,7 +342,7 @@ class _Search:
         units = self.units(spots)
         return self._cohort.is_own(self._tenant, units + self._reserved) and not self._lacks(units, freed)
 
-    def _with_quota(self, room: GangRoom, victims: list[Entry]) -> list[Entry] | None:
+    def _with_quota(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
         """Add victims until the quota is free too, as few as possible; None where that is in vain."""
         spots = room.spots(victims)
         if len(spots) < len(self._pods):
@@ -343,7 +350,7 @@ class _Search:
         units, chosen = self.units(spots), list(victims)
         rest = [entry for entry in self._candidates if entry not in victims]
 
-        def lacks(*more: Entry) -> int:
+        def lacks(*more: QueuedPod) -> int:
             return self._lacks(units, self._borrowed.freed(self.leaving, [*chosen, *more], self._cohort))
 
         while missing := lacks():
@@ -356,12 +363,12 @@ class _Search:
             rest.remove(best)
         return chosen if self._is_enough(room, chosen) else None
 
-    def _fewest(self, room: GangRoom, victims: list[Entry]) -> list[Entry]:
+    def _fewest(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
         """Leave out whoever need not go, those that should go last first; try other sets that are few.
 
         Of equally many those are found whose last to go comes before the last one of the others, and so on.
         """
-        kept = sorted(victims, key=must_go_key)
+        kept = sorted(victims, key=make_eviction_key)
         for victim in kept[::-1]:
             fewer = [other for other in kept if other is not victim]
             if self._is_enough(room, fewer):
@@ -371,33 +378,33 @@ class _Search:
             tried += comb(len(self._candidates), count)
             if tried > MOST_SETS:
                 break
-            for some in sorted(combinations(self._candidates, count), key=_order):
-                if _order(some) >= _order(kept):
+            for some in sorted(combinations(self._candidates, count), key=_make_order_key):
+                if _make_order_key(some) >= _make_order_key(kept):
                     break
                 if self._is_enough(room, some):
                     return list(some)
         return kept
 
-    def _waits_for_leaving(self, among: Callable[[Wants], BoolArray] | None) -> bool:
+    def _waits_for_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
         """Whether the task could not be released if those that are leaving, or have ended, stayed."""
         room = self._room(among, (), {})
         spots = {} if room.rest else room.spots(())
         return not spots or self._lacks(self.units(spots), {}) > 0
 
 
-def _order(victims: Collection[Entry]) -> tuple[int, list[tuple[int, float, str]]]:
+def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int, float, str]]]:
     """Compare sets of victims: the fewest, then those whose last to go comes first."""
-    return len(victims), sorted(map(must_go_key, victims), reverse=True)
+    return len(victims), sorted(map(make_eviction_key, victims), reverse=True)
 
 
-def _in_order(tenant: TenantState) -> list[Task[Needs]]:
+def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
-    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
     strict = tenant.form is not None and tenant.form.strategy == "StrictFIFO"
     return tasks[:1] if strict else tasks
 
 
-def _shape(task: Task[Needs]) -> Hashable:
+def _make_shape(task: QueuedWorkload[Needs]) -> Hashable:
     """What tasks have in common that are served alike."""
-    return task.wants if isinstance(task.wants, Wants) else task.wants.shape
+    return task.wants if isinstance(task.wants, PodRequirements) else task.wants.shape

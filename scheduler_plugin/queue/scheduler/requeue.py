@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase, TakenBack
-from scheduler_plugin.queue.cache.queues import Tenants
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
+from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.scheduler.backoff import Backoffs
+from scheduler_plugin.queue.scheduler.backoff import KeyedBackoff
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 
 REMOVED_S: Final = (5.0, 60.0)
 """The shortest and the longest pause before it is asked again that a pod be removed, or requeued."""
 
 
-class TakeBacks:
+class RequeueFinder:
     """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
 
     Args:
@@ -32,30 +32,30 @@ class TakeBacks:
 
     def __init__(
         self,
-        entries: Mapping[str, Entry],
-        tenants: Tenants,
+        entries: Mapping[str, QueuedPod],
+        tenants: Queues,
         gangs: Gangs,
-        give_back: Callable[[Entry, float], None],
+        give_back: Callable[[QueuedPod, float], None],
     ) -> None:
         self._entries = entries
         self._tenants = tenants
         self._gangs = gangs
         self._give_back = give_back
-        self._removals: Backoffs[str] = Backoffs(*REMOVED_S)
-        self._requeues: Backoffs[str] = Backoffs(*REMOVED_S)
-        self._refused: dict[str, TakenBack] = {}
+        self._removals: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
+        self._requeues: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
+        self._refused: dict[str, Requeue] = {}
 
-    def unschedulable(self, entry: Entry, now: float) -> None:
+    def unschedulable(self, entry: QueuedPod, now: float) -> None:
         """kube-scheduler found no node for a released pod."""
         self._give_back(entry, now)
         why = "kube-scheduler found no node for it"
-        self._refused[entry.uid] = TakenBack(entry, why, remove=False)
+        self._refused[entry.uid] = Requeue(entry, why, remove=False)
 
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
         self._refused.pop(uid, None)
 
-    def find(self, config: QueueConfig, now: float) -> list[TakenBack]:
+    def find(self, config: QueueConfig, now: float) -> list[Requeue]:
         """Find what is taken back now.
 
         Args:
@@ -69,7 +69,7 @@ class TakeBacks:
         whys = {back.entry.uid: back.why for back in refused}
         back = [each for each in refused if _has_no_node(each.entry) and _is_removed(each.entry, config)]
         self._refused.clear()
-        must_go: dict[str, tuple[Entry, str]] = {}
+        must_go: dict[str, tuple[QueuedPod, str]] = {}
         for entry in released:
             if entry.gang or now - entry.released < config.bind_within_s:
                 continue
@@ -88,13 +88,13 @@ class TakeBacks:
                 if entry.phase is Phase.RELEASED and not entry.given_back:
                     self._give_back(entry, now)
             whys |= {entry.uid: why for entry in entries}
-            back += [TakenBack(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
+            back += [Requeue(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
         back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
-        return [_once(each) for each in back]
+        return [_mark_first(each) for each in back]
 
     def _requeue(
-        self, released: Iterable[Entry], whys: Mapping[str, str], config: QueueConfig, now: float
-    ) -> list[TakenBack]:
+        self, released: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
+    ) -> list[Requeue]:
         """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
         waits = [
             entry
@@ -111,10 +111,10 @@ class TakeBacks:
                 again = self._requeues.refusals(entry.uid) > 0
                 self._requeues.refused(entry.uid, now)
                 why = whys.get(entry.uid, "it could not be bound")
-                back.append(TakenBack(entry, why, remove=False, requeue=True, again=again))
+                back.append(Requeue(entry, why, remove=False, requeue=True, again=again))
         return back
 
-    def _remove(self, must_go: Mapping[str, tuple[Entry, str]], now: float) -> list[TakenBack]:
+    def _remove(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
         """Name the pods that must go and have not been asked to a moment ago."""
         self._removals.keep(must_go)
         back = []
@@ -122,26 +122,26 @@ class TakeBacks:
             if not entry.ticket.ending and not self._removals.pauses(uid):
                 again = self._removals.refusals(uid) > 0
                 self._removals.refused(uid, now)
-                back.append(TakenBack(entry, why, remove=True, again=again))
+                back.append(Requeue(entry, why, remove=True, again=again))
         return back
 
 
-def _has_no_node(entry: Entry) -> bool:
+def _has_no_node(entry: QueuedPod) -> bool:
     """Tell whether a pod was released and is not bound, as far as is known."""
     return entry.phase is Phase.RELEASED and not entry.ticket.gated
 
 
-def _is_removed(entry: Entry, config: QueueConfig) -> bool:
+def _is_removed(entry: QueuedPod, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
     return _may_be_removed(entry) and bool(entry.gang or entry.ticket.pinned or config.mode == "batch")
 
 
-def _may_be_removed(entry: Entry) -> bool:
+def _may_be_removed(entry: QueuedPod) -> bool:
     """Tell whether a pod is one of a queue's, and a controller makes it again."""
     return bool(entry.holder) and entry.ticket.owned
 
 
-def _once(back: TakenBack) -> TakenBack:
+def _mark_first(back: Requeue) -> Requeue:
     """Say whether it is the first of its release: what has lost its room is removed later, perhaps."""
     first, back.entry.taken_back = not back.entry.taken_back, True
     return replace(back, first=first)

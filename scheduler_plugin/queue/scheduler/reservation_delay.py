@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
-from scheduler_plugin.queue.cache.queues import Tenants
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
+from scheduler_plugin.queue.cache.queues import Queues
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.scheduler.gangs import Gangs
 
@@ -12,7 +12,7 @@ AGAIN_S: Final = 10.0
 """The age of all pods that run changes slowly: it is looked at so often."""
 
 
-def patience_s(age_s: float, least_s: float, most_s: float) -> float:
+def compute_delay_s(age_s: float, least_s: float, most_s: float) -> float:
     """Find for how long a pod waits before cards are kept for it.
 
     Pods that run will go on, on average, for about as long as they have run. So long cards that are kept
@@ -27,7 +27,7 @@ def patience_s(age_s: float, least_s: float, most_s: float) -> float:
     return max(least_s, min(age_s, most_s))
 
 
-class Patience:
+class ReservationDelay:
     """Finds the pods and gangs that have waited so long.
 
     Args:
@@ -35,13 +35,13 @@ class Patience:
         gangs: Gangs of them.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], gangs: Gangs) -> None:
+    def __init__(self, entries: Mapping[str, QueuedPod], gangs: Gangs) -> None:
         self._entries = entries
         self._gangs = gangs
         self._at = float("-inf")
         self._age_s = 0.0
 
-    def lost(self, config: QueueConfig, tenants: Tenants, now: float) -> list[tuple[str, str]]:
+    def lost(self, config: QueueConfig, tenants: Queues, now: float) -> list[tuple[str, str]]:
         """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
 
         A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
@@ -65,11 +65,11 @@ class Patience:
         if long:
             if now - self._at >= AGAIN_S:
                 self._at, self._age_s = now, self._mean_age_s(tenants, now, config.keep_room_at_latest_s)
-            limit = now - patience_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
+            limit = now - compute_delay_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
         found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
         return [(uid, tenant) for _, uid, tenant in found]
 
-    def _mean_age_s(self, tenants: Tenants, now: float, most_s: float) -> float:
+    def _mean_age_s(self, tenants: Queues, now: float, most_s: float) -> float:
         """For how long the bound pods have run on average, by units.
 
         No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from scheduler_plugin.cache.arrays import BoolArray
-from scheduler_plugin.queue.cache.queues import TenantState
-from scheduler_plugin.queue.cache.waiting import Kind, Task
-from scheduler_plugin.queue.capacity.requirements import Needs, Wants
-from scheduler_plugin.queue.capacity.reservation_planner import Clearing, Pod
-from scheduler_plugin.queue.capacity.reservations import Kept
-from scheduler_plugin.queue.scheduler.admission import Admission
-from scheduler_plugin.queue.scheduler.reservation_delay import Patience
+from scheduler_plugin.queue.cache.queues import QueueState
+from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
+from scheduler_plugin.queue.capacity.requirements import Needs, PodRequirements
+from scheduler_plugin.queue.capacity.reservation_planner import Pod, ReservationPlanner
+from scheduler_plugin.queue.capacity.reservations import QueueReservation
+from scheduler_plugin.queue.scheduler.admission import AdmissionScheduler
+from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 
 VAIN_S: Final = 60.0
 """For so long it is not asked again whether pods could ever have room, unless nodes or their cards change."""
@@ -23,7 +23,7 @@ LOOKED_AT: Final = 16
 """So often room is looked for at one time; the queue decides before it goes on."""
 
 
-class _Found(Enum):
+class _PlannedReservation(Enum):
     """What was found for a task."""
 
     NOTHING = auto()
@@ -39,7 +39,7 @@ class _Found(Enum):
     room then, a gang that needs much would never have it."""
 
 
-class RoomKeeper:
+class ReservationManager:
     """Keeps room free, and gives it up where it cannot serve who waits for it.
 
     The room of a gang is kept for all of its pods at once or not at all: no two gangs hold parts of what
@@ -50,7 +50,7 @@ class RoomKeeper:
         patience: Who has waited too long.
     """
 
-    def __init__(self, admission: Admission, patience: Patience) -> None:
+    def __init__(self, admission: AdmissionScheduler, patience: ReservationDelay) -> None:
         self._admission = admission
         self._patience = patience
         self._vain: set[tuple[str, Hashable]] = set()
@@ -75,44 +75,52 @@ class RoomKeeper:
         content: set[tuple[str, Hashable]] = set()
         for uid, name in self._patience.lost(admission.config, admission.tenants, now):
             task = None if name in quota or name in passed else self._may_go(uid, name, passed)
-            alike = (name, _shape(task)) if task is not None else None
+            alike = (name, _make_shape(task)) if task is not None else None
             if task is None or alike is None or alike in self._vain or alike in content:
                 continue
             units = admission.amounts.least(task.wants)
             found = self._look(task, name, units)
-            if found is _Found.NOTHING:
+            if found is _PlannedReservation.NOTHING:
                 content.add(alike)
-            elif found is _Found.VAIN:
+            elif found is _PlannedReservation.VAIN:
                 self._vain.add(alike)
-            elif found is not _Found.BEHIND:
+            elif found is not _PlannedReservation.BEHIND:
                 quota[name] = (uid, units)
-            if found is _Found.ROOM:
+            if found is _PlannedReservation.ROOM:
                 kept += [(pod, each.node) for pod, each in admission.room.kept.pods(uid).items()]
-            if found is _Found.BEHIND or self._searches >= LOOKED_AT:
+            if found is _PlannedReservation.BEHIND or self._searches >= LOOKED_AT:
                 # Those that were not looked at keep what they have.
                 quota = self._before(quota, passed) | quota
                 break
         admission.tenants.keep({name: each for name, each in quota.items() if self._is_own(name, each[1])})
         return kept
 
-    def _look(self, task: Task[Needs], name: str, units: int) -> "_Found":
+    def _look(self, task: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
         """Look for what a task lacks, and keep its room."""
         admission, room = self._admission, self._admission.room
         known = admission.tenants.kept.get(name) == (task.uid, units)
         if not admission.tenants.allows(name, units, task.uid):
             if not self._is_own(name, units):
-                return _Found.NOTHING
+                return _PlannedReservation.NOTHING
             # Whose room will never be there is not worth that others wait for its quota.
-            return _Found.QUOTA if known or self._find(task, None, alone=True) else _Found.VAIN
-        if isinstance(task.wants, Wants) and room.fits(task.wants).any():
-            return _Found.QUOTA if known else _Found.NOTHING
+            return (
+                _PlannedReservation.QUOTA
+                if known or self._find(task, None, alone=True)
+                else _PlannedReservation.VAIN
+            )
+        if isinstance(task.wants, PodRequirements) and room.fits(task.wants).any():
+            return _PlannedReservation.QUOTA if known else _PlannedReservation.NOTHING
         headroom = admission.tenants.headroom(name, task.uid)
         found = self._find(task, headroom)
         for pod, spot in found.items():
             room.kept.put(pod, spot)
         if found:
-            return _Found.ROOM
-        return _Found.BEHIND if room.kept and self._find(task, headroom, alone=True) else _Found.VAIN
+            return _PlannedReservation.ROOM
+        return (
+            _PlannedReservation.BEHIND
+            if room.kept and self._find(task, headroom, alone=True)
+            else _PlannedReservation.VAIN
+        )
 
     def _before(
         self, quota: Mapping[str, tuple[str, int]], passed: Collection[str]
@@ -156,7 +164,7 @@ class RoomKeeper:
                 self._admission.room.kept.give_up(uid)
         return served
 
-    def _may_go(self, uid: str, name: str, passed: set[str]) -> Task[Needs] | None:
+    def _may_go(self, uid: str, name: str, passed: set[str]) -> QueuedWorkload[Needs] | None:
         """The task, where order and stage let it go; `passed` takes tenants of which nobody younger may."""
         tenant = self._admission.tenants[name]
         task = tenant.waiting.get(uid) if tenant.is_open else None
@@ -166,12 +174,14 @@ class RoomKeeper:
             passed.add(name)
         return task if _is_next(tenant, task) else None
 
-    def _find(self, task: Task[Needs], headroom: int | None, *, alone: bool = False) -> dict[str, Kept]:
+    def _find(
+        self, task: QueuedWorkload[Needs], headroom: int | None, *, alone: bool = False
+    ) -> dict[str, QueueReservation]:
         """Find cards for all pods of a task, within so much quota; empty where there will never be."""
         admission = self._admission
         pods = admission.amounts.members(task.wants, task.uid)
         self._searches += 1
-        clearing = Clearing(admission.room, task.uid, alone=alone)
+        clearing = ReservationPlanner(admission.room, task.uid, alone=alone)
         if headroom is None or not task.wants.percent:
             return clearing.find(pods)
         # What shares count for depends on the node. First each pod by itself may be wherever the others leave
@@ -182,18 +192,18 @@ class RoomKeeper:
                 return found
         return {}
 
-    def _within(self, more: int) -> Callable[[Wants], BoolArray]:
+    def _within(self, more: int) -> Callable[[PodRequirements], BoolArray]:
         """Where a pod counts for so many units more at most than where it counts for the least: bool[R]."""
         amounts = self._admission.amounts
         everywhere = np.ones(self._admission.room.state.nodes.row_count, dtype=np.bool_)
         return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
 
-    def _units(self, pods: Iterable[Pod], kept: dict[str, Kept]) -> int:
+    def _units(self, pods: Iterable[Pod], kept: dict[str, QueueReservation]) -> int:
         """Units that pods count for where room is kept for them."""
         amounts = self._admission.amounts
         return sum(amounts.on_node(wants, kept[uid].node) or 0 for uid, wants in pods if uid in kept)
 
-    def _is_worth_keeping(self, tenant: TenantState, task: Task[Needs]) -> bool:
+    def _is_worth_keeping(self, tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
         """Whether what is kept for a task can serve it still, and only room keeps it from its release."""
         admission, uid = self._admission, task.uid
         if not tenant.is_open or tenant.waiting.is_held(uid) or not _is_next(tenant, task):
@@ -209,15 +219,15 @@ class RoomKeeper:
             # What is its own comes back to it when borrowers end. What it would borrow may not: its lender
             # needs it, or it is kept for a task of the lender, which may wait for this very room.
             return False
-        return Clearing(admission.room, uid).serves(pods)
+        return ReservationPlanner(admission.room, uid).serves(pods)
 
 
-def _shape(task: Task[Needs]) -> Hashable:
+def _make_shape(task: QueuedWorkload[Needs]) -> Hashable:
     """What tasks have in common that find room alike."""
-    return task.wants if isinstance(task.wants, Wants) else task.wants.shape
+    return task.wants if isinstance(task.wants, PodRequirements) else task.wants.shape
 
 
-def _is_next(tenant: TenantState, task: Task[Needs]) -> bool:
+def _is_next(tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
     """Whether order lets a task go: of a strict queue only the oldest, of others the oldest of those alike.
 
     An older one may come back after something was kept for a younger one: it was requeued, or held back. Then
@@ -227,6 +237,6 @@ def _is_next(tenant: TenantState, task: Task[Needs]) -> bool:
         return False
     if tenant.form is None or tenant.form.strategy != "StrictFIFO":
         return True
-    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in Kind)
+    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     oldest = min((group.oldest() for group in groups), key=lambda each: each.age_key, default=None)
     return oldest is not None and oldest.uid == task.uid

@@ -13,7 +13,7 @@ from gpupack.rebalance.planning import SearchLimits
 from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, Reason
+from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, WaitReason
 from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, format_event_text
 
 from . import truth
@@ -209,9 +209,11 @@ def check_queue(scene: Scene, places: Places, name: str, passes: set[str]) -> No
         )
         for node in places.usable
     )
-    expected = Reason.TURN if room else Reason.ROOM if could or not places.usable else Reason.NEVER
+    expected = (
+        WaitReason.TURN if room else WaitReason.ROOM if could or not places.usable else WaitReason.NEVER
+    )
     agree(f"why the queue keeps {name}", {"truth": expected, "queue": told.reason})
-    if told.reason is Reason.ROOM:
+    if told.reason is WaitReason.ROOM:
         agree(
             f"whether {name} lacks cards",
             {"truth": not passes, "queue": not any(words in told.message for words in (BY_RULES, BY_SUM))},

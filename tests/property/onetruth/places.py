@@ -30,10 +30,10 @@ from scheduler_plugin.errors import CommitError
 from scheduler_plugin.extender.filter_reply import FilterReply
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.preemption.node_victims import NodeUnderPreemption, read_node
-from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, node_facts
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.request import SchedulingRequest
 
@@ -85,14 +85,14 @@ class Places:
     def queue(self) -> Queue:
         """The queue."""
         nodes, pods = self._items
-        state = ClusterState(rules=QueueRules())
+        state = ClusterState(rules=QueueChargeRules())
         state.replace_nodes([msgspec.convert(each, QueueNode) for each in nodes], "", 0.0)
         lites = [msgspec.convert(each, QueuePod) for each in pods]
         state.replace_pods(lites, "", 0.0)
         state.expire_tombstones(LATER_S)
         queue = Queue(parse_config("queues.yaml", "queues: [{name: a}]"), state, ClusterPolicies())
         for each in nodes:
-            queue.set_node(each["metadata"]["name"], node_facts(msgspec.convert(each, QueueNode)))
+            queue.set_node(each["metadata"]["name"], read_node_facts(msgspec.convert(each, QueueNode)))
         for lite in lites:
             queue.apply_pod(lite, 0.0)
         return queue
@@ -267,14 +267,14 @@ class Places:
         pod = next(pod for pod in self.board.cluster().pods.values() if pod.metadata.name == name)
         return explained(self.board.cluster(), pod, lambda *_: None)
 
-    def queued(self, name: str) -> tuple[set[str], status.Why | None]:
+    def queued(self, name: str) -> tuple[set[str], status.WaitExplanation | None]:
         """Nodes on which the queue has room for a pod, and why it waits there, where it does."""
         entry = self.queue.entries[f"uid-{name}"]
         assert entry.wants is not None
         fits = self.queue.room.fits(entry.wants)
         nodes = self.queue.state.nodes
         named = {nodes.names[row] for row in np.flatnonzero(fits).tolist()}
-        return named, status.why(self.queue, entry, LATER_S) if entry.ticket.gated else None
+        return named, status.explain_pod(self.queue, entry, LATER_S) if entry.ticket.gated else None
 
 
 def released(pod: dict[str, Any]) -> dict[str, Any]:

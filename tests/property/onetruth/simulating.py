@@ -12,7 +12,7 @@ from allocator.selector import ANY_CARD
 from gpupack.whatif.simulation import make_trace
 from gpupack.whatif.snapshot import NODE_HEADER, POD_HEADER
 from scheduler_plugin.errors import TraceError
-from scheduler_plugin.simulator.cluster import Cluster as Simulated
+from scheduler_plugin.simulator.cluster import SimulatedCluster as Simulated
 from scheduler_plugin.simulator.trace import read_nodes, read_pods
 
 from . import truth

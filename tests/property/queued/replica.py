@@ -12,12 +12,12 @@ from kubeapi.errors import Invalid, NotFound, Unreachable
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
-from scheduler_plugin.queue.cache.queued_pods import Entry
+from scheduler_plugin.queue.cache.queued_pods import QueuedPod
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.controller.controller import planned
+from scheduler_plugin.queue.controller.controller import list_planned_cards
 from scheduler_plugin.queue.controller.watching import QueueFeed
-from scheduler_plugin.queue.controller.writer import Answer, Writer, Written
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
+from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome, WriteResult
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.property.undercount.world import UNIT_MIB, World
@@ -47,7 +47,7 @@ def _wait(request: Request) -> Generator[Request, Any, Any]:
 class Write:
     """A writer at work; `work` is None once its process is gone: the request may still take effect."""
 
-    work: Coroutine[Any, Any, Answer] | None
+    work: Coroutine[Any, Any, WriteResult] | None
     uid: str
     request: Request
     releases: bool = True
@@ -62,7 +62,7 @@ class Replica:
         fence: It waits for that; a mutant does not.
     """
 
-    rules: type[QueueRules] = QueueRules
+    rules: type[QueueChargeRules] = QueueChargeRules
     fence: bool = True
 
     def __init__(self, world: World, random: Random, config: QueueConfig, policy: str) -> None:
@@ -83,7 +83,7 @@ class Replica:
         self.watcher = Watcher(client, self.state, lambda: self.now, 180.0, node=QueueNode, pod=QueuePod)
         QueueFeed(self.queue, self.watcher, lambda: self.now)
         self.reclaimer = Reclaimer(self.queue)
-        self.writer = Writer(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)
+        self.writer = PodWriter(self, lambda: self.leads_since is not None, WRITE_S, self._sleep)
         self.relist_nodes()
         self.relist_pods()
 
@@ -141,7 +141,9 @@ class Replica:
             for member in release.members:
                 entry = self.queue.entries[member.uid]
                 node = member.node if self.config.mode == "batch" else ""
-                self._begin(self.writer.release(entry, node, planned(self.queue, member.uid)), member.uid)
+                self._begin(
+                    self.writer.release(entry, node, list_planned_cards(self.queue, member.uid)), member.uid
+                )
 
     def tick(self) -> None:
         """Take back what is late, and evict for lenders."""
@@ -156,7 +158,7 @@ class Replica:
         for entry in gone:
             self._begin(self.writer.remove(entry), entry.uid, releases=False)
 
-    def _begin(self, work: Coroutine[Any, Any, Answer], uid: str, *, releases: bool = True) -> None:
+    def _begin(self, work: Coroutine[Any, Any, WriteResult], uid: str, *, releases: bool = True) -> None:
         write = Write(work, uid, Request(""), releases)
         self.writes.append(write)
         self._go_on(write, None)
@@ -171,7 +173,7 @@ class Replica:
                 write.request = write.work.send(answer)
         except StopIteration as ended:
             self.writes.remove(write)
-            if ended.value.written is not Written.DONE and write.releases:
+            if ended.value.written is not WriteOutcome.DONE and write.releases:
                 self.queue.not_released(write.uid, self.now, ended.value.why)
 
     # The API server, as the writer sees it.
@@ -231,7 +233,7 @@ class Replica:
 def given_back(replicas: Sequence[Replica]) -> set[str]:
     """UIDs of pods whose room was given to others."""
 
-    def is_back(entry: Entry) -> bool:
+    def is_back(entry: QueuedPod) -> bool:
         return entry.given_back
 
     return {uid for each in replicas for uid, entry in each.queue.entries.items() if is_back(entry)}

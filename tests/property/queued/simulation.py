@@ -7,10 +7,10 @@ from typing import Any, Final
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from allocator.place import place
 from scheduler_plugin.cache.cards import build_cards
-from scheduler_plugin.queue.cache.queued_pods import Entry, Phase
+from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.queue.controller import status
-from scheduler_plugin.queue.controller.status import Reason
+from scheduler_plugin.queue.controller.status import WaitReason
 from tests.property.undercount.extender import ModelExtender
 from tests.property.undercount.simulation import Simulation
 from tests.property.undercount.world import ModelPod
@@ -283,8 +283,8 @@ class QueuedSimulation(Simulation):
         """Whether a pod waits only because it, or one like it, was refused a moment ago."""
         assert self.leader is not None
         gated = [entry for entry in self.leader.queue.entries.values() if entry.phase is Phase.GATED]
-        reasons = {status.why(self.leader.queue, entry, self.now).reason for entry in gated}
-        return not reasons.isdisjoint({Reason.HELD, Reason.REFUSED})
+        reasons = {status.explain_pod(self.leader.queue, entry, self.now).reason for entry in gated}
+        return not reasons.isdisjoint({WaitReason.HELD, WaitReason.REFUSED})
 
     def _hear_all(self) -> None:
         for each in self.replicas:
@@ -301,18 +301,18 @@ class QueuedSimulation(Simulation):
         if known.keys() != waiting.keys():
             self._fail(f"{sorted(waiting)} wait, the queue knows {sorted(known)}")
         for uid, entry in known.items():
-            why = status.why(queue, entry, self.now)
-            if why.reason is Reason.QUOTA:
+            why = status.explain_pod(queue, entry, self.now)
+            if why.reason is WaitReason.QUOTA:
                 continue
-            if why.reason is Reason.NEVER and self._exceeds_its_quota(entry):
+            if why.reason is WaitReason.NEVER and self._exceeds_its_quota(entry):
                 continue
-            if entry.gang and why.reason in {Reason.GANG, Reason.ROOM, Reason.NEVER}:
+            if entry.gang and why.reason in {WaitReason.GANG, WaitReason.ROOM, WaitReason.NEVER}:
                 # Its others are missing, or have no room.
                 continue
-            if why.reason not in {Reason.ROOM, Reason.NEVER} or self._has_room(waiting[uid]):
+            if why.reason not in {WaitReason.ROOM, WaitReason.NEVER} or self._has_room(waiting[uid]):
                 self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
 
-    def _exceeds_its_quota(self, entry: Entry) -> bool:
+    def _exceeds_its_quota(self, entry: QueuedPod) -> bool:
         """Whether a pod alone is more than its queue can ever have."""
         assert self.leader is not None
         assert entry.wants is not None

@@ -12,9 +12,9 @@ from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.watching import QueueFeed
-from scheduler_plugin.queue.controller.writer import Writer
-from scheduler_plugin.queue.scheduler.queue import Queue, QueueRules
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim
+from scheduler_plugin.queue.controller.writer import PodWriter
+from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
+from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 from .api import WRITE_S, Api
@@ -60,7 +60,7 @@ class Process:
         api: Api,
         config: str,
         policy: str,
-        reclaimed: Callable[[Queue, Reclaim, bool], None],
+        reclaimed: Callable[[Queue, ReclaimPlan, bool], None],
     ) -> None:
         self.world, self.api = world, api
         self.config: QueueConfig = parse_config("model", config)
@@ -82,14 +82,14 @@ class Process:
             self._opens.cancel()
         self.api.cut()
         self.open = False
-        self.state = ClusterState(rules=QueueRules())
+        self.state = ClusterState(rules=QueueChargeRules())
         self.queue = Queue(self.config, self.state, ClusterPolicies(self.policy), wall=NEW_YEAR.timestamp())
         client: Any = None
         self.watcher = Watcher(client, self.state, loop.time, 180.0, node=QueueNode, pod=QueuePod)
         QueueFeed(self.queue, self.watcher, loop.time)
         term = object()
         self._term = term
-        writer = Writer(self.api, lambda: self._term is term, WRITE_S)
+        writer = PodWriter(self.api, lambda: self._term is term, WRITE_S)
         self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open)
         self.watcher.changed.connect(self.controller.note)
         self.relist()
@@ -154,7 +154,7 @@ class Process:
         reclaimer = self.controller._reclaimer
         find = reclaimer.find
 
-        def seen(now: float) -> list[Reclaim]:
+        def seen(now: float) -> list[ReclaimPlan]:
             self.counted["reclaim"] += 1
             under_way = len(reclaimer._borrowed.going)
             found = find(now)

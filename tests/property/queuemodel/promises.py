@@ -8,7 +8,7 @@ from typing import Final
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.scheduler.queue import Queue
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim
+from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
 from .cluster import GRACE_S, Cluster
 from .process import Process
@@ -136,7 +136,7 @@ class Promises:
                 truth.used[each.spec.queue] -= each.spec.units
         return truth.exceeds(pod.spec.queue)
 
-    def reclaimed(self, queue: Queue, reclaim: Reclaim, *, alone: bool) -> None:
+    def reclaimed(self, queue: Queue, reclaim: ReclaimPlan, *, alone: bool) -> None:
         """Pods are about to be evicted: they are the fewest, and those who borrowed."""
         job = next((job for job in jobs(self.world) if job.uid == reclaim.uid), None)
         if job is None or not reclaim.victims:
@@ -251,7 +251,8 @@ class Promises:
         """What the queue says of who waits."""
         queue = self.process.queue
         found = [
-            f"{each.name} {each.reason}: {each.message}" for each in status.waiting(queue, self.world.now)
+            f"{each.name} {each.reason}: {each.message}"
+            for each in status.explain_waiting(queue, self.world.now)
         ]
         return "; ".join(found)[:2000]
 
@@ -379,7 +380,7 @@ class Promises:
 
     def check_status(self) -> None:
         """`gpupack queue status` shows nothing that moves a cursor, and nothing without an end."""
-        for each in status.waiting(self.process.queue, self.world.now):
+        for each in status.explain_waiting(self.process.queue, self.world.now):
             if len(each.message) > MESSAGE or not each.message.isprintable():
                 raise BrokenError(f"the status says {each.message[:80]!r}, {len(each.message)} characters")
 

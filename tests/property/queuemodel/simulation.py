@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 
 from scheduler_plugin.queue.scheduler.queue import Queue
-from scheduler_plugin.queue.scheduler.reclaim import Reclaim
+from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
 from .api import Api
 from .clock import run_virtually
@@ -202,7 +202,7 @@ class Simulation:
         self.world.now = self.loop.time()
         self.promises.wrote(verb, pod)  # type: ignore[arg-type]
 
-    def _reclaimed(self, queue: Queue, reclaim: Reclaim, alone: bool) -> None:
+    def _reclaimed(self, queue: Queue, reclaim: ReclaimPlan, alone: bool) -> None:
         self.world.now = self.loop.time()
         self._say(f"evict {[victim.uid for victim in reclaim.victims]} for {reclaim.uid}")
         self.promises.reclaimed(queue, reclaim, alone=alone)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler_plugin.queue.config.queues import QueueConfig
-from scheduler_plugin.queue.config.quota import cohorts_of
+from scheduler_plugin.queue.config.quota import find_cohorts
 
 from .cluster import Cluster
 from .world import Pod, World
@@ -69,7 +69,7 @@ class Truth:
         self, world: World, cluster: Cluster, config: QueueConfig, without: Collection[str] = ()
     ) -> None:
         self._world, self._config = world, config
-        self._roots = cohorts_of(
+        self._roots = find_cohorts(
             ((name, form.cohort) for name, form in config.queues.items()), config.parents
         )
         self._free = {name: world.free(name, set(without)) for name in world.nodes}

@@ -10,7 +10,6 @@ from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.allocation.objects import (
     ContainerResources,
-    ObjectMetadata,
     OwnPodCondition,
     OwnPodSpec,
     OwnPodStatus,
@@ -19,13 +18,13 @@ from deviceplugin.allocation.objects import (
 )
 from scheduler_plugin.cache.objects import (
     ContainerLite,
-    Metadata,
+    LiteMetadata,
     NodeLite,
-    NodeStatus,
+    NodeLiteStatus,
     PodLite,
+    PodLiteStatus,
     PodMetadata,
     PodSpec,
-    PodStatus,
     ResourceList,
 )
 
@@ -85,7 +84,7 @@ class ModelPod:
                 containers=[container(*c) for c in self.containers if c[2] == "main"],
                 init_containers=[container(*c) for c in self.containers if c[2] != "main"],
             ),
-            status=PodStatus(phase=self.phase),
+            status=PodLiteStatus(phase=self.phase),
         )
 
     @cached_property
@@ -118,7 +117,7 @@ class ModelPod:
             )
 
         return PodObject(
-            metadata=ObjectMetadata(
+            metadata=LiteMetadata(
                 name=self.name,
                 uid=self.uid,
                 namespace="default",
@@ -206,8 +205,8 @@ class World:
         self.version += 1
         kind = "MODIFIED" if name in self.nodes else "ADDED"
         node = NodeLite(
-            metadata=Metadata(name=name, resource_version=str(self.version), annotations=annotations),
-            status=NodeStatus(allocatable=allocatable),
+            metadata=LiteMetadata(name=name, resource_version=str(self.version), annotations=annotations),
+            status=NodeLiteStatus(allocatable=allocatable),
         )
         self.nodes[name] = node
         self.node_events.append(Event(self.version, kind, node=node))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from deviceplugin.errors import GpuError, SettingsError
+from deviceplugin.errors import GpuError, NodeSettingsError
 from deviceplugin.gpus.api.mps import CardGenerations
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.mps.cards import MpsCard, list_mps_cards
@@ -43,13 +43,13 @@ class MpsOptions:
             SettingsError: the folder cannot be used.
         """
         if not self.root.is_absolute():
-            raise SettingsError((f"--root {str(self.root)!r}; allowed: a path from / on",))
+            raise NodeSettingsError((f"--root {str(self.root)!r}; allowed: a path from / on",))
         try:
             (self.root / SHM).mkdir(parents=True, exist_ok=True)
             # Clients of any user put files there, as into /dev/shm.
             (self.root / SHM).chmod(0o1777)
         except OSError as error:
-            raise SettingsError((f"--root {str(self.root)!r}: {error.strerror or error}",)) from error
+            raise NodeSettingsError((f"--root {str(self.root)!r}: {error.strerror or error}",)) from error
 
     def take(self) -> int:
         """Be the only one in the folder: an open file, which keeps others out until it is closed.
@@ -59,7 +59,7 @@ class MpsOptions:
         """
         file = lock_root(self.root)
         if file is None:
-            raise SettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
+            raise NodeSettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
         return file
 
 
