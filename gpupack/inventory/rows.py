@@ -14,6 +14,8 @@ from allocator.names import (
     NODE_CORDON_REASONS,
     NODE_HOLDS,
     NODE_LABEL,
+    NODE_SERVES,
+    SERVES_CLAIMS,
     resource_name,
 )
 from allocator.packing import NodeWords, read_node
@@ -79,9 +81,11 @@ def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
     except PackingError as error:
         return replace(bare, error=str(error))
     if words is None:
-        labelled = (node.metadata.labels or {}).get(NODE_LABEL) == "true"
+        labelled = (node.metadata.labels or {}).get(NODE_LABEL) in {"true", "dra"}
         return replace(bare, error=_NO_WORDS) if named or labelled else None
     resource = resource_name(words.layout.unit_mib)
+    # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
+    claims, offered = (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS, sum(words.sizes)
     cards, holds, problems = _cards(words, node.metadata.annotations or {})
     pods: tuple[PodRow, ...] = ()
     if seats is not None:
@@ -92,8 +96,8 @@ def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
         unit_mib=words.layout.unit_mib,
         error="; ".join(problems) or None,
         resource=resource,
-        offered_units=_units(allocatable, resource),
-        known_units=_units(capacity, resource),
+        offered_units=offered if claims else _units(allocatable, resource),
+        known_units=offered if claims else _units(capacity, resource),
         revision=words.revision,
         pods=pods,
     )

@@ -58,6 +58,12 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
     assert record["daemon"] is (how.get("allocatable") != 0)
 
 
+def test_a_node_that_serves_claims_needs_no_units_of_its_kubelet():
+    (row,) = rows(listed(changed(allocatable=0, capacity=0, serves="dra")))
+    assert row.takes_pods
+    assert not row.without_daemon
+
+
 def test_a_node_without_daemon_says_so_and_how_old_its_words_are():
     (line,), _ = shown(changed(allocatable=0))
     assert line.endswith(f"no gpupack node daemon: the kubelet offers 0 {GIB}, its last words are 3h old")
