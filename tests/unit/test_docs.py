@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from allocator import names
 from allocator.request import parse_pod
@@ -294,3 +295,33 @@ def test_the_first_overlay_and_the_first_pod_are_right(tmp_path: Path) -> None:
     request = parse_pod({}, [], pod["spec"]["containers"], names.resource_name(names.MIB_PER_GIB))
     assert request is not None
     assert request.effective_units == 4
+
+
+MIGRATED = re.compile(
+    r"```console\n\$ gpupack migrate ([^\n]*?) ?-f - <<'EOF'\n(.*?)^EOF\n(.*?)```", re.DOTALL | re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("project", ["gpushare", "hami", "nvidia"])
+def test_the_example_of_a_migration_prints_what_its_page_shows(project: str) -> None:
+    (example,) = MIGRATED.findall((DOCS / "migration" / f"{project}.md").read_text(encoding="utf-8"))
+    result = CliRunner().invoke(cli, ["migrate", *example[0].split(), "-f", "-"], input=example[1])
+    assert (result.exit_code, result.stdout) == (0, example[2])
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name != "adr"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_a_page_begins_with_its_purpose_and_has_an_example(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    heading, _, rest = text.partition("\n\n")
+    assert heading.startswith("# ")
+    if page not in {DOCS / "README.md", DOCS / "glossary.md", DOCS / "comparison.md"}:  # tables only
+        assert FENCE.search(text)
+        assert re.match(r"[\w*`\[]", rest)
