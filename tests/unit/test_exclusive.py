@@ -81,5 +81,5 @@ def test_nobody_comes_on_a_card_that_is_given_whole():
     with pytest.raises(LedgerError, match="no card has 1 units free"):
         ledger.read_request(ledger.accounts.card_of.keys() - ledger.accounts.percent_ids, (), 1).choose_ids()
     left = [text for text in percent if text not in ids]
-    with pytest.raises(LedgerError, match="no card has 8 percent of it free"):
+    with pytest.raises(LedgerError, match="no card has 8 percent free"):
         ledger.read_request(left, (), 8).choose_ids()
