@@ -77,7 +77,7 @@ TURN_S: Final = 0.25
 
 
 class Daemon:
-    """One node's daemon; `run` is its whole life.
+    """Daemon is the daemon of one node; `run` is its whole life.
 
     Args:
         settings: checked ones.

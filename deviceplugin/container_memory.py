@@ -76,9 +76,9 @@ class ContainerMemoryService:
             container_logs=settings.container_logs,
             tell=self._over_use.record_not_limited,
         )
-        shares = GrantedMemory(account, settings.unit_mib)
+        granted_memory = GrantedMemory(account, settings.unit_mib)
         self._memory = ContainerUseReader(
-            shares,
+            granted_memory,
             self._enforcement,
             self._enforcer,
             pods,

@@ -84,10 +84,14 @@ class AllocationRefusedError(DevicePluginError):
     """A call of the kubelet that is refused, in one line; for the pod it concerns this is final.
 
     Args:
-        kind: what is wrong, in the terms of the gRPC status it becomes: `invalid` (the request makes no
-            sense), `unknown` and `unhealthy` (an ID that we do not have, or whose card is unwell),
-            `spans-cards` (more cards than we offered), `no-room` (no card fits), `not-ready` (cannot tell
-            yet).
+        kind: What is wrong, in the terms of the gRPC status that it becomes.
+
+            - `invalid`: the request makes no sense.
+            - `unknown`: an ID that we do not have.
+            - `unhealthy`: an ID whose card is unhealthy.
+            - `spans-cards`: more cards than we offered.
+            - `no-room`: no card fits.
+            - `not-ready`: nothing can be told yet.
         message: what was asked, and what is allowed.
     """
 

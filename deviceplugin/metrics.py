@@ -24,7 +24,7 @@ Counts = Mapping[str, tuple[str, Callable[[], int]]]
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """One card at the moment of asking; units where the name does not say otherwise.
+    """CardState is a card at the moment of asking; units where the name does not say otherwise.
 
     Attributes:
         uuid: of the card.
@@ -55,7 +55,7 @@ class CardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """The node at the moment of asking.
+    """NodeState is the node at the moment of asking.
 
     Attributes:
         registered: the kubelet listens to our list of devices.

@@ -1,7 +1,7 @@
 """What people read of a node in `kubectl describe node`: Kubernetes Events about it, by their reasons.
 
-Faults that are the application's make no Event: a pod that fails again and again would use up what the
-Node may get, and the Events that matter would be held back. /metrics counts them.
+Faults of applications make no Event. A pod that fails again and again would use up the Node's budget, and
+Events that matter would be held back. /metrics counts such faults.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ Record = Callable[[ObjectRef, EventType, str, str], None]
 
 
 class NodeEvents:
-    """Writes Events about one Node.
+    """NodeEvents writes Events about one Node.
 
     Args:
         record: `EventRecorder.event`.
@@ -166,5 +166,5 @@ def _ref_of(pod: Pod) -> ObjectRef:
 
 
 def make_silent_events() -> NodeEvents:
-    """Notices that nobody reads."""
+    """Make Events that nobody writes."""
     return NodeEvents(lambda *_: None, "", {})

@@ -139,7 +139,7 @@ class Settings(HttpAddress):
 
     @property
     def percent_endpoint(self) -> str:
-        """The same for the socket of the resource that counts percent of cards."""
+        """What the file name of the socket for percent of cards is made of."""
         return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
 
     def check(self) -> None:

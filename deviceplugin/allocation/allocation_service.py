@@ -1,4 +1,4 @@
-"""What the kubelet asks of one resource of the node's cards, answered from the account."""
+"""Answers to the kubelet about one resource of the node's cards, from the ledger."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 
 class AllocationService:
-    """The `Devices` of a device plugin's service.
+    """AllocationService is the `DeviceAllocator` of one resource.
 
     Args:
         account: the ledger.
@@ -98,9 +98,8 @@ class AllocationService:
     ) -> Collection[str]:
         """Choose `size` of the available IDs.
 
-        Where a fresh list of all pods may say more it waits a little for that: the pod that asks is not in
-        view, or may be another one, or nobody said on which cards it is to be. Where pods that are over leave
-        no room, it waits for their end.
+        Waits a little for a fresh list of pods where the pod that asks is not in view, may be another one, or
+        has no assigned cards. Where ended pods leave no room, waits for their containers to end.
 
         Raises:
             RefusedError: no card has room.
@@ -131,7 +130,7 @@ class AllocationService:
         return answer
 
     def _answer(self, ask: AllocationRequest) -> Collection[str]:
-        """Choose, or tell the likely cause and the way out: this is all that the pod's status will say."""
+        """Choose, or raise the likely cause and the way out: the pod's status says nothing else."""
         try:
             return ask.choose_ids()
         except LedgerError as error:

@@ -19,12 +19,11 @@ log = structlog.get_logger(__name__)
 
 
 class CardList:
-    """Follows the source's cards.
+    """CardList is the node's list of cards, which follows the source's.
 
-    A card that stays keeps its charges. What pods had on a card that is gone is nobody's: that card is not
-    offered any more, and its pods are named in Events. So are those on a card that stays and has fewer units
-    than they hold, as one whose parts are shared out instead, or one that the driver has lost: once the parts
-    replace it, nobody has a share of it any more. All this happens between two answers to the kubelet.
+    A card that stays keeps its charges. A card that is gone is not offered any more, and its pods are named
+    in Events. So are pods on a card that stays and has fewer units than they were given: its instances may
+    be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
 
     Cards may change while no daemon runs, as where another layout takes effect with a reboot. A daemon that
     starts names the pods of such cards once it has read the kubelet's book and a list of pods.

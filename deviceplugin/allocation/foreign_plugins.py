@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 
 class ForeignPluginWatcher:
-    """Looks at the own Node whenever it changed.
+    """ForeignPluginWatcher reads the own Node for GPUs of other device plugins.
 
     Args:
         account: tells of changes.

@@ -1,4 +1,4 @@
-"""The ledger in the daemon: it follows the kubelet's book, and whoever needs to know of a change is told.
+"""The ledger in the daemon: fed from the kubelet's checkpoint, with subscribers that hear of changes.
 
 Everything here belongs to one event loop.
 """
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class CheckpointContents(Protocol):
-    """One version of the kubelet's book."""
+    """A version of the kubelet's checkpoint."""
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
@@ -29,12 +29,12 @@ class CheckpointContents(Protocol):
 
 
 class LedgerService:
-    """A node's ledger and those who follow it.
+    """LedgerService is a node's ledger and its subscribers.
 
     Args:
         ledger: the accounts.
-        read: returns the kubelet's book, the same object until it is written again, None where there is none;
-            raises `CheckpointError` where it cannot be read. Called before every answer.
+        read: Returns the kubelet's checkpoint: the same object until it is written again, None where there is
+            none. Raises `CheckpointError` where it cannot be read. Called before every answer.
         resource: name of our extended resource that counts units.
         clock: monotonic seconds.
 
@@ -71,7 +71,7 @@ class LedgerService:
         self._followers.append(follower)
 
     def notify_subscribers(self) -> None:
-        """Tell everybody that the ledger may have changed."""
+        """Call every subscriber: the ledger may have changed."""
         self._wake()
         for follower in self._followers:
             follower()
@@ -90,7 +90,7 @@ class LedgerService:
         self._news = asyncio.Event()
 
     async def wait_until(self, ready: Callable[[], bool], limit_s: float) -> bool:
-        """Wait until the ledger is `ready`, or the limit has passed; tells which."""
+        """Wait until the ledger is `ready`, or the limit has passed; return which."""
         deadline_s = self.now_s() + limit_s
         while not ready():
             left_s = deadline_s - self.now_s()
@@ -104,14 +104,14 @@ class LedgerService:
         return True
 
     def change_key(self) -> tuple[object, ...]:
-        """What followers look at rests on this; compare two. To work out all that follows takes long."""
+        """Return a value that differs where anything that subscribers read may differ."""
         facts = self.ledger.accounts
         return facts.version, self.ledger.is_complete
 
     def read_checkpoint(self) -> None:
-        """Take the kubelet's book as it is now; tell everybody of a change.
+        """Read the kubelet's checkpoint, and notify subscribers of a change.
 
-        A book that cannot be read is not an empty one: what it said before stays.
+        A checkpoint that cannot be read is not an empty one: what it said before stays.
         """
         try:
             contents = self._read()
@@ -138,11 +138,11 @@ class LedgerService:
             self.notify_subscribers()
 
     def set_not_enforced(self, reasons: Mapping[str, str]) -> None:
-        """Give exactly these cards, by UUID, to no container; they count as full."""
+        """Give no container these cards, and no others, by UUID; they count as full."""
         self.not_enforced = dict(reasons)
         self.ledger.set_unavailable("not_enforced", reasons)
 
     def set_client_limit(self, uuids: Iterable[str]) -> None:
-        """Keep exactly these cards free of new pods, because they can take no more."""
+        """Keep these cards, and no others, free of new pods: they have all clients that they can."""
         if self.ledger.set_unavailable("client_limit", uuids):
             self.notify_subscribers()

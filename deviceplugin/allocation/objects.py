@@ -41,7 +41,7 @@ _FAILED: Final = "Failed"
 
 
 class ObjectMetadata(msgspec.Struct, rename="camel"):
-    """Of a Pod or a Node."""
+    """Metadata of a Pod or a Node."""
 
     name: str
     uid: str = ""
@@ -55,14 +55,14 @@ class ObjectMetadata(msgspec.Struct, rename="camel"):
 
 
 class ContainerResources(msgspec.Struct):
-    """Of a container; quantities are texts or numbers."""
+    """Resources of a container; quantities are texts or numbers."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
 
 
 class PodContainer(msgspec.Struct, rename="camel"):
-    """One container of a Pod."""
+    """Container of a Pod."""
 
     name: str
     restart_policy: str | None = None
@@ -79,7 +79,7 @@ class PodContainer(msgspec.Struct, rename="camel"):
 
 
 class OwnPodSpec(msgspec.Struct, rename="camel"):
-    """Of a Pod."""
+    """Spec of a Pod."""
 
     node_name: str = ""
     resource_claims: list[msgspec.Raw] | None = None
@@ -88,7 +88,7 @@ class OwnPodSpec(msgspec.Struct, rename="camel"):
 
 
 class RuntimeStatus(msgspec.Struct, rename="camel"):
-    """Of a Pod: one of its containers; `state` has one key, such as `running`."""
+    """Status of a container of a Pod; `state` has one key, such as `running`."""
 
     name: str = ""
     container_id: str = msgspec.field(default="", name="containerID")
@@ -96,13 +96,13 @@ class RuntimeStatus(msgspec.Struct, rename="camel"):
 
 
 class OwnPodCondition(msgspec.Struct):
-    """Of a Pod."""
+    """Condition of a Pod."""
 
     type: str = ""
 
 
 class OwnPodStatus(msgspec.Struct, rename="camel"):
-    """Of a Pod."""
+    """Status of a Pod."""
 
     phase: str = ""
     start_time: str | None = None
@@ -206,13 +206,13 @@ class PodObject(msgspec.Struct):
 
 
 class KubeletNodeInfo(msgspec.Struct):
-    """Of a Node: what its kubelet says of the machine."""
+    """What the kubelet says of a Node's machine."""
 
     boot_id: str = msgspec.field(default="", name="bootID")
 
 
 class OwnNodeStatus(msgspec.Struct, rename="camel"):
-    """Of a Node."""
+    """Status of a Node."""
 
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
@@ -220,7 +220,7 @@ class OwnNodeStatus(msgspec.Struct, rename="camel"):
 
 
 class OwnNodeSpec(msgspec.Struct):
-    """Of a Node; its taints as they are, to write them again."""
+    """Spec of a Node; its taints stay as they are, to be written again."""
 
     taints: list[dict[str, Any]] | None = None
 
@@ -244,7 +244,7 @@ class NodeObject(msgspec.Struct):
 
     @property
     def boot_id(self) -> str:
-        """Of the machine that the kubelet runs on; empty where it does not say."""
+        """Boot ID of the machine that the kubelet runs on; empty where it does not say."""
         return self.status.node_info.boot_id if self.status.node_info is not None else ""
 
     def read_words(self) -> NodeWords | None:

@@ -8,7 +8,7 @@ from deviceplugin.errors import UnitInUseError
 
 
 class OtherUnitPods:
-    """Who has devices of another unit than this daemon's, by the kubelet's book.
+    """OtherUnitPods knows the pods that have devices of another unit, by the kubelet's checkpoint.
 
     Args:
         resource: the one that this daemon offers.
@@ -24,7 +24,7 @@ class OtherUnitPods:
         self._ended: set[str] = set()
 
     def apply_entries(self, entries: Iterable[CheckpointEntry]) -> None:
-        """Take what the book says now, of all resources."""
+        """Read the entries of the checkpoint, of all resources."""
         others = {resource for resource in {one.resource for one in entries} if self._is_other(resource)}
         found = {one.uid: one.resource for one in entries if one.resource in others} if others else {}
         self._ended &= found.keys()
@@ -33,7 +33,7 @@ class OtherUnitPods:
     def check_ended(
         self, asked: Collection[str], running: Collection[str], living: Collection[str] | None
     ) -> None:
-        """Judge the pods that hold another unit: those that ended hold nothing.
+        """Check that the pods with devices of another unit have ended.
 
         Args:
             asked: their UIDs, from `pods`.

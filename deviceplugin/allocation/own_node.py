@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class OwnNode:
-    """Keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
+    """OwnNode keeps the newest state of the own Node; a sink of `kubeapi.reflect`.
 
     Args:
         account: the ledger, which heeds the cordon.
@@ -79,7 +79,7 @@ class OwnNode:
         """The Node is taken to be as it was."""
 
     def apply_node(self, node: NodeObject) -> None:
-        """Take a state of the Node, from the watch or as the answer to a patch; older ones are ignored."""
+        """Apply a state of the Node, from the watch or the answer to a patch; an older one is ignored."""
         if self.node is not None and node.version < self.node.version:
             return
         self.node = node

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class OwnPods:
-    """Feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
+    """OwnPods feeds the pods of this node to the ledger; a sink of `kubeapi.reflect`.
 
     Args:
         account: The ledger.
@@ -57,7 +57,7 @@ class OwnPods:
         return self._running.get(runtime_uid)
 
     def container_names(self, runtime_uid: str) -> Mapping[str, str]:
-        """Names of a pod's containers by the runtime's IDs, as far as the API server has been told them."""
+        """Return names of a pod's containers by the runtime's IDs, as far as its status has them."""
         found = self._running.get(runtime_uid)
         return found.status.container_names if found is not None else {}
 

@@ -1,4 +1,4 @@
-"""Keeps the ledger in step with the kubelet's book and with the cgroups of pods."""
+"""Keeps the ledger in step with the kubelet's checkpoint and with the cgroups of pods."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReconcileIntervals:
-    """How often to look, in seconds.
+    """ReconcileIntervals is how often the checkpoint and the cgroups are read, in seconds.
 
     Attributes:
         soon_s: after something happened; doubles while it is not settled.
@@ -33,14 +33,14 @@ PACE: Final = ReconcileIntervals()
 
 
 class CgroupProber(Protocol):
-    """Which pods still run something. Blocking."""
+    """CgroupProber tells which pods still run something. It blocks."""
 
     def probe(self, uids: Collection[str]) -> CgroupProbe:
         """Look which of `uids` have a container left."""
 
 
 class Reconciler:
-    """Reads the book when it is written, and looks after pods that end.
+    """Reconciler reads the checkpoint when it is written, and probes the cgroups of pods that end.
 
     Args:
         account: the ledger.
@@ -79,7 +79,7 @@ class Reconciler:
         account.subscribe(self._on_change)
 
     def apply_kubelet_restart(self) -> None:
-        """Look at once which pods run: a kubelet that lost its book asks for the others again."""
+        """Probe at once which pods run: a kubelet that lost its checkpoint asks for the others again."""
         before = self._account.change_key()
         self._account.ledger.apply_kubelet_restart()
         if self._account.change_key() != before:
@@ -107,7 +107,7 @@ class Reconciler:
             await asyncio.sleep(self._pace.soon_s)
 
     async def follow_checkpoint(self) -> None:
-        """Read the book whenever it was written, until cancelled."""
+        """Read the checkpoint whenever it was written, until cancelled."""
         async for _ in self._changes():
             self._refresh()
 
@@ -140,7 +140,7 @@ class Reconciler:
             self._refresh()
 
     async def _probe(self, uids: Collection[str]) -> CgroupProbe:
-        """Look at the cgroups, and say once where they cannot be read."""
+        """Probe the cgroups, and log once where they cannot be read."""
         probe = await asyncio.to_thread(self._cgroups.probe, uids)
         before, self.cgroup_problem = self.cgroup_problem, probe.problem
         if probe.problem is not None and before is None:

@@ -1,8 +1,8 @@
 """The device nodes that go with cards, as far as the machine has them.
 
-A MIG instance has three kinds: its card's own node, those of every card, and one for each of the two
-capabilities that a process needs on it, access to the GPU instance and to the compute instance. Source:
-NVIDIA's MIG User Guide, "Device Nodes and Capabilities". The kernel tells the minor number of a capability in
+A MIG instance has three kinds: its card's own node, those of every card, and one for each of two
+capabilities: access to the GPU instance, and to the compute instance. Source: NVIDIA's MIG User Guide,
+"Device Nodes and Capabilities". The kernel tells the minor number of a capability in
 
     /proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<N>[/ci<M>]/access     of instances that there are
     /proc/driver/nvidia-caps/mig-minors                                      of all that there could be

@@ -16,7 +16,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
-from deviceplugin.dra.claims import ClaimObject, ClaimPod, Share, read_shares, shares_by_container
+from deviceplugin.dra.claims import ClaimObject, ClaimPod, ClaimShare, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.errors import KubeApiError, NotFound
@@ -203,7 +203,7 @@ class ClaimService:
         except (KubeApiError, msgspec.MsgspecError) as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
 
-    def _problem(self, item: PodObject, shares: Sequence[Share]) -> str | None:
+    def _problem(self, item: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
         accounts = self._account.ledger.accounts
         charged = charge_cards(accounts)
@@ -226,7 +226,7 @@ class ClaimService:
         return None
 
     def _make(
-        self, claim: ClaimObject, pod: ClaimPod, item: PodObject, shares: Sequence[Share]
+        self, claim: ClaimObject, pod: ClaimPod, item: PodObject, shares: Sequence[ClaimShare]
     ) -> PreparedClaim:
         ids = self._ids(shares)
         containers = shares_by_container(pod, claim.metadata.name, shares)
@@ -260,7 +260,7 @@ class ClaimService:
             spec=specification(uid, grants),
         )
 
-    def _ids(self, shares: Sequence[Share]) -> dict[Share, list[str]]:
+    def _ids(self, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:
         """Name the lowest units of each card that nobody has."""
         accounts = self._account.ledger.accounts
         taken = {
@@ -269,7 +269,7 @@ class ClaimService:
             for ids in (*account.known_ids.values(), *account.pending_ids.values())
             for text in ids
         }
-        found: dict[Share, list[str]] = {}
+        found: dict[ClaimShare, list[str]] = {}
         for share in shares:
             every = (device_id(share.uuid, slot) for slot in range(accounts.cards[share.uuid].size_units))
             free = [text for text in every if text not in taken][: share.units]
@@ -278,7 +278,7 @@ class ClaimService:
         return found
 
 
-def _units(shares: Sequence[Share]) -> dict[str, int]:
+def _units(shares: Sequence[ClaimShare]) -> dict[str, int]:
     """Add up shares by card."""
     units: Counter[str] = Counter()
     for share in shares:

@@ -23,7 +23,7 @@ class ClaimMetadata(msgspec.Struct, rename="camel"):
     annotations: dict[str, str] | None = None
 
 
-class Result(msgspec.Struct, rename="camel"):
+class AllocatedDevice(msgspec.Struct, rename="camel"):
     """A device that a claim was allocated, or a share of it."""
 
     request: str
@@ -34,19 +34,19 @@ class Result(msgspec.Struct, rename="camel"):
     consumed_capacity: dict[str, Any] | None = None
 
 
-class Devices(msgspec.Struct):
+class AllocatedDevices(msgspec.Struct):
     """Devices of an allocation."""
 
-    results: list[Result] | None = None
+    results: list[AllocatedDevice] | None = None
 
 
 class ClaimAllocation(msgspec.Struct):
     """Allocation of a claim."""
 
-    devices: Devices | None = None
+    devices: AllocatedDevices | None = None
 
 
-class Consumer(msgspec.Struct):
+class ClaimConsumer(msgspec.Struct):
     """A pod, or another object, that may use a claim."""
 
     resource: str
@@ -58,7 +58,7 @@ class ClaimStatus(msgspec.Struct, rename="camel"):
     """Status of a claim; without an allocation nobody may use it."""
 
     allocation: ClaimAllocation | None = None
-    reserved_for: list[Consumer] | None = None
+    reserved_for: list[ClaimConsumer] | None = None
 
 
 class ClaimObject(msgspec.Struct):
@@ -74,7 +74,7 @@ class ClaimObject(msgspec.Struct):
         return {consumer.uid: consumer.name for consumer in found if consumer.resource == "pods"}
 
     @property
-    def results(self) -> list[Result] | None:
+    def results(self) -> list[AllocatedDevice] | None:
         """What the claim was allocated of our driver; None while it is not allocated."""
         allocation = self.status.allocation
         if allocation is None:
@@ -84,7 +84,7 @@ class ClaimObject(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ClaimShare:
     """A share of one card.
 
     Attributes:
@@ -104,7 +104,7 @@ class Share:
 
 def read_shares(
     claim: ClaimObject, pool: str, sizes: Mapping[str, int], devices: Mapping[str, str], unit_mib: int
-) -> tuple[Share, ...]:
+) -> tuple[ClaimShare, ...]:
     """Read the shares of this node's cards that a claim was allocated.
 
     Args:
@@ -137,7 +137,7 @@ def read_shares(
                 units = -(-parse_bytes(amount) // (unit_mib * MIB))
             except QuantityError as error:
                 raise AllocationRefusedError("invalid", f"{name}: {DRA_MEMORY}: {error}") from error
-        found.append(Share(result.request, result.device, uuid, units, result.share_id))
+        found.append(ClaimShare(result.request, result.device, uuid, units, result.share_id))
     return tuple(found)
 
 
@@ -223,12 +223,14 @@ class ClaimPod(msgspec.Struct):
                     yield container.name, use.request
 
 
-def shares_by_container(pod: ClaimPod, claim: str, shares: Sequence[Share]) -> dict[str, tuple[Share, ...]]:
+def shares_by_container(
+    pod: ClaimPod, claim: str, shares: Sequence[ClaimShare]
+) -> dict[str, tuple[ClaimShare, ...]]:
     """Tell which container of a pod has which shares of a claim.
 
     A claim that no container uses is the first container's: the pod has it all the same.
     """
-    found: dict[str, list[Share]] = {}
+    found: dict[str, list[ClaimShare]] = {}
     for container, request in pod.users(claim):
         mine = [share for share in shares if request in {"", share.request.partition("/")[0]}]
         known = found.setdefault(container, [])

@@ -25,7 +25,7 @@ VERSION: Final = "v1.DRAPlugin"
 Observe = Callable[[str, float, str], None]
 
 
-class Claims(Protocol):
+class ClaimPreparer(Protocol):
     """Prepares claims; refusals are `AllocationRefusedError` or any `AllocatorError`."""
 
     async def prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
@@ -45,7 +45,7 @@ class DraPlugin(rpc.DRAPluginServicer):
         observe: called after every claim with the method, the seconds it took and OK or the refusal's kind.
     """
 
-    def __init__(self, claims: Claims, pool: str, *, observe: Observe | None = None) -> None:
+    def __init__(self, claims: ClaimPreparer, pool: str, *, observe: Observe | None = None) -> None:
         self._claims = claims
         self._pool = pool
         self._observe = observe

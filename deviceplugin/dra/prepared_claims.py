@@ -70,7 +70,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
 
 
-class Entries:
+class ClaimEntries:
     """All claims at one moment, in the form of the kubelet's checkpoint."""
 
     def __init__(self, entries: tuple[CheckpointEntry, ...]) -> None:
@@ -89,7 +89,7 @@ class PreparedClaims:
         self._folder = folder
         self.resource = resource
         self._claims: dict[str, PreparedClaim] = {}
-        self._entries = Entries(())
+        self._entries = ClaimEntries(())
 
     def load(self) -> None:
         """Read what an earlier daemon prepared. Blocking.
@@ -128,7 +128,7 @@ class PreparedClaims:
             return None
         return PodRequest(tuple(ContainerRequest(name, count, "main") for name, count in units.items()))
 
-    def read(self) -> Entries:
+    def read(self) -> ClaimEntries:
         """Return all as the kubelet's checkpoint would have it; the same object until something changes."""
         return self._entries
 
@@ -168,7 +168,7 @@ class PreparedClaims:
         return self._folder / f"{uid}.json"
 
     def _changed(self) -> None:
-        self._entries = Entries(
+        self._entries = ClaimEntries(
             tuple(
                 CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids))
                 for claim in self._claims.values()

@@ -1,4 +1,4 @@
-"""One lane for each card to the driver that holds limits: a call that hangs holds up its own card alone."""
+"""A worker for each card that calls the driver: a call that hangs delays its own card alone."""
 
 import asyncio
 from collections import defaultdict
@@ -16,7 +16,7 @@ BATCH: Final = 16
 
 
 class PerCardWorkers:
-    """Gives jobs to threads, one at a time for each card, new ones before those that are only looked after.
+    """PerCardWorkers sets limits in threads, one for each card; new limits come before repeated checks.
 
     Args:
         limits: the driver.

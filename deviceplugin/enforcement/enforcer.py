@@ -1,7 +1,7 @@
-"""Holds every container to what it was given: sets the limit of its cgroup as soon as that exists.
+"""Limits every container to what it was given: sets the limit of its cgroup as soon as that exists.
 
-What a container was given stands in the kubelet's book, so nothing is kept here: a daemon that starts reads
-the limits that stand, and sets those that do not. A cgroup that goes takes its limits with it.
+What a container was given stands in the kubelet's checkpoint, so nothing is kept here. A daemon that starts
+reads the limits that stand, and sets those that do not. A cgroup that goes takes its limits with it.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ TELL_AFTER: Final = 5
 
 
 class Enforcer:
-    """Follows the book and the cgroups, and keeps limits in force.
+    """Enforcer follows the checkpoint and the cgroups, and keeps limits in force.
 
     Args:
-        account: the ledger, which has the book.
-        supports: on which cards limits are held, and by whom.
+        account: The ledger, which has the checkpoint.
+        limit_capability: On which cards limits are held, and by whom.
         names: container names by ID, of the pod with that UID in cgroups, as far as they are known.
         unit_mib: MiB a unit.
         cgroup_root: where the host's cgroups are mounted.
@@ -67,7 +67,7 @@ class Enforcer:
     def __init__(
         self,
         account: LedgerService,
-        supports: LimitCapability,
+        limit_capability: LimitCapability,
         names: Callable[[str], Mapping[str, str]],
         *,
         unit_mib: int,
@@ -77,9 +77,9 @@ class Enforcer:
         rescan_s: float = RESCAN_S,
     ) -> None:
         self._account = account
-        self._supports = supports
+        self._limit_capability = limit_capability
         self._names = names
-        self._shares = GrantedMemory(account, unit_mib)
+        self._granted_memory = GrantedMemory(account, unit_mib)
         self._logs = container_logs
         self._tell = tell
         self._rescan_s = rescan_s
@@ -89,7 +89,7 @@ class Enforcer:
         self._uids: dict[Path, str] = {}
         self._logged: dict[str, str] = {}
         self._unnamed: dict[str, str] = {}
-        self._lanes: PerCardWorkers | None = None
+        self._workers: PerCardWorkers | None = None
         self._wake = asyncio.Event()
         self._dirty: set[str] = set()
         self._account_changed = True
@@ -111,12 +111,12 @@ class Enforcer:
 
     async def run(self) -> None:
         """Keep limits in force until cancelled."""
-        driver = self._supports.driver
+        driver = self._limit_capability.driver
         if driver is None:
             # To return would end the daemon.
             await asyncio.Event().wait()
             return
-        self._lanes = PerCardWorkers(driver, self._on_outcome)
+        self._workers = PerCardWorkers(driver, self._on_outcome)
         self._watch.retry()
         with suppress(OSError):  # the next look reads them
             self._read_logs()
@@ -127,7 +127,7 @@ class Enforcer:
                 group.create_task(self._passes())
         finally:
             self._watch.close()
-            await self._lanes.stop()
+            await self._workers.stop()
 
     async def _passes(self) -> None:
         while True:
@@ -247,7 +247,7 @@ class Enforcer:
 
     async def _check_limits(self) -> None:
         """Read every limit, a few at a time, and set those that somebody changed."""
-        self._supports.probe_in_background()
+        self._limit_capability.probe_in_background()
         for number, uid in enumerate(list(self._pods)):
             if number % SLICE == 0:
                 await asyncio.sleep(SLICE_S if number else 0)
@@ -256,10 +256,10 @@ class Enforcer:
                 self._submit(limit, urgent=False)
 
     def _follow_book(self) -> set[str]:
-        """Take what the containers were given now; tells which pods are new or were given something else."""
-        news, gone = self._shares.update()
+        """Read what containers were given; return the pods that are new or were given something else."""
+        news, gone = self._granted_memory.update()
         for uid in news:
-            self._pods.setdefault(uid, LimitedPod()).grants = self._shares.grants_of_pod(uid)
+            self._pods.setdefault(uid, LimitedPod()).grants = self._granted_memory.grants_of_pod(uid)
         for uid in gone:
             pod = self._pods.pop(uid)
             for cgroup in list(pod.cgroups):
@@ -323,8 +323,8 @@ class Enforcer:
         pod.container_names.pop(cgroup, None)
         for key in [key for key in pod.limits if key[0] == cgroup]:
             del pod.limits[key]
-            if self._lanes is not None:
-                self._lanes.discard(key[1], cgroup)
+            if self._workers is not None:
+                self._workers.discard(key[1], cgroup)
 
     def _plan(self, uid: str, pod: LimitedPod, cgroup: Path, container: str | None) -> None:
         """Compare what a cgroup should have with what is planned, and begin what differs."""
@@ -341,8 +341,8 @@ class Enforcer:
             del pod.limits[key]
 
     def _submit(self, limit: ContainerLimit, *, urgent: bool) -> None:
-        if self._lanes is not None and self._supports.get_support(limit.uuid).can_limit:
-            self._lanes.submit(limit.uuid, LimitJob(limit.cgroup, limit.wanted), urgent=urgent)
+        if self._workers is not None and self._limit_capability.get_support(limit.uuid).can_limit:
+            self._workers.submit(limit.uuid, LimitJob(limit.cgroup, limit.wanted), urgent=urgent)
 
     # What became of it.
 
@@ -387,7 +387,7 @@ class Enforcer:
         if limit.failures == (1 if final else TELL_AFTER) and limit.container is not None:
             self._tell(limit.uid, limit.container, outcome.problem)
         if outcome.fault in {"unsupported", "forbidden"}:
-            self._supports.probe_in_background()
+            self._limit_capability.probe_in_background()
         elif outcome.fault == "failed":
             delay_s = min(LONGEST_RETRY_S, RETRY_S * 2 ** min(limit.failures - 1, 10))
             asyncio.get_running_loop().call_later(delay_s, self._again, limit)

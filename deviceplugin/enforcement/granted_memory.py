@@ -1,4 +1,4 @@
-"""What each container was given on each card, out of the kubelet's book; worked out once for each change."""
+"""MiB that each container was given of each card, by the kubelet's checkpoint."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,10 @@ from deviceplugin.enforcement.limit_plan import Grants
 
 
 class GrantedMemory:
-    """Follows the book's containers; pods by the UID that they have in cgroups.
+    """GrantedMemory follows the checkpoint's containers. Pods go by the UID that they have in cgroups.
 
     Args:
-        account: the ledger, which has the book.
+        account: The ledger, which has the checkpoint.
         unit_mib: MiB a unit.
     """
 
@@ -23,7 +23,7 @@ class GrantedMemory:
         self._grants: dict[str, Grants] = {}
 
     def update(self) -> tuple[set[str], set[str]]:
-        """Take the book's present state; tells which pods are new or changed, and which are gone."""
+        """Read the ledger; return the pods that are new or changed, and those that are gone."""
         accounts, news = self._account.ledger.accounts, set()
         same_cards = accounts.card_of is self._cards
         if same_cards and accounts.version == self._version:
@@ -49,9 +49,9 @@ class GrantedMemory:
         return news, gone
 
     def grants_of_pod(self, uid: str) -> Grants:
-        """MiB by container and card of a pod, as of the last look."""
+        """Return MiB by container and card of a pod, as of the last `update`."""
         return self._grants.get(uid, {})
 
     def grants_by_pod(self) -> Mapping[str, Grants]:
-        """The same of every pod."""
+        """Return MiB by container and card of every pod."""
         return self._grants

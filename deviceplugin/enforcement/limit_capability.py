@@ -1,4 +1,4 @@
-"""How the memory of each card's containers is held, and what `--memory-limits` makes of it."""
+"""On which cards the driver limits containers' memory, and what `--memory-limits` makes of it."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ NOT_ASKED: Final = LimitSupport(can_limit=False, reason="the driver was not aske
 
 
 class LimitCapability:
-    """Knows on which cards limits are held; belongs to one event loop.
+    """LimitCapability knows on which cards the driver sets limits; it belongs to one event loop.
 
     Args:
         account: the ledger; with `require` it offers no card on which nothing is held.
@@ -56,7 +56,7 @@ class LimitCapability:
         self._withhold()
 
     def get_support(self, uuid: str) -> LimitSupport:
-        """Tell whether limits are held on a card, and why not."""
+        """Tell whether the driver sets limits on a card, and why not."""
         return self._found.get(uuid, NO_LIMITS)
 
     def container_envs(self, shares_mib: Mapping[str, int]) -> Mapping[str, str]:
@@ -71,13 +71,13 @@ class LimitCapability:
         return self.driver.container_envs(least_mib) if least_mib > 0 else {}
 
     async def start(self) -> None:
-        """Ask for the first time; a driver that does not answer soon is waited for beside other work."""
+        """Probe for the first time; a driver that does not answer soon is waited for beside other work."""
         self.probe_in_background()
         if self._asking is not None:
             await asyncio.wait([self._asking], timeout=BEGIN_S)
 
     async def probe_cards(self) -> None:
-        """Ask the driver about every card, and tell what is new."""
+        """Ask the driver about every card, and log what is new."""
         found = await self._thread.call(self._ask)
         # The cards may have changed meanwhile.
         before, self._found = self._found, {**self._found, **found}
@@ -101,7 +101,7 @@ class LimitCapability:
         self.probe_in_background()
 
     def probe_in_background(self) -> None:
-        """The same beside other work; a driver that does not answer is asked once."""
+        """Probe beside other work. A driver that has not answered yet is not asked again."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self.probe_cards())
 

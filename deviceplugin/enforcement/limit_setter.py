@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LimitJob:
-    """One cgroup on one card that is to have a limit."""
+    """LimitJob is a limit to be set on a card for a cgroup."""
 
     cgroup: Path
     wanted: WantedLimit
@@ -24,7 +24,7 @@ class LimitJob:
 
 @dataclass(frozen=True, slots=True)
 class LimitOutcome:
-    """What became of a job.
+    """LimitOutcome is what became of a job.
 
     Attributes:
         cgroup: of the job.
@@ -44,7 +44,7 @@ class LimitOutcome:
 
 
 def apply_limits(limits: MemoryLimits, uuid: str, jobs: Sequence[LimitJob]) -> list[LimitOutcome]:
-    """Do all jobs of one card; trouble with one leaves the others alone."""
+    """Set the limits of one card; one that fails leaves the others alone."""
     return [_hold(limits, uuid, job) for job in jobs]
 
 

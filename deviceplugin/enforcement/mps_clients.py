@@ -25,7 +25,7 @@ LOOK_S: Final = 2.0
 
 
 class MpsClients:
-    """Makes containers clients of the service; belongs to one event loop.
+    """MpsClients makes containers clients of the service; it belongs to one event loop.
 
     Args:
         account: the ledger.

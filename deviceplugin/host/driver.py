@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class DriverThread:
-    """One thread that makes calls in their order; a call that hangs takes this thread and nothing else.
+    """DriverThread makes calls in their order; a call that hangs takes this thread and nothing else.
 
     It does not keep the process from ending.
 

@@ -24,7 +24,7 @@ _BYTES: Final = 1 << 16
 
 
 class Inotify:
-    """Watches folders, without their sub-folders. Belongs to one event loop.
+    """Inotify watches folders, without their sub-folders. Belongs to one event loop.
 
     Args:
         on_change: called with a folder and the name of what appeared or disappeared in it.

@@ -33,7 +33,7 @@ MOST_BYTES: Final = 64 * 2**20
 
 
 class FileVersion(NamedTuple):
-    """Tells one version of the file from the next."""
+    """FileVersion tells one version of the file from the next."""
 
     inode: int
     modified_ns: int
@@ -42,7 +42,7 @@ class FileVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One version of the kubelet's book.
+    """Checkpoint is a version of the kubelet's file.
 
     Attributes:
         entries: ordered by pod, container and resource, each at most once. Entries of pods that ended stay
@@ -79,7 +79,7 @@ _KEY: Final = attrgetter("uid", "container", "resource")
 
 
 class CheckpointReader:
-    """Reads the book, and tells when it changed.
+    """CheckpointReader reads the checkpoint, and tells when it changed.
 
     The checksum is not verified. It is a hash of how Go prints the kubelet's own types, names included, and
     could be computed only by following each version of them. What it would show, a torn file, is no JSON; and
@@ -100,7 +100,7 @@ class CheckpointReader:
         self._entries: dict[bytes, CheckpointEntry] = {}
 
     def read(self) -> Checkpoint | None:
-        """Return the book as it stands now; the same object as long as the file is the same.
+        """Return the checkpoint as it stands now: the same object as long as the file is the same.
 
         Returns:
             None when there is no such file: the kubelet has no entries, or lost them at its last start.

@@ -1,8 +1,8 @@
-"""One daemon for each kubelet: who serves it holds a lock on its device plugin folder.
+"""Lock on a device plugin folder: each kubelet is served by one daemon.
 
 The lock is the kernel's flock on the folder itself. The kernel gives it back when the process ends, however
-it ends, so no crash leaves one; and there is no lock file that the kubelet, which clears the folder when it
-starts, could take away. Pods that mount the folder see the same one, in whatever container.
+it ends, so no crash leaves one. There is no lock file that the kubelet could take away when it clears the
+folder at its start. Pods that mount the folder see the same one, in whatever container.
 """
 
 import fcntl

@@ -38,7 +38,7 @@ UNHEALTHY: Final = "Unhealthy"
 
 
 class DeviceAllocator(Protocol):
-    """Who decides which devices a container gets, and keeps the record of it.
+    """Decides which devices a container gets, and keeps the record of it.
 
     Refusals are `AllocationRefusedError`, or any `AllocatorError`, which counts as kind `invalid`.
     """
@@ -60,7 +60,7 @@ class DeviceAllocator(Protocol):
 
 @dataclass(eq=False, slots=True)
 class DeviceStream:
-    """One open ListAndWatch call.
+    """DeviceStream is an open ListAndWatch call.
 
     Attributes:
         number: 1, 2, ... in the order of opening.
@@ -75,7 +75,7 @@ class DeviceStream:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    """The servicer. All of it, `send_devices` too, belongs to one event loop.
+    """DevicePlugin is the servicer. All of it, `send_devices` too, belongs to one event loop.
 
     Args:
         devices: who decides.

@@ -59,9 +59,9 @@ def clear_socket_path(path: Path) -> None:
 def name_of_our_own(endpoint: str) -> str:
     """Name a socket as no process before us did.
 
-    A kubelet of 1.37 that is asked to register a socket while it still knows a plugin there, as one that was
-    frozen may be, loses sight of both: in the end it offers devices that nobody serves, and refuses that
-    socket until it is restarted.
+    A kubelet of 1.37 may still know a plugin at a socket, as one that was frozen. Asked to register that
+    socket again it loses sight of both: it offers devices that nobody serves, and refuses the socket until
+    it is restarted.
 
     Args:
         endpoint: the name that ours is made of.
@@ -86,8 +86,8 @@ def clear_left_over(folder: Path, endpoint: str) -> None:
 class FolderWatch:
     """Calls back when anything in a folder changed, and once a second besides.
 
-    The second look is for what no watch can promise: events that were lost, a folder that was itself
-    deleted and created again, a folder that does not exist yet, a kernel that has no watch left.
+    The second look is for what no watch can promise: lost events, a folder that was deleted and created
+    again, a folder that does not exist yet, a kernel that has no watch left.
 
     Args:
         folder: what to watch, without its sub-folders.

@@ -27,7 +27,7 @@ NOT_YET: Final = "no limit was read back yet"
 
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
-    """One container on one card.
+    """ContainerUse is what one container uses of one card.
 
     Attributes:
         uid: of the pod, as the kubelet knows it.
@@ -66,7 +66,7 @@ class Measurements(Protocol):
 
     @property
     def samples(self) -> Sequence[GpuSample]:
-        """Of each card."""
+        """The newest sample of each card."""
         ...
 
     @property
@@ -81,10 +81,10 @@ class Measurements(Protocol):
 
 
 class ContainerUseReader:
-    """Joins the book's shares, the limits, the measured processes and the pods' names; worked out when asked.
+    """ContainerUseReader joins grants, limits, measured processes and pods' names when it is asked.
 
     Args:
-        shares: what containers were given; followed here.
+        granted_memory: What containers were given; updated here.
         enforcement: What limits the containers of each card.
         enforcer: the limits.
         pods: the pods' names and containers.
@@ -94,14 +94,14 @@ class ContainerUseReader:
 
     def __init__(
         self,
-        shares: GrantedMemory,
+        granted_memory: GrantedMemory,
         enforcement: MemoryEnforcement,
         enforcer: Enforcer,
         pods: OwnPods,
         sampler: Measurements,
         clock: Callable[[], float],
     ) -> None:
-        self._shares = shares
+        self._granted_memory = granted_memory
         self._enforcement = enforcement
         self._enforcer = enforcer
         self._pods = pods
@@ -122,13 +122,13 @@ class ContainerUseReader:
         return sorted(found, key=_order)
 
     def _each(self) -> Iterator[ContainerUse]:
-        self._shares.update()
+        self._granted_memory.update()
         limits: dict[tuple[str, str], list[ContainerLimit]] = {}
         for limit in self._enforcer.list_limits():
             limits.setdefault((limit.uid, limit.uuid), []).append(limit)
         oldest_s, sampled_s = self._clock() - FRESH_S, self._sampler.sampled_s
         measured = self._measured() if sampled_s >= oldest_s else {}
-        for uid, grants in list(self._shares.grants_by_pod().items()):
+        for uid, grants in list(self._granted_memory.grants_by_pod().items()):
             pod = self._pods.find_pod(uid)
             for row in self._promised(uid, pod, grants):
                 alone = sum(row.uuid in shares for shares in grants.values()) == 1

@@ -32,7 +32,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """A pod as the API server knows it.
+    """PodIdentity is a pod as the API server knows it.
 
     Attributes:
         namespace: of the pod.
@@ -53,7 +53,7 @@ class PodIdentity:
 
 
 class OverUseWatcher:
-    """Watches what containers use.
+    """OverUseWatcher compares what containers use with what they were given.
 
     Args:
         find: a pod by the UID that the kubelet uses; None while the API server has not shown it.

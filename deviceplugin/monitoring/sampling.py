@@ -58,10 +58,10 @@ class ProcessOwnerLookup(Protocol):
 
 
 class CardListHandler(Protocol):
-    """Whoever wants to hear of another list of cards."""
+    """Hears of the list of cards after each measurement."""
 
     def __call__(self, gpus: Sequence[GpuCard], healthy: Callable[[str], bool]) -> bool:
-        """Take the source's list; tells whether it is another one."""
+        """Apply the source's list; return whether it is another one."""
 
 
 class CardSampler:

@@ -37,7 +37,7 @@ _NOT_V2: Final = "the driver takes limits on cgroup v2 only"
 
 
 class CardProof(msgspec.Struct, frozen=True):
-    """One thing that was tried.
+    """CardProof is a thing that was tried.
 
     Attributes:
         card: its UUID.

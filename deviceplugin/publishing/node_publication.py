@@ -25,7 +25,7 @@ _dump_cards: Final = lru_cache(maxsize=1)(dump_cards)
 
 @dataclass(frozen=True, slots=True)
 class NodePublication:
-    """What the Node should say, or said.
+    """NodePublication is what the Node should say, or said.
 
     Attributes:
         unit_mib: MiB a unit.
@@ -58,9 +58,12 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
         owed: resourceVersion that its `seen` must reach, 0 for none.
 
     Returns:
-        `lost` (words missing, corrupt, of other cards or with no revision after theirs; a `seen` of versions
-        that are still to come, as after an etcd restore), `released` (units or pods are gone, or a pod
-        vanished that the scheduler still counts), `gained`, or None when it says it all.
+        None when the Node says it all, else the most urgent of these:
+
+        - `lost`: words are missing, corrupt, of other cards, or have no revision after theirs; or `seen` has
+          versions that are still to come, as after an etcd restore.
+        - `released`: units or pods are gone, or a pod vanished that the scheduler still counts.
+        - `gained`: anything else.
     """
     words, holds = node.read_words(), node.read_accounted_pods()
     if words is None or holds is None or words.revision > LAST_REVISION or holds.seen > wanted.seen_version:
@@ -75,7 +78,7 @@ def publish_reason(wanted: NodePublication, node: NodeObject, owed: int) -> str 
 
 
 def changes_since(wanted: NodePublication, written: NodePublication, owed: int) -> str | None:
-    """Tell what is new since the last patch, whatever the Node says: `released`, `gained` or None.
+    """Find what is new since the last patch, whatever the Node says: `released`, `gained` or None.
 
     Other cards than before are as urgent as units that are free again.
     """

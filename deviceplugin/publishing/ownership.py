@@ -1,4 +1,4 @@
-"""One daemon for each Node object: who writes to it stands in its annotation `gpupack.io/daemon`.
+"""Ownership of a Node object: its annotation `gpupack.io/daemon` names the one daemon that writes to it.
 
 Two daemons of one kubelet are kept apart by a lock (`kubelet.folder_lock`). Two of different machines that
 were given the same --node-name meet at the Node only. The rules end every dispute after a bounded time and
@@ -49,7 +49,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class DaemonIdentity(msgspec.Struct, frozen=True):
-    """One daemon.
+    """DaemonIdentity tells a daemon from every other.
 
     Attributes:
         host: tells the kubelet that it serves from every other; the same after each restart of the daemon.
@@ -90,7 +90,7 @@ def read_record(text: str | None) -> OwnershipRecord | None:
 
 
 class NodeOwnership:
-    """Keeps this daemon the Node's only writer, or quiet.
+    """NodeOwnership keeps this daemon the Node's only writer, or quiet.
 
     Args:
         client: API server.

@@ -1,4 +1,7 @@
-"""Which use of memory a pod's `allocation` annotation tells: the newest that is worth a write."""
+"""When a pod's memory use is written to its `gpupack.io/allocation` annotation.
+
+At most once a minute, and only after a change of 256 MiB or an eighth of what was given.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +31,7 @@ class _PublishedPod:
 
 
 class PublishedUse:
-    """Remembers what was written for each pod, by the UID that the kubelet uses.
+    """PublishedUse remembers what was written for each pod, by the UID that the kubelet uses.
 
     Args:
         holding: how a container is held on a card, by the card's UUID, its units there, and its cards in all.
@@ -41,7 +44,7 @@ class PublishedUse:
         self._pods: dict[str, _PublishedPod] = {}
 
     def apply_use(self, rows: Iterable[ContainerUse]) -> bool:
-        """Take what containers use now; tells whether something is worth a write."""
+        """Apply what containers use now; return whether something is worth a write."""
         now_s, before = self._clock(), self._pods
         self._pods = {}
         for row in rows:

@@ -54,7 +54,7 @@ def read_wall_ms() -> int:
 
 
 class NodePublisher:
-    """Keeps the own Node's words as the ledger has them: one patch at a time, none when nothing changed.
+    """NodePublisher keeps the own Node's words as the ledger has them: one patch at a time, only for changes.
 
     Args:
         client: API server.

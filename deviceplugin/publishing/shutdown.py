@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ShutdownTimeouts:
-    """How long the daemon's end may take, in seconds; together much less than the pod's grace period.
+    """ShutdownTimeouts bound the daemon's end, in seconds; together they are far below the grace period.
 
     Attributes:
         publish_s: until the API server has the last words.
@@ -41,7 +41,7 @@ class ShutdownTimeouts:
 async def drain_and_stop(
     publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], patience: ShutdownTimeouts
 ) -> None:
-    """Offer nothing more, and wait for pods that are on their way; all else must go on meanwhile.
+    """Publish every card as full, then wait for pods that are on their way. All else must go on meanwhile.
 
     Args:
         publish: returns once the last words are said.

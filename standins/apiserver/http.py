@@ -17,7 +17,7 @@ from standins.apiserver.status import (
     bad_request,
     no_such_path,
 )
-from standins.apiserver.store import Entry, Key, Store, encode, too_large
+from standins.apiserver.store import Key, Store, StoredEntry, encode, too_large
 from standins.apiserver.watch import Watch, whole
 from standins.apiserver.writes import Writer
 
@@ -201,12 +201,12 @@ def _json(body: JsonObject, status: int = 200) -> web.Response:
     return web.Response(body=encode(body), status=status, content_type="application/json")
 
 
-def _object(resource: Resource, entry: Entry, status: int = 200) -> web.Response:
+def _object(resource: Resource, entry: StoredEntry, status: int = 200) -> web.Response:
     return web.Response(body=whole(resource, entry), status=status, content_type="application/json")
 
 
 def _list_body(
-    resource: Resource, entries: list[Entry], version: int, following: str = "", left: int = 0
+    resource: Resource, entries: list[StoredEntry], version: int, following: str = "", left: int = 0
 ) -> bytes:
     metadata: dict[str, Any] = {"resourceVersion": str(version)}
     if following:

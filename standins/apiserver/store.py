@@ -32,7 +32,7 @@ _CONTINUE_TOO_OLD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredEntry:
     """Entry is a state of an object.
 
     Attributes:
@@ -51,8 +51,8 @@ class Change:
     """Change is a line of the log; `old` is None for a create."""
 
     kind: Kind
-    entry: Entry
-    old: Entry | None
+    entry: StoredEntry
+    old: StoredEntry | None
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Table:
         oldest: a watch from an earlier version gets 410.
     """
 
-    entries: dict[Key, Entry] = field(default_factory=dict)
+    entries: dict[Key, StoredEntry] = field(default_factory=dict)
     log: deque[Change] = field(default_factory=deque)
     oldest: int = 0
 
@@ -75,7 +75,7 @@ class Backup:
     """The store at one moment: its version, and objects by resource and key."""
 
     version: int
-    entries: dict[str, dict[Key, Entry]]
+    entries: dict[str, dict[Key, StoredEntry]]
 
 
 class Store:
@@ -84,18 +84,18 @@ class Store:
     def __init__(self) -> None:
         self.version = 1
         self.tables: dict[str, Table] = {}
-        self._snapshots: OrderedDict[tuple[str, str, str, str, int], list[Entry]] = OrderedDict()
+        self._snapshots: OrderedDict[tuple[str, str, str, str, int], list[StoredEntry]] = OrderedDict()
         self._waiters: set[asyncio.Future[None]] = set()
 
     def table(self, resource: Resource) -> Table:
         """Objects of a resource."""
         return self.tables.setdefault(resource.plural, Table())
 
-    def get(self, resource: Resource, key: Key) -> Entry | None:
+    def get(self, resource: Resource, key: Key) -> StoredEntry | None:
         """An object, None where there is none."""
         return self.table(resource).entries.get(key)
 
-    def write(self, resource: Resource, item: JsonObject) -> Entry:
+    def write(self, resource: Resource, item: JsonObject) -> StoredEntry:
         """Create or replace an object, whose metadata gets the next version."""
         table = self.table(resource)
         key = key_of(item)
@@ -105,7 +105,7 @@ class Store:
         self._log(table, Change("MODIFIED" if old else "ADDED", entry, old))
         return entry
 
-    def remove(self, resource: Resource, key: Key) -> Entry:
+    def remove(self, resource: Resource, key: Key) -> StoredEntry:
         """Delete an object; returns its last state under a version of its own."""
         table = self.table(resource)
         old = table.entries.pop(key)
@@ -113,16 +113,16 @@ class Store:
         self._log(table, Change("DELETED", entry, old))
         return entry
 
-    def restamped(self, entry: Entry, version: int) -> Entry:
+    def restamped(self, entry: StoredEntry, version: int) -> StoredEntry:
         """Copy a state under another version, for an object that leaves a selection."""
         metadata = {**entry.item["metadata"], "resourceVersion": str(version)}
         item = {**entry.item, "metadata": metadata}
-        return Entry(item, encode(item), version)
+        return StoredEntry(item, encode(item), version)
 
-    def _entry(self, item: JsonObject) -> Entry:
+    def _entry(self, item: JsonObject) -> StoredEntry:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
-        return Entry(item, encode(item), self.version)
+        return StoredEntry(item, encode(item), self.version)
 
     def _log(self, table: Table, change: Change) -> None:
         table.log.append(change)
@@ -132,7 +132,7 @@ class Store:
 
     # Lists
 
-    def select(self, resource: Resource, namespace: str, matches: Matcher | None) -> list[Entry]:
+    def select(self, resource: Resource, namespace: str, matches: Matcher | None) -> list[StoredEntry]:
         """Matching objects in the order of their names."""
         entries = self.table(resource).entries
         found = sorted(key for key in entries if not namespace or key[0] == namespace)
@@ -141,7 +141,7 @@ class Store:
 
     def page(
         self, resource: Resource, namespace: str, matches: Matcher | None, limit: int, token: str, query: str
-    ) -> tuple[list[Entry], int, str, int]:
+    ) -> tuple[list[StoredEntry], int, str, int]:
         """Read a page of a consistent list.
 
         Args:
@@ -217,7 +217,7 @@ class Store:
 
     def changes(
         self, resource: Resource, after: int, namespace: str, matches: Matcher | None
-    ) -> Iterator[tuple[Kind, Entry]]:
+    ) -> Iterator[tuple[Kind, StoredEntry]]:
         """Changes after a version as a watch with this selection sees them."""
         fresh: list[Change] = []
         for change in reversed(self.table(resource).log):
@@ -231,7 +231,7 @@ class Store:
             if seen is not None:
                 yield seen
 
-    def _as_seen(self, change: Change, matches: Matcher | None) -> tuple[Kind, Entry] | None:
+    def _as_seen(self, change: Change, matches: Matcher | None) -> tuple[Kind, StoredEntry] | None:
         """What enters a selection is added to it, what leaves it is deleted from it."""
         if matches is None:
             return change.kind, change.entry

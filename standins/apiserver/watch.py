@@ -9,7 +9,7 @@ from standins.apiserver.paths import Place
 from standins.apiserver.rules import PODS
 from standins.apiserver.select import Matcher
 from standins.apiserver.status import JsonObject, RefusedError, Resource
-from standins.apiserver.store import Entry, Kind, Store, encode
+from standins.apiserver.store import Kind, Store, StoredEntry, encode
 
 
 class Watch:
@@ -83,7 +83,7 @@ class Watch:
         changes = self._store.changes(self.place.resource, after, self.place.namespace, self._matches)
         return [self._line(kind, entry) for kind, entry in changes]
 
-    def _line(self, kind: Kind, entry: Entry) -> bytes:
+    def _line(self, kind: Kind, entry: StoredEntry) -> bytes:
         item = whole(self.place.resource, entry)
         return b'{"type":"' + kind.encode() + b'","object":' + item + b"}\n"
 
@@ -102,6 +102,6 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-def whole(resource: Resource, entry: Entry) -> bytes:
+def whole(resource: Resource, entry: StoredEntry) -> bytes:
     """An object on its own: lists leave kind and apiVersion out, here they belong."""
     return f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}",'.encode() + entry.raw[1:]

@@ -25,7 +25,7 @@ from standins.apiserver.status import (
     success,
     unreadable_patch,
 )
-from standins.apiserver.store import Entry, Key, Store, key_of
+from standins.apiserver.store import Key, Store, StoredEntry, key_of
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _SYSTEM_FIELDS = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
@@ -45,7 +45,7 @@ class Writer:
         when = self._now().astimezone(UTC) + timedelta(seconds=later_s)
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def found(self, resource: Resource, key: Key) -> Entry:
+    def found(self, resource: Resource, key: Key) -> StoredEntry:
         """An object.
 
         Raises:
@@ -56,7 +56,7 @@ class Writer:
             raise not_found(resource, key[1])
         return entry
 
-    def create(self, resource: Resource, namespace: str, body: JsonObject) -> Entry:
+    def create(self, resource: Resource, namespace: str, body: JsonObject) -> StoredEntry:
         """POST to a collection."""
         item = _item(body)
         metadata = item["metadata"]
@@ -98,7 +98,7 @@ class Writer:
         if self._store.get(NAMESPACES, ("", namespace)) is None:
             raise not_found(NAMESPACES, namespace)
 
-    def replace(self, resource: Resource, key: Key, body: JsonObject, part: str) -> tuple[Entry, bool]:
+    def replace(self, resource: Resource, key: Key, body: JsonObject, part: str) -> tuple[StoredEntry, bool]:
         """PUT an object or its status; a Lease is created where it is missing.
 
         Returns:
@@ -129,7 +129,7 @@ class Writer:
         new["metadata"] = {**_immutable(old.item), **new["metadata"]}
         return self._update(resource, old, new, part), False
 
-    def patch(self, resource: Resource, key: Key, patch: Any, content_type: str, part: str) -> Entry:
+    def patch(self, resource: Resource, key: Key, patch: Any, content_type: str, part: str) -> StoredEntry:
         """PATCH an object or its status."""
         old = self.found(resource, key)
         new = apply_patch(old.item, patch, content_type)
@@ -144,7 +144,7 @@ class Writer:
             raise unreadable_patch(str(error)) from error
         return self._update(resource, old, new, part)
 
-    def _update(self, resource: Resource, old: Entry, new: JsonObject, part: str) -> Entry:
+    def _update(self, resource: Resource, old: StoredEntry, new: JsonObject, part: str) -> StoredEntry:
         """Check and write a new state; `part` is "status" or "" for the rest."""
         metadata = new["metadata"]
         _check_identity(resource, old, metadata)
@@ -171,7 +171,9 @@ class Writer:
             return self._store.remove(resource, key_of(new))
         return self._store.write(resource, new)
 
-    def delete(self, resource: Resource, key: Key, options: JsonObject) -> tuple[JsonObject, Entry | None]:
+    def delete(
+        self, resource: Resource, key: Key, options: JsonObject
+    ) -> tuple[JsonObject, StoredEntry | None]:
         """DELETE an object; a bound pod first gets a deletionTimestamp.
 
         Args:
@@ -193,7 +195,7 @@ class Writer:
             self._store.remove(resource, key)
         return success(resource, key[1], metadata["uid"]), None
 
-    def _check_preconditions(self, resource: Resource, entry: Entry, wanted: JsonObject) -> None:
+    def _check_preconditions(self, resource: Resource, entry: StoredEntry, wanted: JsonObject) -> None:
         metadata = entry.item["metadata"]
         for what, field, happened in (
             ("UID", "uid", "deleted and then recreated"),
@@ -207,7 +209,7 @@ class Writer:
                 )
                 raise conflict(resource, metadata["name"], why, resource.kind)
 
-    def _delete_pod(self, entry: Entry, options: JsonObject) -> tuple[JsonObject, Entry]:
+    def _delete_pod(self, entry: StoredEntry, options: JsonObject) -> tuple[JsonObject, StoredEntry]:
         metadata, spec = entry.item["metadata"], entry.item["spec"]
         grace_s = options.get("gracePeriodSeconds")
         if grace_s is None:
@@ -222,7 +224,7 @@ class Writer:
             entry = self._store.remove(PODS, (metadata["namespace"], metadata["name"]))
         return {}, entry
 
-    def _terminate(self, resource: Resource, entry: Entry, grace_s: int) -> Entry:
+    def _terminate(self, resource: Resource, entry: StoredEntry, grace_s: int) -> StoredEntry:
         new = copy.deepcopy(entry.item)
         metadata = new["metadata"]
         if "deletionTimestamp" not in metadata and resource is PODS:
@@ -277,7 +279,7 @@ def _item(body: JsonObject) -> JsonObject:
     return {"metadata": metadata, **item}
 
 
-def _check_identity(resource: Resource, old: Entry, metadata: JsonObject) -> None:
+def _check_identity(resource: Resource, old: StoredEntry, metadata: JsonObject) -> None:
     """Whether an update means this object in this state.
 
     Raises:

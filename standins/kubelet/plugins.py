@@ -136,7 +136,7 @@ class PluginClient:
             ) from None
 
 
-class Registry(rpc.RegistrationServicer):
+class PluginRegistry(rpc.RegistrationServicer):
     """The registration service and the plugins that came through it; one per kubelet process.
 
     Args:

@@ -15,7 +15,7 @@ _RATE: Final = 100.0
 _BURST: Final = 10.0
 
 
-class TokenBucket:
+class ListRateLimit:
     """Lets `rate` calls a second pass, `burst` of them at once.
 
     Args:
@@ -42,7 +42,7 @@ class TokenBucket:
         return True
 
 
-class PodResources(rpc.PodResourcesListerServicer):
+class PodResourcesServer(rpc.PodResourcesListerServicer):
     """Answers from the kubelet's view of its pods, which is empty until a source of pods has spoken.
 
     One entry per device ID; sidecars are shown, ordinary init containers are not; no UID. List frees the
@@ -68,7 +68,7 @@ class PodResources(rpc.PodResourcesListerServicer):
         self._listed = listed
         self._known = known
         self._refresh = refresh
-        self._bucket = TokenBucket(_RATE, _BURST, clock)
+        self._bucket = ListRateLimit(_RATE, _BURST, clock)
 
     async def List(  # noqa: N802 - the wire's name
         self, _request: pb.ListPodResourcesRequest, context: Any

@@ -19,8 +19,8 @@ from deviceplugin.kubelet.wire import deviceplugin_pb2_grpc as plugin_rpc
 from deviceplugin.kubelet.wire import podresources_pb2_grpc as resources_rpc
 from standins.kubelet import checkpoint
 from standins.kubelet.devices import AdmissionError, DeviceManager
-from standins.kubelet.plugins import Registry
-from standins.kubelet.podresources import PodResources
+from standins.kubelet.plugins import PluginRegistry
+from standins.kubelet.podresources import PodResourcesServer
 from standins.kubelet.pods import TERMINAL, Container, Pod, effective_request
 from standins.kubelet.runtime import ContainerRecord, Runtime
 
@@ -104,7 +104,7 @@ class Process:
             checkpoint.read(sockets.plugins),
             lambda now: checkpoint.write(sockets.plugins, now),
         )
-        self.registry = Registry(sockets.plugins, self.devices, on_change, by_resource=by_resource)
+        self.registry = PluginRegistry(sockets.plugins, self.devices, on_change, by_resource=by_resource)
         self.synced = asyncio.Event()
         self._sockets = sockets
         self._runtime = runtime
@@ -129,7 +129,7 @@ class Process:
         self._sockets.plugins.mkdir(parents=True, exist_ok=True)
         self._sockets.pod_resources.parent.mkdir(parents=True, exist_ok=True)
         self._sockets.pod_resources.unlink(missing_ok=True)
-        service = PodResources(
+        service = PodResourcesServer(
             self.devices,
             listed=lambda: tuple(self._pods.values()) if self._list_terminal else self.active_pods(),
             known=lambda: tuple(self._pods.values()),

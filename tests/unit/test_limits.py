@@ -214,7 +214,7 @@ async def test_nothing_is_kept_of_pods_that_came_and_went(world: LimitsWorld) ->
         enforcer._unnamed,
         enforcer._logged,
         enforcer._dirty,
-        enforcer._shares.grants_by_pod(),
+        enforcer._granted_memory.grants_by_pod(),
     )
     await until(lambda: not any(kept))
     assert enforcer._watch.folders == {world.logs, *enforcer._holders}

@@ -14,7 +14,7 @@ from deviceplugin.gpus.api.source import GpuCard
 
 @dataclass(frozen=True, slots=True)
 class DetectedCard:
-    """One physical card as the driver shows it now.
+    """DetectedCard is a physical card as the driver shows it now.
 
     Attributes:
         uuid: of the card, None where the driver does not tell.

@@ -22,7 +22,7 @@ ENDS: Final = "this process ends, and its container begins anew with the node's 
 
 @dataclass(frozen=True, slots=True)
 class GpuCard:
-    """One card, or one instance of a card that is partitioned (MIG).
+    """GpuCard is a card, or an instance of a card that is partitioned (MIG).
 
     Attributes:
         index: position in the node's word order, 0.. without gaps.
@@ -65,7 +65,12 @@ class GpuCard:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """One process on a card: its pid in the host's pid namespace, its MiB (None: the driver does not say)."""
+    """GpuProcess is a process on a card.
+
+    Attributes:
+        pid: Its number in the host's pid namespace.
+        used_mib: MiB that it uses; None where the driver does not say.
+    """
 
     pid: int
     used_mib: int | None
@@ -73,7 +78,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One measurement of one card.
+    """GpuSample is a measurement of one card.
 
     Attributes:
         uuid: the card.
@@ -132,7 +137,7 @@ class GpuSource(Protocol):
 
     @property
     def limits(self) -> MemoryLimits | None:
-        """Who holds containers to their shares of the cards; None where nobody can."""
+        """What limits the memory of containers; None where nothing can."""
         ...
 
     def open(self) -> None:
@@ -150,9 +155,9 @@ class GpuSource(Protocol):
     def cards(self) -> Sequence[GpuCard]:
         """Return the cards in word order, as of the newest sample; before that as they were found.
 
-        A sample may change the list: instances come and go when a card is partitioned anew, and a card that
-        could not be read so far, listed with its `error` and without memory, appears as it is. A card that is
-        lost stays in the list as it was, and its samples fail, until it is back.
+        A sample may change the list. Instances come and go when a card is partitioned anew. A card that could
+        not be read so far is listed with its `error` and without memory, and then appears as it is. A card
+        that is lost stays in the list as it was, and its samples fail, until it is back.
         """
         ...
 

@@ -1,7 +1,4 @@
-"""What the containers and the people of one vendor's cards go by; the node's core knows no vendor but this.
-
-A source of cards brings its vendor along. Here, and nowhere above, stand names that only one vendor uses.
-"""
+"""What containers and people call one vendor's cards. A source of cards brings its vendor along."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +12,7 @@ _WORD: Final = re.compile(r"[A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """One maker of cards.
+    """Vendor is a maker of cards: its names.
 
     Attributes:
         domain: Domain of its names in CDI, `nvidia.com`.

@@ -17,7 +17,7 @@ KINDS: Final = {FAULTS: _XID, MIG_CHANGES: _MIG}
 
 
 class NvmlEvents:
-    """One thread that waits, from `start` to `stop`; where the driver has no events there is none.
+    """NvmlEvents is a thread that waits from `start` to `stop`. A driver without events has none.
 
     Args:
         on_xid: called in that thread with each XID event.

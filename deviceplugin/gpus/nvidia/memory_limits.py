@@ -8,8 +8,8 @@ NVIDIA's "MPS v3 Memory Partitioning" (docs.nvidia.com/deploy/mps/mpsv3-memory-p
 
 - A read answers NOT_FOUND where there is no limit for this card and cgroup (reference of the Get call);
   NOT_SUPPORTED is what other backends answer there. Both say that there is none, not that none can be set.
-- With the kernel's dmem controller, to set one on a cgroup that has no dmem files answers NOT_FOUND too, and
-  a read there tells the limit of a cgroup above ("Setting on a leaf versus a parent").
+- With the kernel's dmem controller, setting a limit on a cgroup without dmem files answers NOT_FOUND too.
+  A read there tells the limit of a cgroup above ("Setting on a leaf versus a parent").
 - Setting limits is for the administrator, reading them for everybody (reference of the two calls). NVIDIA's
   kernel module takes for that whoever has CAP_SYS_ADMIN (open-gpu-kernel-modules, `NV_IS_SUSER` in
   kernel-open/common/inc/nv-linux.h). So only a limit that was set and read back proves that limits hold. One

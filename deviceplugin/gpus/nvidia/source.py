@@ -94,7 +94,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _NvmlDevice:
     """A card with its NVML handle, None while the driver gives none.
 
     Attributes:
@@ -149,7 +149,7 @@ class NvmlGpus:
         self._clock = clock
         self._sampling = threading.Lock()
         # Replaced, never changed: who reads it waits for no call of the driver.
-        self._devices: tuple[_Device, ...] = ()
+        self._devices: tuple[_NvmlDevice, ...] = ()
         self._shape: tuple[object, ...] = ()
         self._watched: tuple[object, ...] = ()
         self._memory_errors: Mapping[str, Mapping[str, int]] = {}
@@ -347,7 +347,7 @@ class NvmlGpus:
 
     def _list(self, shown: Sequence[_Shown]) -> None:
         """Make the list of cards of what the driver shows, and watch those that it shows."""
-        devices: dict[str, _Device] = {}
+        devices: dict[str, _NvmlDevice] = {}
         found = []
         read = [(one, self._read(one)) for one in shown]
         whole_cards = {
@@ -368,7 +368,7 @@ class NvmlGpus:
             devices.update((device.card.uuid, device) for device in linked)
             found.append(DetectedCard(one.uuid, tuple(device.card for device in linked), one.error is None))
         cards = merge_cards([device.card for device in self._devices], found)
-        self._devices = tuple(replace(devices.get(card.uuid, _Device(card)), card=card) for card in cards)
+        self._devices = tuple(replace(devices.get(card.uuid, _NvmlDevice(card)), card=card) for card in cards)
         self._shape = tuple(one.shape for one in shown)
         watched = tuple((one.uuid, calls.handle_address(one.handle)) for one in shown if one.uuid)
         if watched != self._watched:
@@ -376,13 +376,15 @@ class NvmlGpus:
             self._watched = watched
             self._driver_events.start([one.handle for one in shown if one.uuid])
 
-    def _read(self, one: _Shown) -> list[_Device]:
+    def _read(self, one: _Shown) -> list[_NvmlDevice]:
         """Describe what is listed for a card: itself, or its instances."""
         if one.handle is None or one.instances is None:
-            return [self._with_memory(one, _Device(self._describe(one, one.handle, one.uuid), one.handle))]
+            return [
+                self._with_memory(one, _NvmlDevice(self._describe(one, one.handle, one.uuid), one.handle))
+            ]
         if not one.instances:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
-            return [_Device(self._describe(one, one.handle, one.uuid, reason), None, one.handle)]
+            return [_NvmlDevice(self._describe(one, one.handle, one.uuid, reason), None, one.handle)]
         readable = [instance for instance in one.instances if instance.error is None]
         numbers = [calls.read_gpu_instance(instance.handle) for instance in readable]
         told = iter(zip(numbers, describe_shared_memory(numbers), strict=True))
@@ -395,17 +397,17 @@ class NvmlGpus:
 
     def _read_instance(
         self, one: _Shown, instance: MigDevice, number: int | None, reason: str | None
-    ) -> _Device:
+    ) -> _NvmlDevice:
         handle = instance.handle
         card = replace(
             self._describe(one, handle, instance.uuid, reason),
             gpu_instance=number,
             compute_instance=calls.read_compute_instance(handle),
         )
-        device = _Device(card, None if reason else handle, one.handle, number, instance.place)
+        device = _NvmlDevice(card, None if reason else handle, one.handle, number, instance.place)
         return device if reason else self._with_memory(one, device)
 
-    def _without_answer(self, one: _Shown, instance: MigDevice) -> _Device:
+    def _without_answer(self, one: _Shown, instance: MigDevice) -> _NvmlDevice:
         """Describe an instance that the driver refuses: the one that was in its place, if one was."""
         trouble = f"the driver refuses the MIG instance in place {instance.place}: {_said(instance.error)}"
         lasts = calls.is_refused(instance.error)
@@ -416,9 +418,9 @@ class NvmlGpus:
                 return replace(known, handle=None, parent=one.handle, trouble=trouble, lasts=lasts)
         uuid = f"MIG-unreadable-{one.number}-{instance.place}"
         card = self._describe(one, one.handle, uuid, trouble)
-        return _Device(card, None, one.handle, None, instance.place, lasts=lasts)
+        return _NvmlDevice(card, None, one.handle, None, instance.place, lasts=lasts)
 
-    def _with_memory(self, one: _Shown, device: _Device) -> _Device:
+    def _with_memory(self, one: _Shown, device: _NvmlDevice) -> _NvmlDevice:
         """Read a card's size. One that is known stays as it was where that fails; its samples tell of it."""
         device = replace(device, parent=one.handle)
         if device.card.error is not None:
@@ -485,7 +487,7 @@ class NvmlGpus:
 
     # --- measurements and news ----------------------------------------------------------------------
 
-    def _sample(self, device: _Device, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
+    def _sample(self, device: _NvmlDevice, before: Mapping[str, Mapping[str, int]]) -> GpuSample:
         uuid, card = device.card.uuid, physical_uuid(device.card)
         if device.card.error is not None or device.trouble is not None or device.handle is None:
             # Of a card in MIG mode without instances the driver tells all that there is.

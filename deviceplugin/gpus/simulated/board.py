@@ -1,4 +1,4 @@
-"""One simulated card as it is now: its instances, its failure, and who uses it."""
+"""Simulated card as it is now: its instances, its failure, and who uses it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ REFUSED: Final = "the driver refuses the MIG instance: Insufficient Permissions"
 
 @dataclass(slots=True)
 class SimulatedUse:
-    """Who uses a card, or an instance of it; processes that grow with when they began and from how much."""
+    """SimulatedUse is who uses a card or an instance; growing processes have their begin and first MiB."""
 
     used_mib: int = 0
     processes: tuple[GpuProcess, ...] = ()

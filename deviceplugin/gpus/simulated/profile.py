@@ -56,7 +56,7 @@ class SimulatedFailure:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCard:
-    """One card of a profile: what it is, MiB in use without any pod, who uses them, how it fails.
+    """SimulatedCard is a card of a profile, with MiB in use without any pod, who uses them, how it fails.
 
     `instances` is None unless the card is in MIG mode; `layout` is what they were placed by. What the driver
     calls used has the reserved part in it with `used_has_reserved`, and `residue_mib` of pages that no
@@ -195,7 +195,7 @@ class _Card(Struct, frozen=True):
     failure: _Failure | None = None
 
 
-class _Device(_Card, frozen=True, kw_only=True):
+class _ProfileDevice(_Card, frozen=True, kw_only=True):
     index: Annotated[int, Meta(ge=0)]
     uuid: _Uuid
     minor_number: Annotated[int, Meta(ge=0, le=255)] | None = None
@@ -220,7 +220,7 @@ class _Vendor(Struct, frozen=True):
     fault: str = "fault"
 
 
-class _Document(Struct, frozen=True):
+class _ProfileDocument(Struct, frozen=True):
     version: str | int | float
     devices: Annotated[list[Any], Meta(min_length=1, max_length=64)]
     system: _System | None = None
@@ -252,7 +252,7 @@ def parse_profile(name: str, text: str) -> Profile:
         one_line = " ".join((str(error) or type(error).__name__).split())
         raise ProfileError(name, (f"not YAML: {one_line[:256]}",)) from error
     faults: list[str] = []
-    document = _read(raw, _Document, "", faults)
+    document = _read(raw, _ProfileDocument, "", faults)
     if document is None:
         raise ProfileError(name, tuple(faults))
     if str(document.version) not in VERSIONS:
@@ -262,7 +262,9 @@ def parse_profile(name: str, text: str) -> Profile:
     defaults = _read(document.device_defaults or {}, _Card, "device_defaults", faults)
     topology = _read(document.pcie_topology or {}, _Topology, "pcie_topology", faults)
     nvlink = _read(document.nvlink or {}, NvLink, "nvlink", faults)
-    devices = [_read(one, _Device, f"devices[{at}]", faults) for at, one in enumerate(document.devices)]
+    devices = [
+        _read(one, _ProfileDevice, f"devices[{at}]", faults) for at, one in enumerate(document.devices)
+    ]
     if faults or defaults is None or topology is None or nvlink is None:
         raise ProfileError(name, tuple(faults))
     numa = {
@@ -306,7 +308,7 @@ def _read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | No
 
 
 def _simulated(
-    device: _Device, defaults: _Card, numa: Mapping[str, int | None], path: str, faults: list[str]
+    device: _ProfileDevice, defaults: _Card, numa: Mapping[str, int | None], path: str, faults: list[str]
 ) -> SimulatedCard:
     """Make a card of a device and, field by field, of the defaults for what it does not say."""
 

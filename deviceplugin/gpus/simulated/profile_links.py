@@ -26,7 +26,7 @@ class _Link(Struct, frozen=True):
     remote_index: _Index | None = None
 
 
-class _Device(Struct, frozen=True):
+class _LinkedDevice(Struct, frozen=True):
     index: _Index
     links: tuple[_Link, ...] = ()
 
@@ -36,7 +36,7 @@ class NvLink(Struct, frozen=True):
 
     links_per_gpu: _Count = 0
     switches: tuple[Any, ...] = ()
-    device_links: tuple[_Device, ...] = ()
+    device_links: tuple[_LinkedDevice, ...] = ()
 
 
 def add_links(cards: Sequence[GpuCard], form: NvLink, faults: list[str]) -> list[GpuCard]:

@@ -27,7 +27,7 @@ class ProcessGrowth(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptStep(Struct, frozen=True, forbid_unknown_fields=True, rename={"returns": "return"}):
-    """One thing that happens: exactly one of the actions.
+    """ScriptStep is a thing that happens: exactly one of the actions.
 
     Attributes:
         at_s: seconds after the node began, or its profile was changed.

@@ -10,7 +10,7 @@ from deviceplugin.gpus.nvidia.mps.grants import client_limit, find_obstacle
 
 @dataclass(frozen=True, slots=True)
 class MpsCard:
-    """One card.
+    """MpsCard is a card, with what keeps MPS from it.
 
     Attributes:
         uuid: of the card.

@@ -1,4 +1,4 @@
-"""One card's MPS control daemon: started, asked whether it answers, started again when it does not."""
+"""MPS control daemon of one card: started, asked whether it answers, started again when it does not."""
 
 import asyncio
 import os

@@ -53,7 +53,7 @@ def lock_root(root: Path) -> int | None:
 
 
 class CardFolder:
-    """One card's folder.
+    """CardFolder is the folder of one card.
 
     Args:
         root: of all cards.
