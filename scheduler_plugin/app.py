@@ -11,6 +11,7 @@ from aiohttp import web
 from allocator.names import SCHEDULER_NAME
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
+from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.binding.batch_committer import BatchCommitter
@@ -34,7 +35,7 @@ from scheduler_plugin.extender.stale_refusals import StaleRefusalWait, WatchActi
 from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.extender.verbs import Extender
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
-from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
+from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
 from scheduler_plugin.preemption.verb import PreemptionService
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
@@ -89,9 +90,9 @@ async def run(
         watcher.changed.connect(news.record_event)
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
-        committer = Committer(state, policies)
+        follower = make_follower(settings.follow_lease, client)
         binder = Binder(
-            committer,
+            Committer(state, policies),
             client,
             clock,
             settings.bind_timeout_s,
@@ -127,9 +128,7 @@ async def run(
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
             retrier=looks,
-            batch=BatchCommitter(binder, _checks(watcher, state, clock), lambda: watcher.stale)
-            if settings.commit
-            else None,
+            batch=_make_batch_committer(settings, binder, watcher, follower),
             standby_is_ready=label is not None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
@@ -150,7 +149,7 @@ async def run(
             async with serve_open_endpoints(service, settings.metrics_http):
                 if started is not None:
                     started(url, state)
-                wanted = (watcher, events, looks, budget_reflector, elector, label, tls, preemption)
+                wanted = (watcher, events, looks, budget_reflector, elector, follower, label, tls, preemption)
                 await _run_until_stopped(stop, binder, [each for each in wanted if each is not None])
         finally:
             for each in listening:
@@ -158,6 +157,16 @@ async def run(
             await asyncio.gather(direct.close(SHUTDOWN_S), runner.cleanup())
             await binder.close()
             collect_as_before()
+
+
+def _make_batch_committer(
+    settings: Settings, binder: Binder, watcher: Watcher, follower: LeaseFollower | None
+) -> BatchCommitter | None:
+    """Bind pods of batch mode, where the settings say so."""
+    if not settings.commit:
+        return None
+    checks = _checks(watcher, binder.committer.state, binder.clock)
+    return BatchCommitter(binder, checks, lambda: watcher.stale, follower)
 
 
 def _checks(watcher: Watcher, state: ClusterState, clock: Callable[[], float]) -> KubernetesChecks:

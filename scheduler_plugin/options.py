@@ -1,5 +1,6 @@
 """Options that the extender and the queue have in common: how they are checked, and what is made of them."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
@@ -8,6 +9,7 @@ from allocator.names import LEADER_LABEL
 from kubeapi.client import KubeClient
 from kubeapi.leaderlabel import LeaderLabel
 from kubeapi.lease import LeaseElector
+from kubeapi.lease_follower import LeaseFollower
 from kubeapi.names import LABEL, SUBDOMAIN, is_label, is_subdomain
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -88,6 +90,35 @@ def list_election_faults(election: ElectionSettings, what: str, write_s: float) 
         yield "identity is empty; allowed: a name"
 
 
+GAP_S: Final = 5.0
+"""A follower of a Lease stops that long before another one can take it; a write must be over by then."""
+
+
+def list_follower_faults(lease: str | None, what: str, write_s: float) -> Iterator[str]:
+    """What is wrong with following another process's Lease.
+
+    Args:
+        lease: NAMESPACE/NAME, None where none is followed.
+        what: Name of the time-out of a leader's writes.
+        write_s: That time-out.
+    """
+    if lease is None:
+        return
+    namespace, _, name = lease.partition("/")
+    if not (is_label(namespace) and is_subdomain(name)):
+        yield f"follow lease {lease!r}; allowed: NAMESPACE/NAME"
+    if not write_s < GAP_S:
+        yield f"{what} {write_s:g} s with a lease that is followed; allowed: less than {GAP_S:g} s"
+
+
+def make_follower(lease: str | None, client: KubeClient) -> LeaseFollower | None:
+    """Lead with the holder of a Lease that has this host's name, None where none is followed."""
+    if lease is None:
+        return None
+    namespace, _, name = lease.partition("/")
+    return LeaseFollower(client, namespace, name, socket.gethostname(), gap_s=GAP_S)
+
+
 def make_elector(election: ElectionSettings, client: KubeClient) -> LeaseElector | None:
     """Take part in an election, None where the settings do not want it."""
     if not election.leader_elect:
@@ -103,7 +134,7 @@ def make_elector(election: ElectionSettings, client: KubeClient) -> LeaseElector
 
 
 def make_leader_label(
-    election: ElectionSettings, client: KubeClient, elector: LeaseElector | None
+    election: ElectionSettings, client: KubeClient, elector: LeaseElector | LeaseFollower | None
 ) -> LeaderLabel | None:
     """Keep the label of the leader on this process's pod, None where the settings name no pod.
 

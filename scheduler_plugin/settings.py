@@ -18,7 +18,7 @@ from allocator.names import (
 from kubeapi.addresses import HttpAddress, address_faults, is_loopback
 from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import list_election_faults, list_process_faults
+from scheduler_plugin.options import list_election_faults, list_follower_faults, list_process_faults
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names
 from scheduler_plugin.scheduling.policies.registry import ranks_plain_pods
@@ -54,6 +54,8 @@ class Settings(HttpAddress):
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
         stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
         commit: Bind the pods of batch mode that a queue hands over (the verb /commit).
+        follow_lease: NAMESPACE/NAME of the Lease of the kube-scheduler in this process's pod; pods of batch
+            mode are bound while that one leads. None: this process leads, or takes part in an election.
         preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
         log_level: One of debug, info, warning, error.
         log_format: text or json.
@@ -81,6 +83,7 @@ class Settings(HttpAddress):
     bind_timeout_s: float = 4.0
     stale_s: float = 180.0
     commit: bool = False
+    follow_lease: str | None = None
     preemption: bool = True
     log_level: str = "info"
     log_format: str = "text"
@@ -99,6 +102,7 @@ class Settings(HttpAddress):
             *self._tls_faults(),
             *self._number_faults(),
             *list_election_faults(self, "bind timeout", self.bind_timeout_s),
+            *list_follower_faults(self.follow_lease, "bind timeout", self.bind_timeout_s),
             *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
         if faults:

@@ -76,7 +76,13 @@ class BatchApi:
 class BatchWorld:
     """Nodes `n`, `m` of two cards of 16 units each; pods are added by name."""
 
-    def __init__(self, leadership: Leader | None = None, policy: str = "least-requested") -> None:
+    def __init__(
+        self,
+        leadership: Leader | None = None,
+        policy: str = "least-requested",
+        *,
+        follower: Leader | None = None,
+    ) -> None:
         self.now = 100.0
         self.slept: list[asyncio.Event] = []
         self.stale = ""
@@ -94,7 +100,7 @@ class BatchWorld:
             after_another=False,
             sleep=self.sleep,
         )
-        self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale)
+        self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale, follower)
         self.version = 1
         for name in ("n", "m"):
             self.node(name)

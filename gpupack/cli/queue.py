@@ -68,6 +68,11 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     metavar="URL",
     help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
 )
+@click.option(
+    "--follow-lease",
+    metavar="NAMESPACE/NAME",
+    help="Release pods only while the kube-scheduler of this pod holds that Lease; in place of an election.",
+)
 @click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
 @log_format
 @version_option

@@ -92,6 +92,11 @@ from gpupack.policies import PolicyCommand, all_policies
     help="Bind pods with schedulerName gpupack-batch that a queue hands over: gpupack queue --committer.",
 )
 @click.option(
+    "--follow-lease",
+    metavar="NAMESPACE/NAME",
+    help="With --commit: bind only while the kube-scheduler of this pod holds that Lease.",
+)
+@click.option(
     "--preemption/--no-preemption",
     default=True,
     show_default=True,

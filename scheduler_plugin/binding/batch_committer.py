@@ -16,7 +16,7 @@ import structlog
 from allocator.errors import RequestError
 from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
-from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.binder import Binder, LeaderStatus
 from scheduler_plugin.binding.committer import PendingBinding
 from scheduler_plugin.binding.two_tier import ScoredNode, merge_candidates
 from scheduler_plugin.errors import CommitError
@@ -24,6 +24,8 @@ from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.scheduling.node_versions import compute_node_version
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score_nodes
+
+NOT_LEADER: Final = "the kube-scheduler of this gpupack scheduler does not lead; the leader's binds"
 
 UNDER_WAY: Final = 16
 """Bindings at once: more do not make the API server faster."""
@@ -38,12 +40,22 @@ class BatchCommitter:
         binder: Assumes cards, sends Bindings, and knows whether this process may.
         checks: What kube-scheduler's filters say.
         stale: Says why the cluster's view cannot be trusted, empty when it can.
+        leadership: With which batch pods are bound; None: with the binder's own.
     """
 
-    def __init__(self, binder: Binder, checks: KubernetesChecks, stale: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        binder: Binder,
+        checks: KubernetesChecks,
+        stale: Callable[[], str],
+        leadership: LeaderStatus | None = None,
+    ) -> None:
         self._binder = binder
         self._checks = checks
         self._stale = stale
+        self._leadership = leadership
+        self._opened: float | None = None
+        self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(UNDER_WAY)
 
     async def commit(self, call: CommitCall) -> list[PodResult]:
@@ -55,6 +67,7 @@ class BatchCommitter:
         try:
             async with asyncio.timeout(2 * self._binder.timeout_s):
                 await self._binder.wait_for_fence()
+                await self._open()
         except CommitError as error:
             return [refused(pod.uid, why=str(error)) for pod in pods]
         except TimeoutError:
@@ -72,6 +85,28 @@ class BatchCommitter:
         sent = await asyncio.gather(*(self._send(commitment) for commitment in begun))
         results |= {result.uid: result for result in sent}
         return [results[pod.uid] for pod in pods]
+
+    @property
+    def _leads(self) -> bool:
+        return self._leadership is None or self._leadership.is_leader
+
+    async def _open(self) -> None:
+        """Once a term, list the pods: all that the leader before has bound must be seen.
+
+        Its last Binding is over by now, for it stops long enough before another one can lead.
+
+        Raises:
+            CommitError: this process does not lead.
+        """
+        if self._leadership is None:
+            return
+        async with self._opening:
+            since = self._leadership.since
+            if since is None:
+                raise CommitError(NOT_LEADER)
+            if since != self._opened:
+                await self._binder.refresh()
+                self._opened = since
 
     def _begin_group(self, group: Sequence[PodCandidates], headroom: float) -> list[PendingBinding] | str:
         """Assume the cards of all pods of a group, or of none, and say why."""
@@ -142,6 +177,10 @@ class BatchCommitter:
     async def _send(self, commitment: PendingBinding) -> PodResult:
         uid, node = commitment.pod.uid, commitment.node
         async with self._turns:
+            # No await between this check and the request.
+            if not self._leads:
+                self._binder.abandon(commitment)
+                return PodResult(uid, CommitOutcome.REFUSED, node, NOT_LEADER)
             why = await self._binder.finish(commitment)
         if not why:
             return PodResult(uid, CommitOutcome.BOUND, node)

@@ -9,7 +9,7 @@ import pytest
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, TimedOut, Unreachable
-from scheduler_plugin.binding.batch_committer import UNDER_WAY
+from scheduler_plugin.binding.batch_committer import NOT_LEADER, UNDER_WAY
 from scheduler_plugin.binding.batch_protocol import (
     MOST_PODS,
     CommitCall,
@@ -153,6 +153,38 @@ async def test_who_loses_the_lead_in_the_middle_sends_no_further_binding() -> No
     assert all(result.outcome is CommitOutcome.REFUSED for result in results if result.uid not in sent)
     (later,) = await world.commit([world.candidates(names[-1], "n")])
     assert "not the leader" in later.why
+
+
+async def test_with_the_lease_of_another_process_it_binds_only_while_that_one_leads() -> None:
+    """Each term begins with a list of the pods; the binder itself takes part in no election."""
+    follower = Leader(is_leader=False, since=None)
+    world = BatchWorld(follower=follower)
+    for name in ("n", "m"):
+        world.node(name, (16,) * 16)
+    for number in range(UNDER_WAY + 8):
+        world.pod(f"p{number}", 8)
+    lists = [[world.candidates(f"p{number}", "n", "m")] for number in range(UNDER_WAY + 8)]
+    assert {result.why for result in await world.commit(*lists)} == {NOT_LEADER}
+    before = world.refreshed
+    follower.is_leader, follower.since = True, 90.0
+    await world.commit(lists[0])
+    await world.commit(lists[1])
+    assert world.refreshed == before + 1
+
+    def depose(_name: str) -> None:
+        follower.is_leader = False
+
+    world.api.before = depose
+    results = await world.commit(*lists[2:])
+    assert len(world.api.sent) == 3
+    refused = [result for result in results if result.outcome is CommitOutcome.REFUSED]
+    assert len(refused) == len(results) - 1
+    assert world.assumed() == 24
+    follower.is_leader, follower.since = True, 200.0
+    world.api.before = lambda _name: None
+    results = await world.commit(*lists[3:])
+    assert {result.outcome for result in results} == {CommitOutcome.BOUND}
+    assert world.refreshed == before + 2
 
 
 async def test_who_ends_sends_no_further_binding() -> None:

@@ -11,12 +11,13 @@ from aiohttp import web
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
+from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
-from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
+from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import committer_of
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
@@ -70,7 +71,7 @@ async def run(
         watcher.filled.connect(freeze_caches)
         watcher.call_after_each_list(trim_memory)
         QueueFeed(queue, watcher, clock)
-        elector = make_elector(settings, client)
+        elector = make_follower(settings.follow_lease, client) or make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         term = LeadershipTerm(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
         writer = PodWriter(client, term.may_write, settings.write_timeout_s)
@@ -138,7 +139,7 @@ class LeadershipTerm:
 
     def __init__(
         self,
-        elector: LeaseElector | None,
+        elector: LeaseElector | LeaseFollower | None,
         watcher: Watcher,
         clock: Callable[[], float],
         write_s: float,

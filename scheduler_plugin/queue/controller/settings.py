@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +11,7 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GI
 from kubeapi.addresses import HttpAddress, address_faults
 from scheduler_plugin.cache.watcher import MIN_STALE_S
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import list_election_faults, list_process_faults
+from scheduler_plugin.options import list_election_faults, list_follower_faults, list_process_faults
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 INDEXED: Final = {"best-fit": {"mode": "pick"}}
@@ -38,6 +38,8 @@ class QueueSettings(HttpAddress):
         pod_name: This process's pod; while it leads, the pod has the label gpupack.io/leader, and readiness
             says nothing of who leads. None for no label.
         committer: URL of the scheduler that binds pods of batch mode; None: nobody binds them.
+        follow_lease: NAMESPACE/NAME of the Lease of the kube-scheduler in this process's pod, with which it
+            leads, in place of an election. None: it follows none.
         write_timeout_s: A write without an answer for so long has failed or never will.
         stale_s: Age of the view, in seconds, from which nothing is released; from 10.
         log_level: One of debug, info, warning, error.
@@ -58,7 +60,8 @@ class QueueSettings(HttpAddress):
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     pod_name: str | None = None
     committer: str | None = None
-    write_timeout_s: float = 5.0
+    follow_lease: str | None = None
+    write_timeout_s: float = 4.0
     stale_s: float = 180.0
     log_level: str = "info"
     log_format: str = "text"
@@ -81,6 +84,11 @@ class QueueSettings(HttpAddress):
             return [f"nodePolicy: {error}"]
         return []
 
+    def _list_follower_faults(self) -> Iterator[str]:
+        if self.follow_lease is not None and self.leader_elect:
+            yield f"follow lease {self.follow_lease!r} with an election; allowed: one of the two"
+        yield from list_follower_faults(self.follow_lease, "write timeout", self.write_timeout_s)
+
     def check(self) -> None:
         """Check everything.
 
@@ -89,6 +97,7 @@ class QueueSettings(HttpAddress):
         """
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
+            *self._list_follower_faults(),
             *address_faults("http", self.http),
             *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
         ]
