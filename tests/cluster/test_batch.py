@@ -1,0 +1,211 @@
+"""Batch mode that binds, on a real API server: the policies, and pods bound with one write through faults."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
+from benchmarks.throughput import CARD_GIB, fake_node, in_parallel
+from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
+from tests.cluster.harness import ApiError, Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import NODES, PODS
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import QueueController
+from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
+
+NODE_COUNT = 20
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+NODE_TERM = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
+POD_TERM = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"a": "b"}}}
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "selector": {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]},
+    "required nodes": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [NODE_TERM]}}}},
+    "volumes": {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "c", "configMap": {"name": "c"}}]},
+    "linux": {"os": {"name": "linux"}},
+    "claim": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+    "ephemeral volume": {
+        "volumes": [
+            {
+                "name": "v",
+                "ephemeral": {
+                    "volumeClaimTemplate": {
+                        "spec": {
+                            "accessModes": ["ReadWriteOnce"],
+                            "resources": {"requests": {"storage": "1Gi"}},
+                        }
+                    }
+                },
+            }
+        ]
+    },
+    "csi volume": {"volumes": [{"name": "v", "csi": {"driver": "d.example.com"}}]},
+    "pod affinity": {"affinity": {"podAffinity": {REQUIRED: [POD_TERM]}}},
+    "anti-affinity": {"affinity": {"podAntiAffinity": {REQUIRED: [POD_TERM]}}},
+    "preferred": {
+        "affinity": {
+            "nodeAffinity": {
+                PREFERRED: [
+                    {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
+                ]
+            }
+        }
+    },
+    "spread": {
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}
+        ]
+    },
+    "host network": {"hostNetwork": True},
+    "foreign gate": {"schedulingGates": [{"name": "example.com/theirs"}]},
+    "resource claim": {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]},
+    "windows": {"os": {"name": "windows"}},
+}
+
+
+def queued(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:
+    pod = w.pod(name, w.container(gib=gib, limits={"cpu": "100m", "memory": "64Mi"}), **spec)
+    pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    return pod
+
+
+@pytest.fixture(scope="module")
+def policies(make_cluster: Any) -> Cluster:
+    def begin(cluster: Cluster) -> None:
+        cluster.control.start_without_controllers()
+        apply_all(cluster.api, build(MANIFESTS / "overlays/queue-batch"))
+
+        def is_in_force() -> bool:
+            spec = cluster.api.post(PODS, queued("p"), dryRun="All")["spec"]
+            return bool(spec["schedulerName"] == BATCH_SCHEDULER)
+
+        until(is_in_force, "the policy in force", 60)
+
+    cluster: Cluster = make_cluster(with_node=False, start=begin)
+    return cluster
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_pod_has_the_scheduler_or_the_gate_as_the_code_says(policies: Cluster, name: str) -> None:
+    spec = policies.api.post(PODS, queued("p", **SPECS[name]), dryRun="All")["spec"]
+    gates = [gate["name"] for gate in spec.get("schedulingGates", [])]
+    is_batch = spec["schedulerName"] == BATCH_SCHEDULER
+    assert is_batch is (QUEUE_GATE not in gates)
+    assert is_batch is (list_unsupported_fields({**spec, "schedulerName": BATCH_SCHEDULER}) == [])
+    assert is_batch is (list(SPECS).index(name) < list(SPECS).index("claim"))
+
+
+def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(policies: Cluster) -> None:
+    namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
+    policies.api.post("/api/v1/namespaces", namespace)
+
+    def ask(**spec: Any) -> dict[str, Any]:
+        pod = w.pod("p", w.container(gib=8), **spec)
+        pod["metadata"]["namespace"] = "team"
+        found: dict[str, Any] = policies.api.post("/api/v1/namespaces/team/pods", pod, dryRun="All")
+        return found
+
+    pod = ask()
+    assert pod["metadata"]["labels"] == {QUEUE_NAME: "a"}
+    assert pod["spec"]["schedulerName"] == BATCH_SCHEDULER
+    assert "schedulingGates" not in pod["spec"]
+    pod = ask(hostNetwork=True)
+    assert pod["metadata"]["labels"] == {QUEUE_NAME: "a"}
+    assert pod["spec"]["schedulingGates"] == [{"name": QUEUE_GATE}]
+
+
+@pytest.fixture(scope="module")
+def fleet(make_cluster: Any) -> Cluster:
+    def begin(cluster: Cluster) -> None:
+        cluster.control.start_without_controllers()
+        in_parallel(NODE_COUNT, lambda index: cluster.api.post(NODES, fake_node(index)))
+        cluster.extender.flags = ["--commit"]
+        cluster.extender.start()
+
+    cluster: Cluster = make_cluster(with_node=False, start=begin)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def queue(fleet: Cluster) -> Iterator[QueueController]:
+    (port,) = free_ports(1)
+    queue = QueueController(fleet.control.admin_config, fleet.home, fleet.control.log_dir, port)
+    queue.config.write_text("mode: batch\nqueues: [{name: a}]\n")
+    queue.flags = ["--committer", fleet.extender.url]
+    queue.start()
+    yield queue
+    queue.kill()
+
+
+def create_all(fleet: Cluster, prefix: str, count: int) -> None:
+    bodies = [queued(f"{prefix}-{number:03d}", 20, schedulerName=BATCH_SCHEDULER) for number in range(count)]
+    in_parallel(count, lambda index: fleet.api.post(PODS, bodies[index]))
+
+
+def bound(fleet: Cluster, prefix: str) -> list[dict[str, Any]]:
+    pods = fleet.api.get(PODS)["items"]
+    return [pod for pod in pods if pod["metadata"]["name"].startswith(prefix) and pod["spec"].get("nodeName")]
+
+
+def check_cards(fleet: Cluster) -> None:
+    used: Counter[str] = Counter()
+    for pod in bound(fleet, ""):
+        for shares in json.loads(pod["metadata"]["annotations"][POD_ASSIGNED]).values():
+            for card, units in shares:
+                used[card] += units
+    assert used
+    assert max(used.values()) <= CARD_GIB
+
+
+def test_pods_are_bound_without_a_kube_scheduler(fleet: Cluster, queue: QueueController) -> None:
+    create_all(fleet, "plain", 60)
+    until(lambda: len(bound(fleet, "plain")) == 60, "pods bound", 60)
+    check_cards(fleet)
+
+
+def test_a_committer_that_is_killed_in_a_batch_binds_nothing_twice(
+    fleet: Cluster, queue: QueueController
+) -> None:
+    """The next process waits for what the one before may have sent, and lists the pods."""
+    create_all(fleet, "killed", 120)
+    until(lambda: len(bound(fleet, "killed")) > 5, "some pods bound", 60)
+    fleet.extender.kill()
+    fleet.extender.start()
+    until(lambda: len(bound(fleet, "killed")) == 120, "all pods bound", 120)
+    check_cards(fleet)
+
+
+def test_a_queue_that_is_killed_in_a_batch_goes_on(fleet: Cluster, queue: QueueController) -> None:
+    create_all(fleet, "queue", 120)
+    until(lambda: len(bound(fleet, "queue")) > 5, "some pods bound", 60)
+    queue.kill()
+    queue.start()
+    until(lambda: len(bound(fleet, "queue")) == 120, "all pods bound", 120)
+    check_cards(fleet)
+
+
+def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queue: QueueController) -> None:
+    fleet.api.post(PODS, queued("large", CARD_GIB + 1, schedulerName=BATCH_SCHEDULER))
+    fleet.api.post(PODS, queued("odd", 1, schedulerName=BATCH_SCHEDULER, hostNetwork=True))
+
+    def condition(name: str) -> dict[str, Any]:
+        conditions = fleet.api.get(f"{PODS}/{name}")["status"].get("conditions", [])
+        return next((each for each in conditions if each["type"] == "PodScheduled"), {})
+
+    until(lambda: condition("large").get("reason") == "Unschedulable", "the condition", 60)
+    until(lambda: "hostNetwork" in condition("odd").get("message", ""), "the field named", 60)
+    assert not bound(fleet, "odd")
+
+
+def test_the_api_server_refuses_a_gated_pod(fleet: Cluster) -> None:
+    """Why the way is chosen when a pod is created."""
+    fleet.api.post(PODS, queued("gated", 1, schedulingGates=[{"name": "example.com/g"}]))
+    target = {"apiVersion": "v1", "kind": "Node", "name": "node-00000"}
+    binding = {"metadata": {"name": "gated"}, "target": target}
+    with pytest.raises(ApiError, match="scheduling gates"):
+        fleet.api.post(f"{PODS}/gated/binding", binding)
