@@ -9,7 +9,7 @@ from allocator.errors import QuantityError
 from allocator.place import place
 from allocator.quantity import parse_bytes
 from gpupack.autoscale.shapes import HOSTNAME, Shape, Shapes, describe
-from gpupack.autoscale.waiting_pods import SENTENCES, Outcome, PodKind, WaitingPod
+from gpupack.autoscale.waiting_pods import SENTENCES, EquivalentPods, Outcome, WaitingPod
 from gpupack.whatif.gangs import make_query
 from gpupack.whatif.what_if import WhatIf
 from kubeapi.selectors import NodeTerm
@@ -44,7 +44,7 @@ class NewNode:
     memory_bytes: int
     pods_left: int
     others: dict[str, int] = field(default_factory=dict)
-    pods: list[tuple[WaitingPod, PodKind]] = field(default_factory=list)
+    pods: list[tuple[WaitingPod, EquivalentPods]] = field(default_factory=list)
     terms: tuple[NodeTerm, ...] | None = None
 
     @property
@@ -57,7 +57,7 @@ class NewNode:
         """Units of its cards."""
         return sum(card.size_units for card in self.cards)
 
-    def take(self, pod: WaitingPod, kind: PodKind) -> bool:
+    def take(self, pod: WaitingPod, kind: EquivalentPods) -> bool:
         """Put a pod on it where everything that it asks for is left; tell whether it was."""
         requirements = kind.requirements
         if (
@@ -106,7 +106,7 @@ def join_terms(
     )
 
 
-def _must_be_apart(pod: WaitingPod, kind: PodKind, other: WaitingPod, its: PodKind) -> bool:
+def _must_be_apart(pod: WaitingPod, kind: EquivalentPods, other: WaitingPod, its: EquivalentPods) -> bool:
     """Tell whether two pods cannot be on one node."""
     if kind.requirements.ports & its.requirements.ports:
         return True
@@ -130,7 +130,7 @@ class Packer:
         self._shapes = shapes
         self._taking: dict[int, frozenset[str]] = {}
 
-    def shapes_for(self, kind: PodKind) -> frozenset[str]:
+    def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
         """Names of the shapes of which an empty node takes a pod of a kind."""
         found = self._taking.get(id(kind))
         if found is None:
@@ -145,7 +145,7 @@ class Packer:
             self._taking[id(kind)] = found
         return found
 
-    def share_shapes(self, kind: PodKind, other: PodKind) -> None:
+    def share_shapes(self, kind: EquivalentPods, other: EquivalentPods) -> None:
         """Note that pods of a kind are some of those of another one."""
         self._taking[id(kind)] = self.shapes_for(other)
 
@@ -158,7 +158,7 @@ class Packer:
         there = sorted({describe(layout, unit_mib) for layout in self._shapes.layouts})
         return f"{said}: known are nodes of {'; '.join(there[:_NAMED])}"
 
-    def pack(self, kinds: Sequence[PodKind], most: int) -> list[NewNode]:
+    def pack(self, kinds: Sequence[EquivalentPods], most: int) -> list[NewNode]:
         """Fill new nodes until all pods have one, at most so many.
 
         Each node is of the shape that the pods left fill best, a smaller one before a larger one.
@@ -183,7 +183,7 @@ class Packer:
             found.append(best)
         return found
 
-    def _examples(self, names: frozenset[str], kinds: Sequence[PodKind]) -> list[str]:
+    def _examples(self, names: frozenset[str], kinds: Sequence[EquivalentPods]) -> list[str]:
         """Leave out shapes that take the same pods and have the same of everything as another one."""
         seen = set()
         found = []
@@ -211,7 +211,7 @@ class Packer:
                 continue
         return found
 
-    def _fill(self, name: str, kinds: Sequence[PodKind], left: dict[int, list[WaitingPod]]) -> NewNode:
+    def _fill(self, name: str, kinds: Sequence[EquivalentPods], left: dict[int, list[WaitingPod]]) -> NewNode:
         node = self.empty(name)
         for kind in kinds:
             if name not in self.shapes_for(kind):
@@ -221,13 +221,13 @@ class Packer:
                     break
         return node
 
-    def takes_all(self, name: str, pods: Sequence[tuple[WaitingPod, PodKind]]) -> bool:
+    def takes_all(self, name: str, pods: Sequence[tuple[WaitingPod, EquivalentPods]]) -> bool:
         """Tell whether an empty node of a shape takes pods together."""
         node = self.empty(name)
         return all(name in self.shapes_for(kind) and node.take(pod, kind) for pod, kind in pods)
 
 
-def _sort_by_size(kind: PodKind) -> tuple[int, int, int]:
+def _sort_by_size(kind: EquivalentPods) -> tuple[int, int, int]:
     """Sort kinds: what is hardest to place first."""
     demands = kind.request.demands
     per_card = max(demand.per_card for demand in demands)

@@ -33,8 +33,8 @@ from gpupack.autoscale.sums import (
 )
 from gpupack.autoscale.waiting_pods import (
     SENTENCES,
+    EquivalentPods,
     Outcome,
-    PodKind,
     WaitingPod,
     group_by_kind,
     list_waiting_pods,
@@ -213,12 +213,12 @@ class Planner:
 
     def _keep_due(
         self,
-        refused: Sequence[PodKind],
+        refused: Sequence[EquivalentPods],
         packer: Packer,
         outcomes: "_Outcomes",
         fit_by_sum: frozenset[str],
         now_s: float,
-    ) -> list[PodKind]:
+    ) -> list[EquivalentPods]:
         """Keep the pods that need a new node now, and that one of the shapes takes."""
         found = []
         for kind in refused:
@@ -235,7 +235,7 @@ class Planner:
                 else:
                     pods.append(pod)
             if pods:
-                found.append(PodKind(pods))
+                found.append(EquivalentPods(pods))
                 packer.share_shapes(found[-1], kind)
         return found
 
@@ -274,7 +274,7 @@ def find_asked_before(cluster: Cluster, pods: Mapping[str, WaitingPod]) -> set[s
     return {uid for uid, waiting in pods.items() if waiting.pod.full_name in named}
 
 
-def _has_node(cluster: Cluster, kind: PodKind) -> bool:
+def _has_node(cluster: Cluster, kind: EquivalentPods) -> bool:
     """Tell whether filter and kube-scheduler's rules let a pod of a kind on any node."""
     return WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements).has_node()
 
@@ -335,7 +335,7 @@ class _PlaceholderMaker:
     shapes: Shapes
     packer: Packer
     fit_by_sum: frozenset[str]
-    short: Sequence[tuple[WaitingPod, PodKind]]
+    short: Sequence[tuple[WaitingPod, EquivalentPods]]
     starting: Mapping[str, Layout]
     host_label: str = HOSTNAME
     masks: dict[tuple[str, frozenset[str]], BoolArray] = field(default_factory=dict)
@@ -466,7 +466,7 @@ def _list_label_keys(shapes: Sequence[Shape]) -> list[str]:
     return [*(key for key in GROUP_LABELS if key in keys), *sorted(keys - set(GROUP_LABELS))]
 
 
-def _allows_shape(shape: Shape, kind: PodKind) -> bool:
+def _allows_shape(shape: Shape, kind: EquivalentPods) -> bool:
     """Tell whether the rules of pods, not their cards, allow a shape."""
     rules = kind.requirements.rules
     return rules.allows_node(shape.name, shape.labels, shape.taints, unschedulable=False)

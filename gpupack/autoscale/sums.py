@@ -13,7 +13,7 @@ import numpy as np
 
 from allocator.names import PERCENT_RESOURCE
 from gpupack.autoscale.shapes import Shape, Shapes
-from gpupack.autoscale.waiting_pods import PodKind, WaitingPod
+from gpupack.autoscale.waiting_pods import EquivalentPods, WaitingPod
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.kube_checks import UNKNOWN
 from gpupack.whatif.objects import KubeNode
@@ -27,7 +27,7 @@ UNITS, PERCENT, CPU, MEMORY, PODS = range(5)
 _RULES_KNOWN: Final = 256
 
 
-def count_amounts(kind: PodKind) -> LongArray:
+def count_amounts(kind: EquivalentPods) -> LongArray:
     """What one pod of a kind takes of each column: int64[5]."""
     request, requirements = kind.request, kind.requirements
     units = 0 if request.percent else request.effective_units
@@ -111,7 +111,7 @@ class SumView:
             mask = self._masks[rules] = self._verdicts.allowed(self._cluster, rules)
         return mask
 
-    def candidates(self, kind: PodKind) -> RowArray:
+    def candidates(self, kind: EquivalentPods) -> RowArray:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
         found = np.flatnonzero(self._allowed(kind.requirements.rules))
         requirements = kind.requirements
@@ -159,16 +159,16 @@ class SumPacking:
     """
 
     fit_by_sum: frozenset[str]
-    short: tuple[tuple[WaitingPod, PodKind], ...]
+    short: tuple[tuple[WaitingPod, EquivalentPods], ...]
 
 
-def pack_by_sums(view: SumView, kinds: Sequence[PodKind]) -> SumPacking:
+def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
     """Put unschedulable pods on existing nodes as a cluster autoscaler does; takes them off `view.left`."""
     candidates = {id(kind): view.candidates(kind) for kind in kinds}
     amounts = {id(kind): count_amounts(kind) for kind in kinds}
     pods = sorted(((pod, kind) for kind in kinds for pod in kind.pods), key=lambda pair: pair[0].order)
     fit_by_sum: set[str] = set()
-    short: list[tuple[WaitingPod, PodKind]] = []
+    short: list[tuple[WaitingPod, EquivalentPods]] = []
     for pod, kind in pods:
         # What is left becomes less only: a node that was too full stays so.
         there = candidates[id(kind)] = view.having(candidates[id(kind)], amounts[id(kind)])

@@ -80,8 +80,8 @@ class WaitingPod:
 
 
 @dataclass(eq=False)
-class PodKind:
-    """Pods that may go to the same nodes and ask for the same.
+class EquivalentPods:
+    """EquivalentPods are waiting pods that may go to the same nodes and ask for the same.
 
     Attributes:
         pods: In the order of their importance.
@@ -127,11 +127,11 @@ def list_waiting_pods(cluster: Cluster) -> list[WaitingPod]:
     return sorted(found, key=lambda waiting: waiting.order)
 
 
-def group_by_kind(pods: Iterable[WaitingPod]) -> list[PodKind]:
+def group_by_kind(pods: Iterable[WaitingPod]) -> list[EquivalentPods]:
     """Group pods, in the order of the first of each kind."""
-    kinds: dict[Hashable, PodKind] = {}
+    kinds: dict[Hashable, EquivalentPods] = {}
     for pod in pods:
-        kinds.setdefault(_key(pod), PodKind()).pods.append(pod)
+        kinds.setdefault(_key(pod), EquivalentPods()).pods.append(pod)
     return list(kinds.values())
 
 
