@@ -90,7 +90,7 @@ class _Spec(msgspec.Struct):
     schedulingGates: list[_Gate] | None = None  # noqa: N815 (as Kubernetes writes it)
 
 
-class Pod(msgspec.Struct):
+class InstalledPod(msgspec.Struct):
     """What is read of a pod."""
 
     metadata: _Metadata
@@ -196,7 +196,7 @@ def _annotations(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return _ours(annotations) + tuple(key for key in written if key and annotations.get(key) == "true")
 
 
-def kept_back(pods: Collection[Pod], *, force: bool) -> str:
+def kept_back(pods: Collection[InstalledPod], *, force: bool) -> str:
     """Say why a Node must stay as it is; empty where nothing is against cleaning it.
 
     Args:
@@ -213,7 +213,7 @@ def kept_back(pods: Collection[Pod], *, force: bool) -> str:
     return ""
 
 
-def warnings(pods: Collection[Pod]) -> list[str]:
+def warnings(pods: Collection[InstalledPod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
     living = [pod for pod in pods if not (pod.ended or pod.is_placeholder)]
     gated = sorted(pod.text for pod in living if pod.is_gated)
@@ -267,12 +267,12 @@ class Uninstaller:
         self._dry_run = dry_run
         self._force = force
 
-    async def pods(self) -> list[Pod]:
+    async def pods(self) -> list[InstalledPod]:
         """List all pods."""
         return [
             pod
             async for page in self._client.pages("/api/v1/pods")
-            for pod in _items(page, Pod, self._client.server)
+            for pod in _items(page, InstalledPod, self._client.server)
         ]
 
     async def nodes(self, names: Sequence[str] = ()) -> list[str]:
@@ -294,7 +294,7 @@ class Uninstaller:
             raise InputError(f"no Node is named {', '.join(unknown)}; allowed: names of the cluster's nodes")
         return [name for name in sorted(found) if found[name] and (not names or name in names)]
 
-    async def remove_placeholders(self, pods: Collection[Pod]) -> list[str]:
+    async def remove_placeholders(self, pods: Collection[InstalledPod]) -> list[str]:
         """Delete the pods that ask a cluster autoscaler for nodes; names those that were there.
 
         Raises:
@@ -312,13 +312,13 @@ class Uninstaller:
                 await self._client.delete(pod_path(pod.metadata.namespace, pod.metadata.name), options)
         return sorted(pod.text for pod in found)
 
-    async def clean(self, names: Sequence[str], pods: Collection[Pod]) -> AsyncIterator[Outcome]:
+    async def clean(self, names: Sequence[str], pods: Collection[InstalledPod]) -> AsyncIterator[Outcome]:
         """Clean one Node after the other; those without anything of ours are passed over.
 
         Raises:
             KubeApiError: the API server refused; Nodes before that one are clean.
         """
-        there: dict[str, list[Pod]] = {}
+        there: dict[str, list[InstalledPod]] = {}
         for pod in pods:
             there.setdefault(pod.spec.nodeName, []).append(pod)
         for name in names:
@@ -378,7 +378,7 @@ class _NodeList(msgspec.Struct):
 
 
 class _PodList(msgspec.Struct):
-    items: list[Pod]
+    items: list[InstalledPod]
 
 
 def _list_of(kind: Any) -> type[_NodeList] | type[_PodList]:

@@ -161,7 +161,7 @@ class ClaimContainer(msgspec.Struct):
     resources: ContainerClaims | None = None
 
 
-class PodClaim(msgspec.Struct, rename="camel"):
+class PodClaimName(msgspec.Struct, rename="camel"):
     """A claim of a pod, by the pod's own name for it."""
 
     name: str
@@ -172,7 +172,7 @@ class ClaimPodSpec(msgspec.Struct, rename="camel"):
     """Spec of a pod, as far as claims go."""
 
     node_name: str = ""
-    resource_claims: list[PodClaim] | None = None
+    resource_claims: list[PodClaimName] | None = None
     containers: list[ClaimContainer] = []
     init_containers: list[ClaimContainer] | None = None
 
@@ -194,7 +194,7 @@ class ScheduledClaim(msgspec.Struct, rename="camel"):
 class ClaimPodStatus(msgspec.Struct, rename="camel"):
     """Claims that were made for a pod, from templates and by the scheduler."""
 
-    resource_claim_statuses: list[PodClaim] | None = None
+    resource_claim_statuses: list[PodClaimName] | None = None
     extended_resource_claim_status: ScheduledClaim | None = None
 
 
