@@ -15,7 +15,7 @@ from kubeapi.events import BUSY_S
 from kubeapi.paths import pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
-from scheduler_plugin.binding.pod_claims import PodClaim
+from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.errors import CommitError
 
@@ -293,7 +293,7 @@ class Binder:
             self._last_sent_at = self.clock()
         return ""
 
-    async def _write_claim(self, commitment: PendingBinding, claim: PodClaim) -> str:
+    async def _write_claim(self, commitment: PendingBinding, claim: BoundPodClaim) -> str:
         """Write a pod's claim; returns the pod's resourceVersion after that.
 
         Raises:

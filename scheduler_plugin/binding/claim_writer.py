@@ -23,7 +23,7 @@ import structlog
 from allocator.names import DRA_API, POD_CLAIM_LABEL
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.paths import pod_path
-from scheduler_plugin.binding.pod_claims import PodClaim, claims_path
+from scheduler_plugin.binding.pod_claims import BoundPodClaim, claims_path
 from scheduler_plugin.errors import CommitError
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ class ClaimWriter:
         self._locks: dict[str, asyncio.Lock] = {}
         self._releasing: set[asyncio.Task[None]] = set()
 
-    async def write(self, claim: PodClaim, resource_version: str) -> str:
+    async def write(self, claim: BoundPodClaim, resource_version: str) -> str:
         """Make the claim ready for the kubelet, and name it in the pod's status.
 
         Args:
@@ -109,7 +109,7 @@ class ClaimWriter:
             answer = await self._api.patch(path, body, timeout_s=self._timeout_s)
             return str(msgspec.json.decode(answer)["metadata"]["resourceVersion"])
 
-    def release(self, claim: PodClaim) -> None:
+    def release(self, claim: BoundPodClaim) -> None:
         """Deallocate a claim of which no Binding came, in the background."""
         task = asyncio.create_task(self._release(claim))
         self._releasing.add(task)
@@ -142,7 +142,7 @@ class ClaimWriter:
             task.cancel()
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
-    async def _create(self, claim: PodClaim) -> dict[str, Any]:
+    async def _create(self, claim: BoundPodClaim) -> dict[str, Any]:
         """Create the claim, or find the one that an attempt before created."""
         try:
             answer = await self._api.post(claims_path(claim.namespace), claim.body, timeout_s=self._timeout_s)
@@ -155,7 +155,7 @@ class ClaimWriter:
             raise CommitError(f"claim {claim.namespace}/{claim.name} is being deleted; it is tried again")
         return found
 
-    async def _allocate(self, claim: PodClaim, found: dict[str, Any]) -> dict[str, Any]:
+    async def _allocate(self, claim: BoundPodClaim, found: dict[str, Any]) -> dict[str, Any]:
         if _shares(found) == claim.shares:
             return found
         if _shares(found):
@@ -176,7 +176,7 @@ class ClaimWriter:
         written: dict[str, Any] = msgspec.json.decode(answer)
         return written
 
-    async def _release(self, claim: PodClaim) -> None:
+    async def _release(self, claim: BoundPodClaim) -> None:
         for _ in range(RETRIES):
             try:
                 async with self._lock(claim.pod_uid):

@@ -12,7 +12,7 @@ import numpy as np
 from allocator.errors import RequestError
 from allocator.place import Placement, place
 from allocator.records import Assignment, dump_assigned
-from scheduler_plugin.binding.pod_claims import PodClaim, claim_of
+from scheduler_plugin.binding.pod_claims import BoundPodClaim, claim_of
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.charges import AssumedPod
 from scheduler_plugin.cache.pods import PodRecord
@@ -41,7 +41,7 @@ class PendingBinding:
     node: str
     assigned: str | None
     assumed: AssumedPod | None
-    claim: PodClaim | None = None
+    claim: BoundPodClaim | None = None
 
 
 class Committer:
@@ -89,7 +89,7 @@ class Committer:
         take.awaits_claim = claim is not None
         return PendingBinding(pod, node, text, take, claim)
 
-    def _make_claim(self, pod: PodRecord, node: str, assigned: Assignment | None) -> PodClaim | None:
+    def _make_claim(self, pod: PodRecord, node: str, assigned: Assignment | None) -> BoundPodClaim | None:
         """Write the claim of a pod on a node that serves claims.
 
         Raises:

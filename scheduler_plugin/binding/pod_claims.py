@@ -36,7 +36,7 @@ _SHARED_REQUEST: Final = "all-containers"
 
 
 @dataclass(frozen=True, slots=True)
-class PodClaim:
+class BoundPodClaim:
     """What has to be written for one pod on one node, before its Binding.
 
     Attributes:
@@ -78,7 +78,7 @@ def claims_path(namespace: str) -> str:
 
 def claim_of(
     pod: PodRecord, node: str, sizes: Mapping[str, int], assigned: Assignment, unit_mib: int
-) -> PodClaim:
+) -> BoundPodClaim:
     """Write the claim of a pod.
 
     Each container that asks has a request of its own, with a share of each of its cards. Where an ordinary
@@ -116,7 +116,7 @@ def claim_of(
             f"allowed on node {node}, which serves claims: {MOST_RESULTS}"
         )
     resource = PERCENT_RESOURCE if request.percent else resource_name(unit_mib)
-    return PodClaim(
+    return BoundPodClaim(
         namespace=pod.namespace,
         pod=pod.name,
         pod_uid=pod.uid,

@@ -28,7 +28,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PodKind:
+class SimulatedPodKind:
     """What pods with the same request have in common; one object for each such request.
 
     Attributes:
@@ -74,7 +74,7 @@ class SimulatedCluster:
         self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
         self.arrays.set_other_resources(others)
         self._cards: dict[int, list[Card]] = {}
-        self._kinds: dict[tuple[object, ...], PodKind] = {}
+        self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
         for node in nodes:
             row = self.arrays.add_node(node.name)
@@ -99,7 +99,7 @@ class SimulatedCluster:
             dtype=np.int64,
         )
 
-    def kind(self, pod: TracePod, card_policy: str) -> PodKind:
+    def kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         """Make a pod's request ready; the same object for equal requests."""
         key = (
             pod.cpu_milli,
@@ -117,7 +117,7 @@ class SimulatedCluster:
             kind = self._kinds[key] = self._kind(pod, card_policy)
         return kind
 
-    def _kind(self, pod: TracePod, card_policy: str) -> PodKind:
+    def _kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
@@ -146,7 +146,7 @@ class SimulatedCluster:
             query = SchedulingRequest(
                 PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask
             )
-        return PodKind(ask, nodes, ask.gpu_units, pod.asked, query, ask.host)
+        return SimulatedPodKind(ask, nodes, ask.gpu_units, pod.asked, query, ask.host)
 
     def admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -155,7 +155,7 @@ class SimulatedCluster:
         result: BoolArray = np.isin(self._model_of_row, wanted)
         return result
 
-    def fitting(self, kind: PodKind) -> RowArray:
+    def fitting(self, kind: SimulatedPodKind) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
         fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
@@ -173,7 +173,7 @@ class SimulatedCluster:
         whole = np.count_nonzero((arrays.free == arrays.size) & (arrays.size > 0))
         return 100.0 * float(whole) / self.gpus
 
-    def fits(self, kind: PodKind, row: int) -> bool:
+    def fits(self, kind: SimulatedPodKind, row: int) -> bool:
         """Tell whether a row can take a pod now."""
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes[row]:
@@ -188,7 +188,7 @@ class SimulatedCluster:
             for demand in ask.demands
         )
 
-    def misfit(self, kind: PodKind) -> str:
+    def misfit(self, kind: SimulatedPodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes.any():
@@ -211,7 +211,7 @@ class SimulatedCluster:
         # Each of its containers would find its cards, but for the others.
         return "not enough cards free"
 
-    def choose(self, kind: PodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
+    def choose(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
         """Choose cards as bind does on one of `fitting`'s rows: units by card.
 
         Args:
@@ -234,11 +234,11 @@ class SimulatedCluster:
             cards = self._cards[row] = list(build_cards(self.arrays, row))
         return dict.fromkeys(choose(cards, units, count, kind.ask.card_policy) or (), units)
 
-    def take(self, kind: PodKind, row: int, charge: Mapping[int, int]) -> None:
+    def take(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Put a pod on a row's cards."""
         self._add(kind, row, charge, 1)
 
-    def give_back(self, kind: PodKind, row: int, charge: Mapping[int, int]) -> None:
+    def give_back(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Take a pod away from a row's cards."""
         self._add(kind, row, charge, -1)
 
@@ -251,7 +251,7 @@ class SimulatedCluster:
             known[card] = replace(known[card], used_units=taken[card])
         self.arrays.set_assumed(row, taken)
 
-    def _add(self, kind: PodKind, row: int, charge: Mapping[int, int], times: int) -> None:
+    def _add(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
         arrays, ask = self.arrays, kind.ask
         if charge:
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
@@ -275,13 +275,13 @@ class SimulatedCluster:
                 [each + times * amounts.get(name, 0) for name, each in used],
             )
 
-    def _fitting(self, kind: PodKind, rows: RowArray) -> BoolArray:
+    def _fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
         """Which of these nodes have the cards, as filter says."""
         if kind.query is None:
             return np.ones(len(rows), dtype=np.bool_)
         return filter_nodes(self.arrays, kind.query, rows)
 
-    def _with_cards(self, kind: PodKind) -> BoolArray | None:
+    def _with_cards(self, kind: SimulatedPodKind) -> BoolArray | None:
         """Nodes that have the cards; all cards of a node are of one model."""
         if not kind.ask.demands:
             return None

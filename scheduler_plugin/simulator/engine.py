@@ -7,7 +7,7 @@ from typing import Final
 
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
-from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
 from scheduler_plugin.simulator.placer import PlacedPod, Placer
 from scheduler_plugin.simulator.trace import CARD, TracePod
 
@@ -121,6 +121,6 @@ def run(
     return outcome
 
 
-def _count(units: Counter[int], kind: PodKind) -> None:
+def _count(units: Counter[int], kind: SimulatedPodKind) -> None:
     for demand in kind.ask.demands:
         units[demand.units] += demand.cards

@@ -20,7 +20,7 @@ from scheduler_plugin.scheduling.policies.registry import (
     WorkloadPolicy,
     make_policy,
 )
-from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
 
 HELD: Final = "held back by the policy"
 
@@ -53,7 +53,9 @@ class Placer:
         self._reader = policy if isinstance(policy, BacklogReader) else None
         self._counted_s = float("-inf")
 
-    def count_waiting(self, now: float, waiting: Callable[[], Mapping[PodKind, Sequence[str]]]) -> None:
+    def count_waiting(
+        self, now: float, waiting: Callable[[], Mapping[SimulatedPodKind, Sequence[str]]]
+    ) -> None:
         """Tell a policy that wants to know who waits, unless that was a moment ago.
 
         Args:
@@ -66,7 +68,7 @@ class Placer:
         pods = [(kind.ask, uids) for kind, uids in waiting().items()]
         self._reader.waiting(self._cluster.arrays, pods)
 
-    def place(self, kind: PodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
+    def place(self, kind: SimulatedPodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
         """Place a pod; the reason when it cannot be.
 
         Args:
@@ -96,14 +98,14 @@ class Placer:
             self._learner.pod_resolved(uid, ask)
         return PlacedPod(row, charge)
 
-    def _scores(self, kind: PodKind, uid: str, rows: RowArray) -> FloatArray:
+    def _scores(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
         ask = kind.ask if self._counter is None else replace(kind.ask, pod=uid)
         if kind.is_plain or kind.query is None:
             return compute_scores(self._policy, self._cluster.arrays, ask, rows)
         return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)
 
-    def end(self, kind: PodKind, place: PlacedPod, uid: str) -> None:
+    def end(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
         """Take a pod away that has ended."""
         self._cluster.give_back(kind, place.row, place.charge)
         if self._learner is not None:

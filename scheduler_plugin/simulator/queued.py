@@ -23,7 +23,7 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.config.quota import Cohort, QuotaState, find_cohorts
 from scheduler_plugin.queue.scheduler.reservation_delay import compute_delay_s
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
 from scheduler_plugin.simulator.placer import Placer
 from scheduler_plugin.simulator.queued_places import SimulatedPlaces
 from scheduler_plugin.simulator.queued_room import SimulatedReservations, victims, with_quota
@@ -70,7 +70,7 @@ class SimulatedQueue:
         self.has = QueueResources()
         self.cluster = cluster
         self.pods = 0
-        self.waiting: WaitingWorkloads[PodKind] = WaitingWorkloads()
+        self.waiting: WaitingWorkloads[SimulatedPodKind] = WaitingWorkloads()
         self.strict = strict
         self.is_open = is_open
         self._count_slots = count_slots
@@ -143,8 +143,8 @@ class QueuedReplayState(ReplayState):
             name: SimulatedQueue(
                 name,
                 form.weight,
-                strict=form.strategy == "StrictFIFO",
-                is_open=form.stop == "None",
+                strict=form.is_strict,
+                is_open=form.stop_policy == "None",
                 count_slots=config.slots is not None,
                 cluster=cluster.resources if config.fair_sharing == "dominant" else None,
             )
@@ -163,13 +163,13 @@ class QueuedReplayState(ReplayState):
         self._began_s: dict[int, float] = {}
         self._began_units = 0.0
         self._waited: dict[int, float] = {}
-        self._stuck: set[PodKind] = set()
+        self._stuck: set[SimulatedPodKind] = set()
         # A second stage waits for those of its first one, too, that have not arrived yet.
         for number, arrival in enumerate(replay.arrivals):
             if arrival.pod.data:
                 self.tenants[self.queues[number]].waiting.begun(f"{number:09}", arrival.pod.job)
 
-    def arrive(self, number: int, kind: PodKind) -> None:
+    def arrive(self, number: int, kind: SimulatedPodKind) -> None:
         """Let a pod wait, and release what can be released."""
         if not self._possible[kind]:
             self.story.impossible.add(number)
@@ -196,7 +196,7 @@ class QueuedReplayState(ReplayState):
         used = tuple(tenant.units for tenant in tenants)
         self.shares.append(QueueShare(at, used, tuple(len(tenant.waiting) for tenant in tenants)))
 
-    def _wait(self, number: int, kind: PodKind, since: float) -> None:
+    def _wait(self, number: int, kind: SimulatedPodKind, since: float) -> None:
         pod = self.arrivals[number].pod
         task = QueuedWorkload(
             f"{number:09}", SlotType.LOCAL if pod.data else SlotType.FREE, since, kind, pod.data, pod.job
@@ -231,8 +231,8 @@ class QueuedReplayState(ReplayState):
             pass
         self._keep_room(now)
 
-    def _waiting_uids(self) -> dict[PodKind, list[str]]:
-        found: dict[PodKind, list[str]] = {}
+    def _waiting_uids(self) -> dict[SimulatedPodKind, list[str]]:
+        found: dict[SimulatedPodKind, list[str]] = {}
         for tenant in self.tenants.values():
             for task in tenant.waiting:
                 found.setdefault(task.wants, []).append(str(int(task.uid)))
@@ -284,15 +284,15 @@ class QueuedReplayState(ReplayState):
 
         With `near_only` nobody goes whose data is elsewhere.
         """
-        unplaced: set[PodKind] = set()
+        unplaced: set[SimulatedPodKind] = set()
 
-        def may(tenant: LendingQueue[PodKind], group: WorkloadGroup[PodKind]) -> bool:
+        def may(tenant: LendingQueue[SimulatedPodKind], group: WorkloadGroup[SimulatedPodKind]) -> bool:
             kind = group.key.wants
             if kind in self._stuck or kind in unplaced:
                 return False
             return self._may(self.tenants[tenant.name], kind, row, group)
 
-        def near(_tenant: LendingQueue[PodKind], group: WorkloadGroup[PodKind]) -> bool:
+        def near(_tenant: LendingQueue[SimulatedPodKind], group: WorkloadGroup[SimulatedPodKind]) -> bool:
             data = group.key.data
             if row is not None:
                 return self._places.is_near(data, row)
@@ -312,9 +312,9 @@ class QueuedReplayState(ReplayState):
     def _may(
         self,
         tenant: SimulatedQueue,
-        kind: PodKind,
+        kind: SimulatedPodKind,
         row: int | None,
-        group: WorkloadGroup[PodKind] | None = None,
+        group: WorkloadGroup[SimulatedPodKind] | None = None,
     ) -> bool:
         """Whether quota, order and, where a row is given, slots and room of that row let a pod go."""
         if not tenant.is_open or not self._cohorts[tenant.name].allows(tenant.name, kind.units):
@@ -325,7 +325,9 @@ class QueuedReplayState(ReplayState):
             return False
         return group is None or not tenant.strict or _oldest(tenant.waiting) is group
 
-    def _release(self, name: str, task: QueuedWorkload[PodKind], now: float, among: BoolArray | None) -> bool:
+    def _release(
+        self, name: str, task: QueuedWorkload[SimulatedPodKind], now: float, among: BoolArray | None
+    ) -> bool:
         number, kind = int(task.uid), task.wants
         if not self._try(number, kind, now, among):
             return False
@@ -393,7 +395,7 @@ class QueuedReplayState(ReplayState):
         return False
 
     def _who_goes(
-        self, name: str, kind: PodKind, borrowed: list[Running]
+        self, name: str, kind: SimulatedPodKind, borrowed: list[Running]
     ) -> tuple[list[Running], int | None]:
         """The fewest that must go for a lender's pod, and the row where it fits then; none where in vain."""
         cohort = self._cohorts[name]
@@ -434,13 +436,13 @@ class QueuedReplayState(ReplayState):
         self._wait(pod.number, pod.kind, now)
 
 
-def _in_order(tenant: SimulatedQueue) -> list[QueuedWorkload[PodKind]]:
+def _in_order(tenant: SimulatedQueue) -> list[QueuedWorkload[SimulatedPodKind]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
     groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
     return tasks[: 1 if tenant.strict else LOOKED_AT]
 
 
-def _oldest(waiting: WaitingWorkloads[PodKind]) -> WorkloadGroup[PodKind] | None:
+def _oldest(waiting: WaitingWorkloads[SimulatedPodKind]) -> WorkloadGroup[SimulatedPodKind] | None:
     groups = chain.from_iterable(waiting.groups(kind) for kind in SlotType)
     return min(groups, key=lambda group: group.oldest().age_key, default=None)

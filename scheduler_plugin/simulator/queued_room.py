@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from allocator.exact import fit_together
 from allocator.request import Demand
 from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, fits_host
-from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
 from scheduler_plugin.simulator.replay import Running
 
 
@@ -15,7 +15,7 @@ from scheduler_plugin.simulator.replay import Running
 class _SimulatedReservation:
     """Cards of a row that are kept for a pod: units that it needs of each, and that are kept by now."""
 
-    kind: PodKind
+    kind: SimulatedPodKind
     row: int
     needs: Mapping[int, int]
     blocked: dict[int, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class SimulatedReservations:
         """UIDs of the tasks for which something is kept."""
         return tuple(self._kept)
 
-    def keep(self, uid: str, kind: PodKind) -> bool:
+    def keep(self, uid: str, kind: SimulatedPodKind) -> bool:
         """Keep the cards of one node that need the fewest units to become free; False where none will do."""
         arrays = self._cluster.arrays
         if not kind.ask.demands:
@@ -92,7 +92,7 @@ class SimulatedReservations:
         return found
 
 
-def _cheapest(kind: PodKind, sizes: Sequence[int], free: Sequence[int]) -> dict[int, int] | None:
+def _cheapest(kind: SimulatedPodKind, sizes: Sequence[int], free: Sequence[int]) -> dict[int, int] | None:
     """Find cards of a node of which the fewest units must become free, the largest demand first.
 
     Args:
@@ -133,7 +133,7 @@ def _anyhow(sizes: Sequence[int], demands: Sequence[Demand]) -> dict[int, int] |
 
 def victims(
     cluster: SimulatedCluster,
-    kind: PodKind,
+    kind: SimulatedPodKind,
     borrowed: Sequence[Running],
     lacks: Callable[[Collection[Running]], int],
 ) -> tuple[list[Running], int] | None:
@@ -173,7 +173,7 @@ def with_quota(
 
 
 def _until_it_fits(
-    cluster: SimulatedCluster, kind: PodKind, row: int, pods: Sequence[Running]
+    cluster: SimulatedCluster, kind: SimulatedPodKind, row: int, pods: Sequence[Running]
 ) -> list[Running] | None:
     """The first pods of a row that must go for another one to fit; None where that is in vain."""
     if kind.nodes is not None and not kind.nodes[row]:
@@ -189,7 +189,9 @@ def _until_it_fits(
     return None
 
 
-def _fits_without(cluster: SimulatedCluster, kind: PodKind, row: int, gone: Iterable[Running]) -> bool:
+def _fits_without(
+    cluster: SimulatedCluster, kind: SimulatedPodKind, row: int, gone: Iterable[Running]
+) -> bool:
     """Whether a pod fits on a row once some pods are gone."""
     arrays = cluster.arrays
     free = arrays.free[row].tolist()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Arrival
-from scheduler_plugin.simulator.cluster import PodKind, SimulatedCluster
+from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
 from scheduler_plugin.simulator.placer import HELD, PlacedPod, Placer
 
 
@@ -51,7 +51,7 @@ class Running(NamedTuple):
 
     ends_s: float
     number: int
-    kind: PodKind
+    kind: SimulatedPodKind
     place: PlacedPod
 
 
@@ -64,12 +64,12 @@ class ReplayState:
         self._placer = placer
         self.arrivals = arrivals
         self._running: list[Running] = []
-        self._queues: dict[PodKind, deque[int]] = {}
-        self._held: set[PodKind] = set()
-        self._possible: dict[PodKind, bool] = {}
+        self._queues: dict[SimulatedPodKind, deque[int]] = {}
+        self._held: set[SimulatedPodKind] = set()
+        self._possible: dict[SimulatedPodKind, bool] = {}
         self._used = self._waiting = self._waiting_milli = 0
 
-    def arrive(self, number: int, kind: PodKind) -> None:
+    def arrive(self, number: int, kind: SimulatedPodKind) -> None:
         """Place a pod that comes, or let it wait."""
         if not self._possible[kind]:
             self.story.impossible.add(number)
@@ -85,7 +85,7 @@ class ReplayState:
             if kind in self._held:
                 self._backfill(now, set())
 
-    def look(self, kinds: Iterable[PodKind]) -> None:
+    def look(self, kinds: Iterable[SimulatedPodKind]) -> None:
         """Find out which pods an empty cluster can take; before the first arrives."""
         for kind in kinds:
             if kind not in self._possible:
@@ -138,11 +138,11 @@ class ReplayState:
             else:
                 del queues[kind]
 
-    def _waiting_uids(self) -> dict[PodKind, list[str]]:
+    def _waiting_uids(self) -> dict[SimulatedPodKind, list[str]]:
         """List the pods that wait, by kind."""
         return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
-    def _try(self, number: int, kind: PodKind, now: float, among: BoolArray | None = None) -> bool:
+    def _try(self, number: int, kind: SimulatedPodKind, now: float, among: BoolArray | None = None) -> bool:
         placed = self._placer.place(kind, str(number), among)
         if not isinstance(placed, PlacedPod):
             (self._held.add if placed == HELD else self._held.discard)(kind)
@@ -181,7 +181,7 @@ def replay(
     return follow(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
 
 
-def follow(replaying: ReplayState, kinds: Sequence[PodKind]) -> ReplayRecord:
+def follow(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> ReplayRecord:
     """Let all arrivals come, and wait for what can still be placed.
 
     Args:

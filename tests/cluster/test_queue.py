@@ -349,7 +349,7 @@ def test_a_gated_pod_counts_against_a_resource_quota_from_its_creation(
     assert found is not None
     quota = yaml.safe_load(found[1])
     quota["spec"]["hard"] = {"requests.gpupack.io/gpu-memory-gib": "6"}
-    running.config.write_text("queues: [{name: a, stop: Hold}, {name: b}]\n")
+    running.config.write_text("queues: [{name: a, stopPolicy: Hold}, {name: b}]\n")
     until(lambda: {q["stop"] for q in running.status()["queues"]} == {"Hold", "None"}, "a is held", 20)
     path = "/api/v1/namespaces/default/resourcequotas"
     quota["metadata"]["namespace"] = "default"

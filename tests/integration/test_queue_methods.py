@@ -183,7 +183,7 @@ async def test_the_order_of_launch(tmp_path: Path, launch: str, order: list[str]
         make_node(api, "n1", (16, 16), labels={"data.gpupack.io/d": ""})
         make_pod(api, "map", 1, annotations={POD_DATA: "d"})
         make_pod(api, "reduce", 1)
-        async with queue(api, tmp_path, f"{ONE_QUEUE}\n{slots}\nlaunch: {launch}") as running:
+        async with queue(api, tmp_path, f"{ONE_QUEUE}\n{slots}\nlaunchOrder: {launch}") as running:
             await running.released("map", "reduce")
 
             async def is_told() -> bool:

@@ -305,7 +305,7 @@ async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: P
     """The one before stays in force."""
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16, 16))
-        async with queue(api, tmp_path, "queues: [{name: a, stop: Hold}]") as running:
+        async with queue(api, tmp_path, "queues: [{name: a, stopPolicy: Hold}]") as running:
             make_pod(api, "one", 4)
             await running.waits("one", "QueueStopped")
             running.config.write_text("queues: [{name: a, weight: 0}]")

@@ -120,7 +120,7 @@ def test_quota_is_reclaimed_where_room_needs_fewer_units(trace):
 def test_an_older_pod_beyond_its_quota_holds_up_reclaim_of_a_strict_queue_only(trace, strategy, evicted):
     """The older one would have to borrow, and all is lent; the younger one is within b's own quota."""
     queues = "{name: a, cohort: x, nominalQuota: 400}, "
-    queues += f"{{name: b, cohort: x, nominalQuota: 600, strategy: {strategy}}}"
+    queues += f"{{name: b, cohort: x, nominalQuota: 600, queueingStrategy: {strategy}}}"
     pods = [("a0", 1000, 0, 1000, "a"), ("older", 1000, 40, 10, "b"), ("younger", 600, 51, 10, "b")]
     rewrite(trace, pods, ["n1,99000,655360,1,T4"])
     lent, _ = simulate(options(trace, f"queues: [{queues}]\nreclaim: evict"), quiet, quiet)["runs"]
@@ -185,7 +185,7 @@ def test_report_json_and_pictures(trace):
     assert mean["best-fit, borrowing"]["queues"]["b"]["wait_s"]["p95"] == 50
 
 
-@pytest.mark.parametrize("starved", ["stop: Hold", "nominalQuota: 0", "nominalQuota: 500"])
+@pytest.mark.parametrize("starved", ["stopPolicy: Hold", "nominalQuota: 0", "nominalQuota: 500"])
 def test_pods_that_never_start_wait_until_the_end(trace, starved):
     """a's eight pods come at 0 to 0.9 s, b's at 50 s runs until 150 s, and a never gets a card."""
     config = f"queues: [{{name: a, {starved}}}, {{name: b}}]"
@@ -201,7 +201,7 @@ def test_pods_that_never_start_wait_until_the_end(trace, starved):
 
 
 def test_where_nobody_had_anything_nothing_was_fair(trace):
-    config = "queues: [{name: a, stop: Hold}, {name: b, stop: Hold}]"
+    config = "queues: [{name: a, stopPolicy: Hold}, {name: b, stopPolicy: Hold}]"
     everything = simulate(options(trace, config), quiet, quiet)
     assert [one["fairness"] for one in everything["runs"]] == [None, None]
     lines = []

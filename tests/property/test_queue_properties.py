@@ -27,7 +27,7 @@ CONFIGS = (
     - {name: b, cohort: x, nominalQuota: 20, lendingLimit: 8}
     - {name: c, nominalQuota: 10}
     """,
-    "queues: [{name: a, strategy: StrictFIFO}, {name: b}, {name: c, nominalQuota: 12}]",
+    "queues: [{name: a, queueingStrategy: StrictFIFO}, {name: b}, {name: c, nominalQuota: 12}]",
     "queues: [{name: a, weight: 2}, {name: b}, {name: c}]\n" + SLOTS % ("card", 1),
     "queues: [{name: a}, {name: b}, {name: c}]\n" + SLOTS % ("node", 3),
 )

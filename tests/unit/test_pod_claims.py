@@ -12,7 +12,7 @@ from kubeapi.errors import Conflict, KubeApiError, NotFound, TimedOut
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
-from scheduler_plugin.binding.pod_claims import FINALIZER, MOST_RESULTS, PodClaim, claim_of
+from scheduler_plugin.binding.pod_claims import FINALIZER, MOST_RESULTS, BoundPodClaim, claim_of
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.pods import read_pod
 from scheduler_plugin.cache.published_nodes import read_published
@@ -28,11 +28,11 @@ SIZES = {uuid("n", 0): 16, uuid("n", 1): 32}
 FIRST, SECOND = SIZES
 
 
-def make(assigned: Mapping[str, Any], *args: Any, **options: Any) -> PodClaim:
+def make(assigned: Mapping[str, Any], *args: Any, **options: Any) -> BoundPodClaim:
     return claim_of(read_pod(pod("p", *args, **options), RESOURCE), "n", SIZES, dict(assigned), 1024)
 
 
-def results(claim: PodClaim) -> list[tuple[str, str, str]]:
+def results(claim: BoundPodClaim) -> list[tuple[str, str, str]]:
     found = claim.allocation["devices"]["results"]
     return [(one["request"], one["device"], one["consumedCapacity"]["memory"]) for one in found]
 

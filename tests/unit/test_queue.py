@@ -45,7 +45,7 @@ def test_a_pod_that_does_not_fit_does_not_hold_up_smaller_ones(world: QueueWorld
 
 def test_a_strict_queue_waits_for_its_oldest() -> None:
     """Strategy StrictFIFO."""
-    world = QueueWorld("queues: [{name: a, strategy: StrictFIFO}]")
+    world = QueueWorld("queues: [{name: a, queueingStrategy: StrictFIFO}]")
     world.node("n1", (16, 16))
     large = world.pod("large", 17, created=1)
     world.pod("small", 4, created=2)
@@ -67,7 +67,7 @@ def test_shares_follow_the_weights() -> None:
 
 def test_a_stopped_queue_releases_nothing() -> None:
     """Until it is started again."""
-    world = QueueWorld("queues: [{name: a, stop: Hold}]")
+    world = QueueWorld("queues: [{name: a, stopPolicy: Hold}]")
     world.node("n1", (16, 16))
     world.pod("one")
     assert world.released() == []

@@ -18,8 +18,8 @@ queues:
     borrowingLimit: 40
     lendingLimit: 80
     namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [a, b]}]}
-    strategy: StrictFIFO
-    stop: Hold
+    queueingStrategy: StrictFIFO
+    stopPolicy: Hold
   - name: other
 cohorts: [{name: lab, parent: all}, {name: all}]
 slots: {per: card, local: {count: 2, shareOfCards: 50}, free: {nodeSelector: {matchLabels: {a: b}}}}
@@ -28,7 +28,7 @@ mode: batch
 nodePolicy: best-fit
 nodePolicyParameters: {best-fit: {mode: pick, limit: 4}, weighted-balance: {threshold: 0.25}}
 reclaim: evict
-launch: fifo
+launchOrder: fifo
 keepRoomAfter: 1h30m
 keepRoomAtLatest: 48h
 bindWithin: 90s
@@ -39,7 +39,7 @@ gangWithin: 10m
 def test_everything_is_read() -> None:
     config = parse_config("f", FULL)
     research = config.queues["research"]
-    assert (research.weight, research.quota.nominal, research.strategy) == (3, 160, "StrictFIFO")
+    assert (research.weight, research.quota.nominal, research.queueing_strategy) == (3, 160, "StrictFIFO")
     assert config.parents == {"lab": "all"}
     assert config.slots is not None
     assert (config.slots.local.count, config.slots.local.share_of_cards) == (2, 50)
@@ -69,7 +69,7 @@ def test_faults_of_the_document_hide_none_of_its_parts() -> None:
 def test_what_is_left_out_has_defaults() -> None:
     config = parse_config("f", "queues: [{name: a}]")
     queue = config.queues["a"]
-    assert (queue.weight, queue.quota.nominal, queue.strategy, queue.stop) == (
+    assert (queue.weight, queue.quota.nominal, queue.queueing_strategy, queue.stop_policy) == (
         1,
         None,
         "BestEffortFIFO",
@@ -120,7 +120,7 @@ def test_what_is_left_out_has_defaults() -> None:
         ("queues: [{name: a, lendingLimit: 1}]", ["queues[0].lendingLimit"]),
         ("queues: [{name: a, cohort: c, nominalQuota: 4, lendingLimit: 5}]", ["queues[0].lendingLimit"]),
         ("queues: [{name: a}, {name: a}]", ["queues.name"]),
-        ("queues: [{name: a, strategy: Fifo}]", ["queues[0].strategy"]),
+        ("queues: [{name: a, queueingStrategy: Fifo}]", ["queues[0].queueingStrategy"]),
         ("queues: [{name: a, namespaceSelector: {labels: {}}}]", ["queues[0].namespaceSelector.labels"]),
         (
             "queues: [{name: a, namespaceSelector: {matchExpressions: [{key: k, operator: Gt}]}}]",
@@ -145,7 +145,10 @@ slots: {free: {nodeSelector: {matchExpressions: [{key: k, operator: Exists, valu
         ("queues: [{name: a}]\nkeepRoomAfter: 0s", ["keepRoomAfter"]),
         ("queues: [{name: a}]\nkeepRoomAtLatest: a week", ["keepRoomAtLatest"]),
         ("queues: [{name: a}]\nmode: now", ["mode"]),
-        ("queues: [{name: a, weight: 0}, {name: b, stop: x}]", ["queues[0].weight", "queues[1].stop"]),
+        (
+            "queues: [{name: a, weight: 0}, {name: b, stopPolicy: x}]",
+            ["queues[0].weight", "queues[1].stopPolicy"],
+        ),
     ],
 )
 def test_every_fault_is_told_with_its_path(text: str, faults: list[str]) -> None:
@@ -164,13 +167,13 @@ def test_every_fault_is_told_with_its_path(text: str, faults: list[str]) -> None
             "nominalQuota: 10Gi",
             "queues[0].nominalQuota: '10Gi'; allowed: whole numbers from 0 to 1099511627776",
         ),
-        ("stop: foo", "queues[0].stop: 'foo'; allowed: Hold, HoldAndDrain, None"),
+        ("stopPolicy: foo", "queues[0].stopPolicy: 'foo'; allowed: Hold, HoldAndDrain, None"),
         ("weight: 1, weight: 7", "queues[0].weight: stands again with '7'; allowed: once"),
         (
             "gpu: {}",
             (
                 "queues[0].gpu: a mapping; there is no such key; allowed: name, cohort, weight, "
-                "nominalQuota, borrowingLimit, lendingLimit, namespaceSelector, strategy, stop"
+                "nominalQuota, borrowingLimit, lendingLimit, namespaceSelector, queueingStrategy, stopPolicy"
             ),
         ),
         (
@@ -220,3 +223,26 @@ def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     path.write_text("queues: [{name: c}]")
     file.look(taken.append)
     assert ([list(config.queues) for config in taken], file.fault) == ([["c"]], "")
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        (
+            "queues: [{name: a, strategy: StrictFIFO}]",
+            "queues[0].strategy: 'StrictFIFO'; its name is queueingStrategy",
+        ),
+        ("queues: [{name: a, stop: Hold}]", "queues[0].stop: 'Hold'; its name is stopPolicy"),
+        ("queues: [{name: a}]\nlaunch: fifo", "launch: 'fifo'; its name is launchOrder"),
+    ],
+)
+def test_a_key_that_has_another_name_now_is_told_with_that(config: str, fault: str) -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", config)
+    assert caught.value.faults[0].startswith(f"{fault} now; allowed: ")
+
+
+def test_a_former_name_is_no_key_where_the_present_one_is_none() -> None:
+    with pytest.raises(QueueConfigError) as caught:
+        parse_config("f", "queues: [{name: a}]\nstop: Hold")
+    assert "there is no such key" in caught.value.faults[0]

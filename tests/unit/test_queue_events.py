@@ -217,7 +217,7 @@ async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: 
     running.world.pod("p")
     await running.pass_time()
     running.world.bind("uid-p")
-    running.world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    running.world.configure("queues: [{name: a, stopPolicy: HoldAndDrain}]")
     for _ in range(10):
         await running.pass_time()
     told = [text for text in running.told("p") if "Released" not in text]
@@ -253,7 +253,7 @@ async def test_pods_are_released_in_the_order_of_launch_and_told_which_case_it_w
 ) -> None:
     """Those that read no data finish jobs, so they start first unless the configuration says otherwise."""
     running = Running(
-        f"{TWO}\nslots: {{per: node, local: {{count: 2}}, free: {{count: 0}}}}\nlaunch: {launch}"
+        f"{TWO}\nslots: {{per: node, local: {{count: 2}}, free: {{count: 0}}}}\nlaunchOrder: {launch}"
     )
     running.world.node("n1", (16, 16), labels={"data.gpupack.io/d": ""})
     task = asyncio.create_task(running.controller.run())

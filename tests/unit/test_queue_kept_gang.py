@@ -209,7 +209,7 @@ def test_nothing_is_kept_for_a_gang_that_never_fits_until_the_cluster_grows() ->
 
 def test_of_a_strict_queue_only_the_oldest_has_room_kept() -> None:
     """Who stands behind a gang that never fits would never be released."""
-    world = three_nodes("queues: [{name: a, strategy: StrictFIFO}, {name: b}]")
+    world = three_nodes("queues: [{name: a, queueingStrategy: StrictFIFO}, {name: b}]")
     gang_of(world, 99, 99)
     world.pod("later", 16, created=2)
     world.pod("other", 16, queue="b", created=2)

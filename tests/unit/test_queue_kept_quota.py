@@ -72,7 +72,7 @@ def test_borrowers_wait_and_nobody_is_denied_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [COHORT.replace("a, cohort", "a, stop: Hold, cohort"), COHORT.replace("32", "15")]
+    "config", [COHORT.replace("a, cohort", "a, stopPolicy: Hold, cohort"), COHORT.replace("32", "15")]
 )
 def test_it_is_kept_no_longer_than_that_helps(config: str) -> None:
     """A queue that is stopped, or whose own quota is too small for it."""

@@ -91,7 +91,7 @@ def test_kept_room_moves_when_its_node_is_gone_and_is_not_its_successors() -> No
 @pytest.mark.parametrize(
     "config",
     [
-        TWO.replace("nominalQuota: 32", "stop: Hold"),
+        TWO.replace("nominalQuota: 32", "stopPolicy: Hold"),
         TWO.replace("32", "0"),
         TWO.replace("name: a", "name: c"),
     ],

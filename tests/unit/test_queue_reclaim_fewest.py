@@ -194,7 +194,7 @@ def test_an_older_pod_that_can_never_run_does_not_switch_reclaim_off() -> None:
 
 def test_of_a_strict_queue_only_the_oldest_is_looked_at() -> None:
     """Others are not released before it, so whoever went for them would go in vain."""
-    world = world_of(16, 16, more=", strategy: StrictFIFO")
+    world = world_of(16, 16, more=", queueingStrategy: StrictFIFO")
     world.node("n", (16, 16))
     run(world, (8, 8, 8, 8))
     world.pod("never", 17, queue="b", created=30)

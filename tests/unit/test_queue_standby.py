@@ -57,7 +57,7 @@ async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> No
     await running.pass_time()
     for name in names:
         running.world.bind(f"uid-{name}")
-    running.world.configure("queues: [{name: a, stop: HoldAndDrain}]")
+    running.world.configure("queues: [{name: a, stopPolicy: HoldAndDrain}]")
     running.events.clear()
     running.leads = False
     await running.pass_time()

@@ -132,7 +132,7 @@ def test_a_release_that_was_not_written_yet_is_not_late(world: QueueWorld) -> No
 
 def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld) -> None:
     """Stop HoldAndDrain; a PodDisruptionBudget may protect them for a while. Also those without room."""
-    drain = "queues: [{name: a, stop: HoldAndDrain}]"
+    drain = "queues: [{name: a, stopPolicy: HoldAndDrain}]"
     uids = [world.pod("one"), world.pod("two")]
     world.decide()
     world.bind(uids[0])

@@ -58,7 +58,7 @@ class QueueState:
     @property
     def is_open(self) -> bool:
         """Whether its pods are released at all."""
-        return self.form is not None and self.form.stop == "None"
+        return self.form is not None and self.form.stop_policy == "None"
 
     def hold(self, uid: str, has: QueueResources) -> int:
         """Count a released pod; return the units added."""

@@ -54,8 +54,8 @@ class QueueForm(_Form, frozen=True):
         borrowing_limit: Units beyond them at most; None: what others lend.
         lending_limit: Units of its own that others may have; None: all.
         namespace_selector: Namespaces whose pods may use it; None: all.
-        strategy: Whether a pod that does not fit holds up the younger ones of its queue.
-        stop: Whether pods are released; `HoldAndDrain` evicts the released ones too.
+        queueing_strategy: Whether a pod that does not fit holds up the younger ones of its queue.
+        stop_policy: Whether pods are admitted; `HoldAndDrain` evicts the released ones too.
     """
 
     name: Name
@@ -65,8 +65,13 @@ class QueueForm(_Form, frozen=True):
     borrowing_limit: Units | None = None
     lending_limit: Units | None = None
     namespace_selector: SelectorForm | None = None
-    strategy: Strategy = "BestEffortFIFO"
-    stop: Stop = "None"
+    queueing_strategy: Strategy = "BestEffortFIFO"
+    stop_policy: Stop = "None"
+
+    @property
+    def is_strict(self) -> bool:
+        """True if a workload that does not fit holds up the younger ones of the queue."""
+        return self.queueing_strategy == "StrictFIFO"
 
     @property
     def quota(self) -> Quota:
@@ -129,7 +134,7 @@ class _QueueDocument(_Form, frozen=True):
     node_policy_parameters: dict[str, dict[str, Any]] = {}
     fair_sharing: Literal["units", "dominant"] = "units"
     reclaim: Literal["wait", "evict"] = "wait"
-    launch: Literal["free-first", "fifo"] = "free-first"
+    launch_order: Literal["free-first", "fifo"] = "free-first"
     keep_room_after: Duration = "10m"
     keep_room_at_latest: Duration = "720h"
     bind_within: Duration = "2m"
@@ -239,7 +244,7 @@ def parse_config(
         node_policy_parameters=parameters,
         fair_sharing=document.fair_sharing,
         reclaim=document.reclaim,
-        plain_launch=document.launch == "fifo",
+        plain_launch=document.launch_order == "fifo",
         keep_room_after_s=seconds["keep_room_after"],
         keep_room_at_latest_s=seconds["keep_room_at_latest"],
         bind_within_s=seconds["bind_within"],

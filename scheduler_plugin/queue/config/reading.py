@@ -11,6 +11,9 @@ from msgspec import Struct, inspect
 SHOWN: Final = 64
 """Characters of a value that a message shows."""
 
+RENAMED: Final = {"strategy": "queueingStrategy", "stop": "stopPolicy", "launch": "launchOrder"}
+"""Present names of keys by their former ones, which are told and not read."""
+
 Form = TypeVar("Form", bound=Struct)
 
 
@@ -130,7 +133,10 @@ def _mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[str]:
         if key in fields:
             yield from _faults(value, fields[key].type, place)
         else:
-            yield f"{place}: {shown(value)}; there is no such key; allowed: {keys}"
+            known = (
+                f"its name is {RENAMED[key]} now" if RENAMED.get(key) in fields else "there is no such key"
+            )
+            yield f"{place}: {shown(value)}; {known}; allowed: {keys}"
     for name, field in fields.items():
         if field.required and name not in raw:
             yield f"{path}.{name}: missing; allowed: {_allowed(inspect.type_info(field.type))}".lstrip(".")

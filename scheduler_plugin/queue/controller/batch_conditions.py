@@ -28,7 +28,7 @@ LONGEST: Final = 1024
 log = structlog.get_logger(__name__)
 
 
-class PatchApi(Protocol):
+class ConditionApi(Protocol):
     """What writing conditions needs of the API server; `kubeapi.client.KubeClient` has it."""
 
     async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
@@ -50,7 +50,7 @@ class BatchConditions:
 
     def __init__(
         self,
-        api: PatchApi,
+        api: ConditionApi,
         may: Callable[[], bool],
         busy: Callable[[], bool],
         timeout_s: float,

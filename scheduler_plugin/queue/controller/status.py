@@ -184,7 +184,7 @@ def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport
         running=len(tenant.released),
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
-        stop="not configured" if tenant.form is None else tenant.form.stop,
+        stop="not configured" if tenant.form is None else tenant.form.stop_policy,
         weighted_share=tenant.dominant[1] / tenant.weight,
         dominant_resource=tenant.dominant[0],
         first_stage=sum(_pods(task.wants) for task in tenant.waiting.held()),

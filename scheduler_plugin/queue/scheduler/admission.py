@@ -376,7 +376,7 @@ class AdmissionCycle:
     def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
         state = self._admission.tenants[tenant]
-        if state.form is None or state.form.strategy != "StrictFIFO":
+        if state.form is None or not state.form.is_strict:
             return True
         if tenant not in self._strict:
             groups = chain.from_iterable(state.waiting.groups(kind) for kind in SlotType)

@@ -401,7 +401,7 @@ def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
     groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
-    strict = tenant.form is not None and tenant.form.strategy == "StrictFIFO"
+    strict = tenant.form is not None and tenant.form.is_strict
     return tasks[:1] if strict else tasks
 
 

@@ -79,7 +79,7 @@ class RequeueFinder:
                 whys[entry.uid] = why
             if _is_removed(entry, config):
                 must_go[entry.uid] = (entry, why)
-        for name in [name for name, form in config.queues.items() if form.stop == "HoldAndDrain"]:
+        for name in [name for name, form in config.queues.items() if form.stop_policy == "HoldAndDrain"]:
             for uid in self._tenants[name].released:
                 must_go[uid] = (self._entries[uid], f"queue {name} is drained")
         back += self._remove(must_go, now)

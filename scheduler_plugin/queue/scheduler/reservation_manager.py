@@ -170,7 +170,7 @@ class ReservationManager:
         task = tenant.waiting.get(uid) if tenant.is_open else None
         if task is None or tenant.waiting.is_held(uid):
             return None
-        if tenant.form is not None and tenant.form.strategy == "StrictFIFO":
+        if tenant.form is not None and tenant.form.is_strict:
             passed.add(name)
         return task if _is_next(tenant, task) else None
 
@@ -235,7 +235,7 @@ def _is_next(tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
     """
     if not tenant.waiting.is_first_of_group(task):
         return False
-    if tenant.form is None or tenant.form.strategy != "StrictFIFO":
+    if tenant.form is None or not tenant.form.is_strict:
         return True
     groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
     oldest = min((group.oldest() for group in groups), key=lambda each: each.age_key, default=None)

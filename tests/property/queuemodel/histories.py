@@ -266,7 +266,7 @@ def load(random: Random) -> Plan:
 def mixed(random: Random) -> Plan:
     """Whatever there is, with every trouble."""
     nodes = _nodes(random)
-    plain = {"a": "weight: 1", "b": random.choice(("weight: 2", "weight: 1, strategy: StrictFIFO"))}
+    plain = {"a": "weight: 1", "b": random.choice(("weight: 2", "weight: 1, queueingStrategy: StrictFIFO"))}
     queues = random.choice(
         (plain, _quotas(random, _total(nodes), "ab"), _quotas(random, _total(nodes), "abc"))
     )

@@ -20,9 +20,9 @@ WRITES: Final = {
 """What of `api.Troubles` each of these is."""
 
 RELOADS: Final = (
-    ", stop: Hold",
-    ", stop: HoldAndDrain",
-    ", strategy: StrictFIFO",
+    ", stopPolicy: Hold",
+    ", stopPolicy: HoldAndDrain",
+    ", queueingStrategy: StrictFIFO",
     ", weight: 3",
     ", nominalQuota: 8",
     "",
