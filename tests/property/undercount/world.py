@@ -10,6 +10,7 @@ from allocator.packing import NodeWords, read_node
 from allocator.request import PodRequest, parse_pod
 from deviceplugin.allocation.objects import (
     ContainerResources,
+    ObjectMetadata,
     OwnPodCondition,
     OwnPodSpec,
     OwnPodStatus,
@@ -117,7 +118,7 @@ class ModelPod:
             )
 
         return PodObject(
-            metadata=LiteMetadata(
+            metadata=ObjectMetadata(
                 name=self.name,
                 uid=self.uid,
                 namespace="default",
