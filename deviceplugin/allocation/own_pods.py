@@ -45,6 +45,7 @@ class OwnPods:
         self._living: set[str] | None = None
         self._read_claims = read_claims
         self._with_claims: dict[str, PodObject] = {}
+        self._claims: dict[str, PodRequest] = {}
         self._missed = False
         self.seen_version = 0
         self.owed_version = 0
@@ -65,7 +66,7 @@ class OwnPods:
         """Read a pod again whose claims have changed; one that no watch has shown yet comes with it."""
         item = self._with_claims.get(runtime_uid)
         if item is not None:
-            pod, _ = item.to_ledger_pod(self._resource, self._read_claims(runtime_uid))
+            pod, _ = item.to_ledger_pod(self._resource, self._find_claims(runtime_uid))
             if pod is not None:
                 self._keep(item)
                 self._account.ledger.apply_pod(pod, self._account.now_s())
@@ -91,9 +92,10 @@ class OwnPods:
         pods = []
         self.pods_by_uid, self._running = {}, {}
         self._with_claims = {item.runtime_uid: item for item in items if item.spec.resource_claims}
+        self._claims = {uid: request for uid, request in self._claims.items() if uid in self._with_claims}
         self._living = {item.runtime_uid for item in items if not item.status.is_terminal}
         for item in items:
-            pod, problem = item.to_ledger_pod(self._resource, self._read_claims(item.runtime_uid))
+            pod, problem = item.to_ledger_pod(self._resource, self._find_claims(item.runtime_uid))
             self._complain(item, problem)
             if pod is not None:
                 pods.append(pod)
@@ -109,6 +111,13 @@ class OwnPods:
             self.request_list()
         self._account.notify_subscribers()
 
+    def _find_claims(self, runtime_uid: str) -> PodRequest | None:
+        """Say what a pod has, or had, by claims: the kubelet unprepares them before the API shows the end."""
+        request = self._read_claims(runtime_uid)
+        if request is not None:
+            self._claims[runtime_uid] = request
+        return self._claims.get(runtime_uid)
+
     def event(self, kind: Kind, item: PodObject, resource_version: str) -> None:
         """Take one change of a pod."""
         self.is_connected = True
@@ -120,13 +129,14 @@ class OwnPods:
             self._with_claims[item.runtime_uid] = item
         else:
             self._with_claims.pop(item.runtime_uid, None)
-        pod, problem = item.to_ledger_pod(self._resource, self._read_claims(item.runtime_uid))
+        pod, problem = item.to_ledger_pod(self._resource, self._find_claims(item.runtime_uid))
         if pod is None:
             self._complain(item, problem)
             self._advance(resource_version)
             return
         waited_for = uid in ledger.unpublished_pods()
         if kind == "DELETED":
+            self._claims.pop(item.runtime_uid, None)
             self.pods_by_uid.pop(uid, None)
             self._running.pop(item.runtime_uid, None)
             ledger.remove_pod(uid, self._account.now_s())

@@ -57,6 +57,17 @@ async def test_a_claim_is_prepared_counted_and_unprepared() -> None:
         assert await world.unprepare("a") == {"a": ""}
 
 
+async def test_a_pod_that_ends_by_itself_after_its_claim_was_let_go_is_charged_no_more() -> None:
+    async with dra_world() as world:
+        uid = await world.claim("a", (1, 3))
+        await world.prepare("a")
+        await world.settled([0, 3], {uid})
+        await world.unprepare("a")
+        world.kubelet.run(uid, runs=False)  # type: ignore[attr-defined]
+        world.api.patch_pod("default", "pod-a", {"status": {"phase": "Succeeded"}})
+        await world.settled([0, 0], set())
+
+
 async def test_shares_are_those_of_the_containers_that_use_them() -> None:
     async with dra_world() as world:
         use = [{"name": "c", "request": "r0"}], [{"name": "c", "request": "r1"}]
