@@ -27,11 +27,11 @@ import msgspec
 from benchmarks.browser import Tab, chromium
 from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
-from gpupack.dashboard.app import Dashboard, listen
-from gpupack.dashboard.board import Board
-from gpupack.dashboard.http import Pages
+from gpupack.dashboard.app import Dashboard, start_listening
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.handlers import DashboardHandlers
 from gpupack.dashboard.settings import Settings
-from gpupack.dashboard.trend import Point, Trend
+from gpupack.dashboard.trend import Trend, TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
 from standins.apiserver.server import ApiServer
 
@@ -60,7 +60,7 @@ def main() -> None:
 @asynccontextmanager
 async def shown(
     fleet: Fleet,
-    trend: Iterable[Point] = (),
+    trend: Iterable[TrendPoint] = (),
     address: str = "127.0.0.1:0",
     allowed_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[Dashboard, str]]:
@@ -68,18 +68,23 @@ async def shown(
     settings = Settings(http=address)
     async with AsyncExitStack() as stack:
         dashboard = Dashboard(settings, "https://api.example.com:6443")
-        dashboard.live.trend = Trend(trend)
+        dashboard.hub.trend = Trend(trend)
         fill_board(dashboard.board, fleet)
-        dashboard.look()
-        with dashboard.live.page():
-            await dashboard.advise()
-        pages = Pages(
-            dashboard.board, dashboard.live, dashboard.advise, lambda: True, dashboard.usage, allowed_hosts
+        dashboard.flush_changes()
+        with dashboard.hub.open_page():
+            await dashboard.refresh_advice()
+        pages = DashboardHandlers(
+            dashboard.board,
+            dashboard.hub,
+            dashboard.refresh_advice,
+            lambda: True,
+            dashboard.report_usage,
+            allowed_hosts,
         )
-        yield dashboard, await listen(pages, settings, stack)
+        yield dashboard, await start_listening(pages, settings, stack)
 
 
-def fill_board(board: Board, fleet: Fleet) -> None:
+def fill_board(board: ClusterBoard, fleet: Fleet) -> None:
     """Give a board all nodes and pods of a fleet."""
     board.replace_nodes([node(fleet.node_object(each)) for each in fleet.nodes])
     pods = (*fleet.pod_objects(), *fleet.pending_objects())
@@ -198,7 +203,7 @@ async def _scroll(tab: Tab) -> float:
     return float(worst)
 
 
-def made_up_trend() -> list[Point]:
+def made_up_trend() -> list[TrendPoint]:
     """A day of a cluster that fills in the morning and empties at night."""
     points = []
     size = 14264 * 1024
@@ -208,11 +213,11 @@ def made_up_trend() -> list[Point]:
         free = size * (1 - load)
         whole_free = free * (0.9 - 0.5 * load + 0.03 * math.sin(step * 0.23))
         points.append(
-            Point(
+            TrendPoint(
                 at=int(time.time()) - (288 - step) * 300,
                 size=size,
-                promised=int(size * load),
-                beyond=int(size * 0.01 * (1 + math.sin(step / 9))),
+                allocated=int(size * load),
+                overuse=int(size * 0.01 * (1 + math.sin(step / 9))),
                 free=int(free),
                 whole_free=int(whole_free),
                 whole=int(whole_free / (60 * 1024)),
@@ -247,7 +252,7 @@ async def screenshots(folder: Path) -> None:
         chromium() as browser,
         browser.tab() as tab,
     ):
-        dashboard.live.set_part("queues", QUEUES)
+        dashboard.hub.set_part("queues", QUEUES)
         for name, view, size, dark in views:
             await tab.size(*size, phone=size is PHONE)
             await tab.dark(dark=dark)

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpupack.signals import heed
+from gpupack.signals import exit_on_signals
 
 INTERRUPTED = 130
 
@@ -10,7 +10,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command; one that is still loading can be told to stop like one that serves."""
     try:
-        heed(sys.argv[1:])
+        exit_on_signals(sys.argv[1:])
         from gpupack.cli.app import main as command  # noqa: PLC0415 - takes a tenth of a second
 
         command()

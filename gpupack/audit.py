@@ -12,7 +12,7 @@ from standins.kubelet.runtime import ContainerRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class CardViews:
     """What is said of one node's cards, in units, by card in word order.
 
     Attributes:
@@ -27,7 +27,7 @@ class Views:
     used: Mapping[str, tuple[int, ...]]
     assumed: tuple[int, ...]
 
-    def over_committed(self) -> list[str]:
+    def list_over_committed(self) -> list[str]:
         """Tell of every card that holds more than it has, by anybody's account."""
         sizes = self.sizes["cards"]
         return [
@@ -37,7 +37,7 @@ class Views:
             if units > size
         ]
 
-    def differences(self) -> list[str]:
+    def list_differences(self) -> list[str]:
         """Tell where views differ, and of units that the extender still assumes."""
         found = [
             f"{self.node}: views of the {what} differ: "
@@ -50,7 +50,7 @@ class Views:
         return found
 
 
-def views(cluster: EmbeddedCluster, node: EmbeddedNode) -> Views:
+def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:
     """Ask everybody about one node; who has nothing to say has an empty view."""
     account = node.daemon.account
     cards = account.ledger.cards() if account is not None else ()
@@ -62,7 +62,7 @@ def views(cluster: EmbeddedCluster, node: EmbeddedNode) -> Views:
     arrays = cluster.state.nodes
     row = arrays.rows.get(node.name, 0)
     count = int(arrays.cards[row]) if node.name in arrays.rows else 0
-    return Views(
+    return CardViews(
         node.name,
         sizes={
             "cards": tuple(card.size_units for card in cards),
@@ -103,7 +103,7 @@ def _counted(ids: Iterable[str]) -> dict[str, int]:
     return Counter(parse_device_id(text)[0] for text in ids)
 
 
-def cards_of(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> dict[int, int]:
+def list_pod_units(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> dict[int, int]:
     """Units that a pod's running containers got, by position of the card, as the kubelet gave them."""
     account = node.daemon.account
     cards = account.ledger.cards() if account is not None else ()
@@ -117,7 +117,7 @@ def cards_of(cluster: EmbeddedCluster, node: EmbeddedNode, uid: str) -> dict[int
     return {position[uuid]: units for uuid, units in given.items()}
 
 
-def environment_faults(
+def find_environment_faults(
     node: str, records: Iterable[ContainerRecord], resource: str, unit_mib: int
 ) -> list[str]:
     """Compare each running container's environment with the device IDs that the kubelet gave it.
@@ -146,21 +146,25 @@ def environment_faults(
     return faults
 
 
-def over_committed(cluster: EmbeddedCluster) -> list[str]:
+def find_over_committed(cluster: EmbeddedCluster) -> list[str]:
     """Every card that holds more than it has, which must never be, not even between two events."""
-    return [fault for node in cluster.nodes.values() for fault in views(cluster, node).over_committed()]
+    return [
+        fault
+        for node in cluster.nodes.values()
+        for fault in collect_views(cluster, node).list_over_committed()
+    ]
 
 
-def faults(cluster: EmbeddedCluster) -> list[str]:
+def find_faults(cluster: EmbeddedCluster) -> list[str]:
     """Everything that is wrong now; empty when all views agree and nothing is over-committed."""
     return [
         fault
         for node in cluster.nodes.values()
-        for seen in (views(cluster, node),)
+        for seen in (collect_views(cluster, node),)
         for fault in (
-            *seen.over_committed(),
-            *seen.differences(),
-            *environment_faults(
+            *seen.list_over_committed(),
+            *seen.list_differences(),
+            *find_environment_faults(
                 node.name, node.kubelet.containers.values(), cluster.resource, cluster.unit_mib
             ),
         )

@@ -21,7 +21,7 @@ from allocator.records import (
     load_holds,
 )
 from gpupack.errors import InputError
-from gpupack.inventory.objects import no_node
+from gpupack.inventory.objects import make_unknown_node_error
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
 from kubeapi.paths import segment
@@ -33,17 +33,17 @@ _TRIES: Final = 5
 """A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
 
 
-class _Metadata(msgspec.Struct):
+class _CordonedMetadata(msgspec.Struct):
     resourceVersion: str = ""  # noqa: N815 (as Kubernetes writes it)
     annotations: dict[str, str] | None = None
 
 
 class _Node(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _CordonedMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CordonRequest:
     """What a person wants.
 
     Attributes:
@@ -69,7 +69,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CordonOutcome:
     """What becomes of one card.
 
     Attributes:
@@ -86,7 +86,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CordonChange:
     """What is to be written.
 
     Attributes:
@@ -95,10 +95,10 @@ class Change:
     """
 
     annotations: dict[str, str | None]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CordonOutcome, ...]
 
 
-def change(node: str, annotations: Mapping[str, str], wish: Wish) -> Change:
+def decide_change(node: str, annotations: Mapping[str, str], wish: CordonRequest) -> CordonChange:
     """Decide what the Node's annotations become.
 
     Args:
@@ -124,7 +124,8 @@ def change(node: str, annotations: Mapping[str, str], wish: Wish) -> Change:
     pods = _pods(annotations, cards)
     indexes = {card.uuid: card.index for card in cards}
     outcomes = tuple(
-        Outcome(uuid, indexes.get(uuid), (uuid in before) != wish.cordon, pods.get(uuid, 0)) for uuid in named
+        CordonOutcome(uuid, indexes.get(uuid), (uuid in before) != wish.cordon, pods.get(uuid, 0))
+        for uuid in named
     )
     old = _reasons(annotations)
     reasons = {uuid: text for uuid, text in old.items() if uuid in after}
@@ -135,7 +136,7 @@ def change(node: str, annotations: Mapping[str, str], wish: Wish) -> Change:
         wanted[NODE_CORDON] = ",".join(sorted(after)) or None
     if reasons != old or (not reasons and NODE_CORDON_REASONS in annotations):
         wanted[NODE_CORDON_REASONS] = dump_cordon_reasons(reasons) if reasons else None
-    return Change(wanted, outcomes)
+    return CordonChange(wanted, outcomes)
 
 
 def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
@@ -148,7 +149,7 @@ def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
         return frozenset()
 
 
-def _named(node: str, cards: Sequence[CardRecord], wish: Wish, before: frozenset[str]) -> list[str]:
+def _named(node: str, cards: Sequence[CardRecord], wish: CordonRequest, before: frozenset[str]) -> list[str]:
     """Tell the UUIDs of a wish, each once; all that is wrong is said together."""
     if not wish.cards:
         return [card.uuid for card in cards] if wish.cordon else sorted(before)
@@ -213,7 +214,7 @@ class Cordoner:
         self._client = client
         self._dry_run = dry_run
 
-    async def apply(self, node: str, wish: Wish) -> tuple[Outcome, ...]:
+    async def apply(self, node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
         """Make it so.
 
         Raises:
@@ -225,11 +226,11 @@ class Cordoner:
         for left in reversed(range(_TRIES)):
             try:
                 metadata = msgspec.json.decode(await self._client.get(path), type=_Node).metadata
-                wanted = change(node, metadata.annotations or {}, wish)
+                wanted = decide_change(node, metadata.annotations or {}, wish)
                 if wanted.annotations and not self._dry_run:
                     await self._client.patch(path, _patch(metadata.resourceVersion, wanted.annotations))
             except NotFound as error:
-                raise no_node([node]) from error
+                raise make_unknown_node_error([node]) from error
             except (msgspec.DecodeError, UnicodeError) as error:
                 said = f"{self._client.server} answers with something else than a node: {error}"
                 raise InputError(said) from error

@@ -35,11 +35,11 @@ PUBLISH_GAP_S: Final = 0.2
 """Shorter than in a real cluster: this API server serves a few nodes of the same process."""
 
 
-class NeverCameError(GpupackError):
+class TimedOutError(GpupackError):
     """Something did not happen in time."""
 
 
-async def until(condition: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> None:
+async def wait_until(condition: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> None:
     """Wait for a condition.
 
     Raises:
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], bool], what: str, *, wait_s: float = WAI
     deadline = asyncio.get_running_loop().time() + wait_s
     while not condition():
         if asyncio.get_running_loop().time() > deadline:
-            raise NeverCameError(f"{what}: not within {wait_s:g} s")
+            raise TimedOutError(f"{what}: not within {wait_s:g} s")
         await asyncio.sleep(0.02)
 
 
@@ -141,7 +141,9 @@ class EmbeddedCluster:
         self.kubeconfig = self.api.kubeconfig(folder / "kubeconfig")
         for number, (name, profile) in enumerate(self._profiles.items()):
             await self._start_node(name, profile, folder / f"n{number}")
-        await until(lambda: all(n.daemon.ready.is_set() for n in self.nodes.values()), "daemons register")
+        await wait_until(
+            lambda: all(n.daemon.ready.is_set() for n in self.nodes.values()), "daemons register"
+        )
         await self._start_extender()
 
     async def _start_node(self, name: str, profile: str, folder: Path) -> None:
@@ -171,7 +173,7 @@ class EmbeddedCluster:
             patience=ShutdownTimeouts(late_s=0.0, admit_s=0.0),  # the whole cluster ends
         )
         self.nodes[name] = EmbeddedNode(name, kubelet, daemon, gpus)
-        self._background(daemon.run(self._stop))
+        self._run_in_background(daemon.run(self._stop))
 
     async def _start_extender(self) -> None:
         started: asyncio.Future[tuple[str, ClusterState]] = asyncio.get_running_loop().create_future()
@@ -192,7 +194,7 @@ class EmbeddedCluster:
                 after_another=False,
             )
 
-        task = self._background(extender())
+        task = self._run_in_background(extender())
         waited: list[asyncio.Future[Any]] = [started, task]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -200,9 +202,11 @@ class EmbeddedCluster:
         url, self.state = started.result()
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
         self.scheduler = Scheduler(url, session)
-        await until(lambda: self.state.nodes.usable.sum() == len(self.nodes), "the extender reads all words")
+        await wait_until(
+            lambda: self.state.nodes.usable.sum() == len(self.nodes), "the extender reads all words"
+        )
 
-    def _background(self, work: Any) -> asyncio.Task[None]:
+    def _run_in_background(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
 
         async def end() -> None:
@@ -225,10 +229,10 @@ class EmbeddedCluster:
             Unschedulable: no node passed the filter.
         """
         uid = pod["metadata"]["uid"]
-        await until(lambda: uid in self.state.pods, "the extender sees the pod")
+        await wait_until(lambda: uid in self.state.pods, "the extender sees the pod")
         return await self.scheduler.schedule(pod, list(self.nodes))
 
-    def pod_manifest(
+    def make_pod_manifest(
         self,
         name: str,
         units: Sequence[int],
@@ -261,6 +265,6 @@ class EmbeddedCluster:
             },
         }
 
-    def node_list(self) -> object:
+    def list_nodes(self) -> object:
         """Return what `kubectl get nodes -o json` would say."""
         return json.loads(json.dumps({"kind": "List", "items": self.api.objects("nodes")}))

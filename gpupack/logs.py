@@ -16,7 +16,7 @@ from kubeapi.errors import make_printable
 
 
 @contextmanager
-def _hidden(name: str) -> Iterator[None]:
+def _hide_modules(name: str) -> Iterator[None]:
     """Let imports of a module fail that was not imported yet."""
     if name in sys.modules:
         yield
@@ -29,7 +29,7 @@ def _hidden(name: str) -> Iterator[None]:
 
 
 # structlog loads rich where it is installed, for tracebacks in colour, which our logs never have: 4 MiB.
-with _hidden("rich"):
+with _hide_modules("rich"):
     import structlog
 
 
@@ -92,7 +92,7 @@ def _render_logfmt(logger: Any, name: str, event: structlog.typing.EventDict) ->
 _reminded_s = float("-inf")
 
 
-def tell_loop_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_loop_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what an event loop has to say of itself; that no file can be opened it says 100 times a second."""
     global _reminded_s  # noqa: PLW0603 - one process, one limit of files
     if context.get("message") != _OUT_OF_FILES:

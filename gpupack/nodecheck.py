@@ -9,7 +9,7 @@ from rich.style import Style
 from deviceplugin.check import can_serve
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.proof.report import ProofReport
-from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
+from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
 from kubeapi.errors import make_printable
 
 _GOOD: Final = PLAIN
@@ -81,7 +81,7 @@ def render_report(report: ProofReport, output: str, *, colour: bool) -> str:
 
 def _found(findings: Sequence[CheckFinding], *, colour: bool) -> list[str]:
     rows = [_row(finding.what, finding.verdict, finding.found, finding.uses) for finding in findings]
-    return list(grid([_heading("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
+    return list(align_columns([_heading("WHAT", "", "FOUND", "USE"), *rows], colour=colour))
 
 
 def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
@@ -93,7 +93,11 @@ def _proofs(report: ProofReport, uuid: str, *, colour: bool) -> list[str]:
         if proof.card == uuid
     ]
     title = make_printable(f"{models.get(uuid, '')} {uuid}".strip())
-    return ["", title, *grid([_heading("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)] if rows else []
+    return (
+        ["", title, *align_columns([_heading("WHAT", "", "FOUND", "WHY"), *rows], colour=colour)]
+        if rows
+        else []
+    )
 
 
 def _heading(*titles: str) -> Line:

@@ -17,7 +17,7 @@ STATUS_PATH: Final = "/status"
 TIMEOUT_S: Final = 10.0
 
 
-class Status(msgspec.Struct, frozen=True):
+class QueueStatusAnswer(msgspec.Struct, frozen=True):
     """What `/status` of the queue answers.
 
     Attributes:
@@ -95,14 +95,14 @@ async def fetch_from(url: str) -> bytes:
     return body
 
 
-def read(raw: bytes, queue: str | None = None) -> Status:
+def read(raw: bytes, queue: str | None = None) -> QueueStatusAnswer:
     """Read an answer, of all queues or of one.
 
     Raises:
         InputError: it is none, or there is no such queue.
     """
     try:
-        status = msgspec.json.decode(raw, type=Status)
+        status = msgspec.json.decode(raw, type=QueueStatusAnswer)
     except msgspec.DecodeError as error:
         raise InputError(f"the answer is not a queue's: {error}") from error
     if queue is None:
@@ -115,7 +115,7 @@ def read(raw: bytes, queue: str | None = None) -> Status:
     return msgspec.structs.replace(status, queues=queues, pods=pods)
 
 
-def render(status: Status, *, pods: bool) -> str:
+def render(status: QueueStatusAnswer, *, pods: bool) -> str:
     """Write tables: of the queues, and of the pods that wait if they are wanted."""
     parts = [f"nothing is released: {make_printable(status.trouble)}"] if status.trouble else []
     if status.fault:

@@ -25,7 +25,7 @@ DAEMONS: Final = {
 PAGES: Final = {"dashboard": (), "demo": ("--dashboard",)}
 
 
-def heed(arguments: Sequence[str]) -> None:
+def exit_on_signals(arguments: Sequence[str]) -> None:
     """From now on either signal ends a command that runs until it is told to, with exit status 0.
 
     The others keep what is usual: who interrupts them must not take them for done. A terminal that goes
@@ -48,7 +48,7 @@ def _end(_number: int, _frame: Any) -> None:
 
 
 @contextmanager
-def told_to_stop() -> Iterator["asyncio.Event"]:
+def connect_stop_event() -> Iterator["asyncio.Event"]:
     """Give an event of the running loop that the first signal sets; the second ends the process at once."""
     import asyncio  # noqa: PLC0415 - see above
 

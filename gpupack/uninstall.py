@@ -36,7 +36,7 @@ _TRIES: Final = 5
 """A Node is written by its kubelet every few seconds: so many times it may change between read and write."""
 
 
-class _Metadata(msgspec.Struct):
+class _CleanedMetadata(msgspec.Struct):
     name: str
     uid: str = ""
     namespace: str = ""
@@ -45,7 +45,7 @@ class _Metadata(msgspec.Struct):
     annotations: dict[str, str] | None = None
 
 
-class _Status(msgspec.Struct):
+class _CleanedStatus(msgspec.Struct):
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
     phase: str = ""
@@ -62,12 +62,12 @@ class _NodeSpec(msgspec.Struct):
     taints: list[_Taint] | None = None
 
 
-class Node(msgspec.Struct):
+class CleanedNode(msgspec.Struct):
     """What is read of a Node."""
 
-    metadata: _Metadata
+    metadata: _CleanedMetadata
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-    status: _Status = msgspec.field(default_factory=_Status)
+    status: _CleanedStatus = msgspec.field(default_factory=_CleanedStatus)
 
 
 class _Resources(msgspec.Struct):
@@ -82,7 +82,7 @@ class _Gate(msgspec.Struct):
     name: str
 
 
-class _Spec(msgspec.Struct):
+class _CleanedPodSpec(msgspec.Struct):
     containers: list[_Container] | None = None
     initContainers: list[_Container] | None = None  # noqa: N815 (as Kubernetes writes it)
     nodeName: str = ""  # noqa: N815 (as Kubernetes writes it)
@@ -93,9 +93,9 @@ class _Spec(msgspec.Struct):
 class InstalledPod(msgspec.Struct):
     """What is read of a pod."""
 
-    metadata: _Metadata
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
+    metadata: _CleanedMetadata
+    spec: _CleanedPodSpec = msgspec.field(default_factory=_CleanedPodSpec)
+    status: _CleanedStatus = msgspec.field(default_factory=_CleanedStatus)
 
     @property
     def text(self) -> str:
@@ -103,12 +103,12 @@ class InstalledPod(msgspec.Struct):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether all its containers have ended for good."""
         return is_terminal(self.status.phase)
 
     @property
-    def asks(self) -> bool:
+    def asks_for_memory(self) -> bool:
         """Whether a container asks for GPU memory."""
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
         return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
@@ -176,7 +176,7 @@ class Traces:
         }
 
 
-def traces(node: Node) -> Traces:
+def find_traces(node: CleanedNode) -> Traces:
     """Find what there is under our prefix."""
     capacity, allocatable = node.status.capacity or {}, node.status.allocatable or {}
     return Traces(
@@ -196,29 +196,31 @@ def _annotations(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return _ours(annotations) + tuple(key for key in written if key and annotations.get(key) == "true")
 
 
-def kept_back(pods: Collection[InstalledPod], *, force: bool) -> str:
+def explain_kept_node(pods: Collection[InstalledPod], *, force: bool) -> str:
     """Say why a Node must stay as it is; empty where nothing is against cleaning it.
 
     Args:
         pods: bound to the Node.
         force: clean it although pods there hold GPU memory.
     """
-    here = [pod for pod in pods if not pod.ended]
+    here = [pod for pod in pods if not pod.has_ended]
     daemons = [pod.text for pod in here if pod.is_daemon]
     if daemons:
         return f"its daemon runs and would write again: pod {daemons[0]}"
-    holding = sorted(pod.text for pod in here if pod.asks)
+    holding = sorted(pod.text for pod in here if pod.asks_for_memory)
     if holding and not force:
         return f"{_count(holding, 'pod')} there {_verb(holding, 'hold')} GPU memory: {_some(holding)}"
     return ""
 
 
-def warnings(pods: Collection[InstalledPod]) -> list[str]:
+def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
     """Say which pods still need gpupack, whatever becomes of the Nodes."""
-    living = [pod for pod in pods if not (pod.ended or pod.is_placeholder)]
+    living = [pod for pod in pods if not (pod.has_ended or pod.is_placeholder)]
     gated = sorted(pod.text for pod in living if pod.is_gated)
-    waiting = sorted(pod.text for pod in living if pod.asks and not pod.spec.nodeName and not pod.is_gated)
-    holding = sorted(pod.text for pod in living if pod.asks and pod.spec.nodeName)
+    waiting = sorted(
+        pod.text for pod in living if pod.asks_for_memory and not pod.spec.nodeName and not pod.is_gated
+    )
+    holding = sorted(pod.text for pod in living if pod.asks_for_memory and pod.spec.nodeName)
     found = []
     if holding:
         found.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
@@ -236,7 +238,7 @@ def warnings(pods: Collection[InstalledPod]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CleanOutcome:
     """What became of one Node.
 
     Attributes:
@@ -267,7 +269,7 @@ class Uninstaller:
         self._dry_run = dry_run
         self._force = force
 
-    async def pods(self) -> list[InstalledPod]:
+    async def list_pods(self) -> list[InstalledPod]:
         """List all pods."""
         return [
             pod
@@ -275,7 +277,7 @@ class Uninstaller:
             for pod in _items(page, InstalledPod, self._client.server)
         ]
 
-    async def nodes(self, names: Sequence[str] = ()) -> list[str]:
+    async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
         """Name the Nodes that have anything of ours, in order.
 
         Args:
@@ -285,9 +287,9 @@ class Uninstaller:
             InputError: a name that no Node has.
         """
         found = {
-            node.metadata.name: traces(node)
+            node.metadata.name: find_traces(node)
             async for page in self._client.pages("/api/v1/nodes")
-            for node in _items(page, Node, self._client.server)
+            for node in _items(page, CleanedNode, self._client.server)
         }
         unknown = sorted(set(names) - set(found))
         if unknown:
@@ -312,7 +314,9 @@ class Uninstaller:
                 await self._client.delete(pod_path(pod.metadata.namespace, pod.metadata.name), options)
         return sorted(pod.text for pod in found)
 
-    async def clean(self, names: Sequence[str], pods: Collection[InstalledPod]) -> AsyncIterator[Outcome]:
+    async def clean_nodes(
+        self, names: Sequence[str], pods: Collection[InstalledPod]
+    ) -> AsyncIterator[CleanOutcome]:
         """Clean one Node after the other; those without anything of ours are passed over.
 
         Raises:
@@ -322,35 +326,35 @@ class Uninstaller:
         for pod in pods:
             there.setdefault(pod.spec.nodeName, []).append(pod)
         for name in names:
-            outcome = await self._clean(name, kept_back(there.get(name, ()), force=self._force))
+            outcome = await self._clean_node(name, explain_kept_node(there.get(name, ()), force=self._force))
             if outcome is not None:
                 yield outcome
 
-    async def _clean(self, name: str, why: str) -> Outcome | None:
+    async def _clean_node(self, name: str, why: str) -> CleanOutcome | None:
         for left in reversed(range(_TRIES)):
             try:
                 node = msgspec.json.decode(
-                    await self._client.get(f"/api/v1/nodes/{segment(name)}"), type=Node
+                    await self._client.get(f"/api/v1/nodes/{segment(name)}"), type=CleanedNode
                 )
             except NotFound:
                 return None
-            found = traces(node)
+            found = find_traces(node)
             if not found:
                 return None
             if why or self._dry_run:
-                return Outcome(name, found, cleaned=not why, why=why)
+                return CleanOutcome(name, found, cleaned=not why, why=why)
             try:
-                await self._remove(node, found)
+                await self._remove_traces(node, found)
             except NotFound:
                 return None
             except Conflict:
                 if not left:
                     raise
             else:
-                return Outcome(name, found, cleaned=True)
+                return CleanOutcome(name, found, cleaned=True)
         return None
 
-    async def _remove(self, node: Node, found: Traces) -> None:
+    async def _remove_traces(self, node: CleanedNode, found: Traces) -> None:
         """Remove what was found, the taint before all else."""
         name, version = node.metadata.name, node.metadata.resourceVersion
         if found.taints:
@@ -361,7 +365,7 @@ class Uninstaller:
             ]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
             answer = await self._client.patch(f"/api/v1/nodes/{segment(name)}", body)
-            version = msgspec.json.decode(answer, type=Node).metadata.resourceVersion
+            version = msgspec.json.decode(answer, type=CleanedNode).metadata.resourceVersion
         if found.resources or found.annotations or found.labels:
             await self._client.patch_node_status(name, found.patch(version))
 
@@ -373,16 +377,16 @@ def _items(page: bytes, kind: Any, server: str) -> list[Any]:
         raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
 
 
-class _NodeList(msgspec.Struct):
-    items: list[Node]
+class _CleanedNodeList(msgspec.Struct):
+    items: list[CleanedNode]
 
 
-class _PodList(msgspec.Struct):
+class _CleanedPodList(msgspec.Struct):
     items: list[InstalledPod]
 
 
-def _list_of(kind: Any) -> type[_NodeList] | type[_PodList]:
-    return _NodeList if kind is Node else _PodList
+def _list_of(kind: Any) -> type[_CleanedNodeList] | type[_CleanedPodList]:
+    return _CleanedNodeList if kind is CleanedNode else _CleanedPodList
 
 
 def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from gpupack.autoscale.scale_down import KeptNode, find_node_changes, find_nodes
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.waiting_pods import Outcome
 from gpupack.autoscale.writer import Writer
-from gpupack.dashboard.board import Board
-from gpupack.dashboard.following import Following
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.board_feed import BoardFeed
 from kubeapi.client import KubeClient
 from kubeapi.correlation import node_ref, pod_ref
 from kubeapi.events import EventRecorder
@@ -53,7 +53,7 @@ class AutoscaleLoop:
 
     def __init__(
         self,
-        board: Board,
+        board: ClusterBoard,
         settings: AutoscaleSettings,
         writer: Writer,
         recorder: EventRecorder,
@@ -98,7 +98,7 @@ class AutoscaleLoop:
     async def run_pass(self) -> None:
         """Plan once, and write what was planned."""
         began = self._clock()
-        cluster = self._board.cluster()
+        cluster = self._board.get_cluster()
         self.plan = self._planner.plan(cluster, began, self._wall())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
         self._metrics.passes.observe(self._clock() - began)
@@ -111,7 +111,7 @@ class AutoscaleLoop:
             await self._guard()
 
     async def _guard(self) -> None:
-        cluster = self._board.cluster()
+        cluster = self._board.get_cluster()
         if self._settings.keep_nodes:
             freed = [name for name in cluster.nodes if name not in self.kept]
             self.kept = find_nodes_to_keep(cluster, freed)
@@ -223,7 +223,7 @@ class Leadership:
         following: The view.
     """
 
-    def __init__(self, elector: LeaseElector | None, following: Following) -> None:
+    def __init__(self, elector: LeaseElector | None, following: BoardFeed) -> None:
         self._elector = elector
         self._following = following
 
@@ -234,9 +234,9 @@ class Leadership:
     @property
     def blindness(self) -> str:
         """Why not even a leader could decide, empty for nothing."""
-        if problems := self._following.problems():
+        if problems := self._following.list_problems():
             return problems[0]
-        return "" if self._following.synced else "waiting for the lists of nodes and pods"
+        return "" if self._following.is_synced else "waiting for the lists of nodes and pods"
 
     @property
     def trouble(self) -> str:
@@ -263,8 +263,8 @@ async def run(
         client = await stack.enter_async_context(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-autoscale")
         )
-        board = Board(settings.unit_mib)
-        following = Following(client, board, None, lambda: None)
+        board = ClusterBoard(settings.unit_mib)
+        following = BoardFeed(client, board, None, lambda: None)
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         leadership = Leadership(elector, following)

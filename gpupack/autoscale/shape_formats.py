@@ -18,7 +18,7 @@ from gpupack.autoscale.shapes import (
     read_shapes,
 )
 from gpupack.errors import InputError
-from gpupack.inventory.objects import no_node
+from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster
 
 _CARDS: Final = re.compile(r"([1-9][0-9]{0,3})x([1-9][0-9]{0,9})(?::(.+))?")
@@ -34,7 +34,7 @@ def find_shapes(cluster: Cluster, nodes: Sequence[str]) -> list[Shape]:
     """
     missing = set(nodes) - cluster.nodes.keys()
     if missing:
-        raise no_node(missing)
+        raise make_unknown_node_error(missing)
     layouts = read_layouts(cluster)
     without = sorted(set(nodes) - layouts.keys())
     if without:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.asking import ask, output_option, source_of, source_options
-from gpupack.cli.common import FAILED, say, version_option
+from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.common import FAILED, print_lines, version_option
 from gpupack.terminal import wants_colour
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def advise(
     if applies and options["filename"] is not None:
         raise click.UsageError("--apply is for a cluster: leave it out with --filename")
     pods = None if wanted is None else _read_size(wanted)
-    source = source_of(options)
+    source = read_source(options)
     most = options["max_priority"]
     limits = SearchLimits() if most is None else SearchLimits(max_priority=most)
 
@@ -94,9 +94,9 @@ def advise(
         return await _find(source, pods, empty or "", limits, options)
 
     if not applies:
-        _, advice = ask(find)
+        _, advice = run_question(find)
         if output == "json":
-            say(as_json(advice))
+            print_lines(as_json(advice))
         else:
             click.echo(format_advice(advice, colour=wants_colour()))
         return
@@ -108,8 +108,8 @@ def advise(
             click.echo(format_advice(advice, planned=True, colour=wants_colour()))
         return await _apply(source, cluster, advice, limits, how, quiet=output == "json")
 
-    done = ask(make)
-    say(as_json(done) if output == "json" else _said(done))
+    done = run_question(make)
+    print_lines(as_json(done) if output == "json" else _said(done))
     if done.state == "stopped":
         sys.exit(FAILED)
 
@@ -178,12 +178,12 @@ async def _apply(
             cordon=Cordoner(client).apply,
             limits=limits,
             options=options,
-            report=(lambda _line: None) if quiet else say,
+            report=(lambda _line: None) if quiet else print_lines,
         )
         try:
             return await applier.apply(cluster, advice)
         except asyncio.CancelledError:
-            say("interrupted: no further pod is moved, and cordoned cards were given back", err=True)
+            print_lines("interrupted: no further pod is moved, and cordoned cards were given back", err=True)
             raise
 
 

@@ -12,7 +12,7 @@ import click
 from allocator.errors import AllocatorError
 from gpupack.cli.advise import advise
 from gpupack.cli.autoscale import autoscale
-from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, fail, version_option
+from gpupack.cli.common import FAILED, INTERRUPTED, WRONG_USAGE, exit_with_faults, version_option
 from gpupack.cli.completion import completion
 from gpupack.cli.cordon import cordon, uncordon
 from gpupack.cli.dashboard import dashboard
@@ -51,14 +51,14 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except AllocatorError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         # What is still in the buffer would fail again, with a traceback, when Python closes the stream.
         with contextlib.suppress(OSError):
             sys.stdout.close()
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     sys.exit(status)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from allocator.names import MIB_PER_GIB
-from gpupack.cli.asking import ask, source_of, source_options
-from gpupack.cli.common import log_format, name_values, say, serve, version_option
+from gpupack.cli.cluster_source import read_source, run_question, source_options
+from gpupack.cli.common import log_format, name_values, print_lines, run_daemon, version_option
 from gpupack.cli.names import complete_nodes
 
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
@@ -89,7 +89,7 @@ def autoscale(context: click.Context, /, **options: Any) -> None:
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
 
-    serve(lambda stop: run(AutoscaleSettings(**options), stop=stop), *(SchedulerError, KubeApiError))
+    run_daemon(lambda stop: run(AutoscaleSettings(**options), stop=stop), *(SchedulerError, KubeApiError))
 
 
 SHAPES_HELP = """Print what an autoscaler must know of machine types: of NODEs, of all nodes, or as given.
@@ -139,7 +139,7 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
     given = {key: options.pop(key) for key in ("name", "cards", "cpu", "memory", "labels", "taints")}
     if nodes and any(given.values()):
         raise click.UsageError("NODE is for what nodes have: leave --name, --cards and the like out with it")
-    source = source_of(options)
+    source = read_source(options)
 
     async def work() -> str:
         from gpupack.autoscale.shape_formats import FORMATS, find_shapes, make_given_shape, write_shapes
@@ -154,4 +154,4 @@ def shapes(nodes: tuple[str, ...], form: str, **options: Any) -> None:
         cluster = await read_cluster(source)
         return write_shapes(find_shapes(cluster, nodes), cluster.unit_mib, form)
 
-    say(ask(work))
+    print_lines(run_question(work))

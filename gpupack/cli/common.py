@@ -18,7 +18,7 @@ INTERRUPTED: Final = 130
 version_option = click.version_option(__version__, "--version", prog_name="gpupack")
 
 
-def say(text: str, *, err: bool = False) -> None:
+def print_lines(text: str, *, err: bool = False) -> None:
     """Write lines to the terminal, without the control sequences of those who wrote parts of them.
 
     Args:
@@ -30,10 +30,10 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo("\n".join(make_printable(line) for line in text.split("\n")), err=err)
 
 
-def fail(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
+def exit_with_faults(error: BaseException, status: int = WRONG_USAGE) -> NoReturn:
     """Say what is wrong, a line per fault, and exit."""
     for line in _said(error).splitlines():
-        say(f"gpupack: {line}", err=True)
+        print_lines(f"gpupack: {line}", err=True)
     sys.exit(status)
 
 
@@ -50,10 +50,10 @@ def prepare(registries: tuple[Any, ...], *card_policy: Any) -> None:
     try:
         prepare_policies(registries, *card_policy)
     except InputError as error:
-        fail(error)
+        exit_with_faults(error)
 
 
-def serve(
+def run_daemon(
     work: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
     *errors: type[BaseException],
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
@@ -65,19 +65,19 @@ def serve(
         *errors: Those that are the user's to mend.
         new_loop: Makes the event loop, None for asyncio's own.
     """
-    from gpupack.logs import tell_loop_trouble
-    from gpupack.signals import told_to_stop
+    from gpupack.logs import log_loop_trouble
+    from gpupack.signals import connect_stop_event
 
     async def until_told() -> None:
-        asyncio.get_running_loop().set_exception_handler(tell_loop_trouble)
-        with told_to_stop() as stop:
+        asyncio.get_running_loop().set_exception_handler(log_loop_trouble)
+        with connect_stop_event() as stop:
             await work(stop)
 
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(until_told())
     except errors as error:
-        fail(error)
+        exit_with_faults(error)
 
 
 def name_values(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def name_values(_context: click.Context, _option: click.Parameter, texts: tuple[
     return pairs
 
 
-def refuse(name: str, why: str) -> None:
+def refuse_option(name: str, why: str) -> None:
     """Refuse an option that was given and would be ignored.
 
     Args:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, fail, say, version_option
+from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
-    from gpupack.cordon import Outcome, Wish
+    from gpupack.cordon import CordonOutcome, CordonRequest
 
 CORDON_HELP: Final = """Keep cards of a node free of new pods; those that run there run on.
 
@@ -74,25 +74,25 @@ def uncordon(**options: Any) -> None:
 
 
 def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
-    from gpupack.cordon import Wish
+    from gpupack.cordon import CordonRequest
     from gpupack.errors import InputError
     from kubeapi.errors import ConfigError, KubeApiError
 
     if bool(options["cards"]) == options["every"]:
         raise click.UsageError("name the cards of the node, or give --all; allowed: one of the two")
     try:
-        outcomes = asyncio.run(_apply(Wish(cordon, options["cards"], reason), options))
+        outcomes = asyncio.run(_apply(CordonRequest(cordon, options["cards"], reason), options))
     except (InputError, ConfigError) as error:
-        fail(error)
+        exit_with_faults(error)
     except KubeApiError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     for outcome in outcomes:
-        say(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
+        print_lines(_said(options["node"], outcome, cordon=cordon, dry_run=options["dry_run"]))
     if not outcomes:
-        say(f"node/{options['node']}: no card is cordoned")
+        print_lines(f"node/{options['node']}: no card is cordoned")
 
 
-async def _apply(wish: "Wish", options: dict[str, Any]) -> "tuple[Outcome, ...]":
+async def _apply(wish: "CordonRequest", options: dict[str, Any]) -> "tuple[CordonOutcome, ...]":
     from gpupack.cordon import Cordoner
     from gpupack.inventory.fetching import connect
 
@@ -100,7 +100,7 @@ async def _apply(wish: "Wish", options: dict[str, Any]) -> "tuple[Outcome, ...]"
         return await Cordoner(client, dry_run=options["dry_run"]).apply(options["node"], wish)
 
 
-def _said(node: str, outcome: "Outcome", *, cordon: bool, dry_run: bool) -> str:
+def _said(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_run: bool) -> str:
     """Write what became of a card, in the words of `kubectl cordon`."""
     card = "card" if outcome.index is None else f"card {outcome.index}"
     text = f"node/{node} {card} {outcome.uuid} {'' if outcome.changed else 'already '}"

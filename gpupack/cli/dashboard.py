@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, fail, log_format, serve, version_option
+from gpupack.cli.common import (
+    FAILED,
+    context_option,
+    exit_with_faults,
+    log_format,
+    run_daemon,
+    version_option,
+)
 from gpupack.helptexts import DASHBOARD_HELP
 
 
@@ -68,14 +75,14 @@ def dashboard(**options: Any) -> None:
     try:
         _serve(filename, options, browser)
     except KubeApiError as error:
-        fail(error, 2 if isinstance(error, ConfigError) else FAILED)
+        exit_with_faults(error, 2 if isinstance(error, ConfigError) else FAILED)
     except (GpupackError, OSError) as error:
-        fail(error)
+        exit_with_faults(error)
 
 
 def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
-    from gpupack.dashboard.app import run, show
-    from gpupack.dashboard.opening import can_open, open_page
+    from gpupack.dashboard.app import serve_cluster, serve_file
+    from gpupack.dashboard.browser import can_open_browser, open_browser
     from gpupack.dashboard.settings import Settings
     from gpupack.whatif.objects import load_nodes_and_pods
 
@@ -83,13 +90,13 @@ def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) 
 
     def started(url: str) -> None:
         click.echo(f"gpupack dashboard: {url} (Ctrl-C ends it)")
-        if can_open() if browser is None else browser:
-            open_page(url)
+        if can_open_browser() if browser is None else browser:
+            open_browser(url)
 
     if filename is None:
-        serve(lambda stop: run(settings, stop=stop, started=started))
+        run_daemon(lambda stop: serve_cluster(settings, stop=stop, started=started))
         return
     raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
     nodes, pods = load_nodes_and_pods(raw)
     name = "standard input" if filename == "-" else filename
-    serve(lambda stop: show(settings, nodes, pods, name, stop=stop, started=started))
+    run_daemon(lambda stop: serve_file(settings, nodes, pods, name, stop=stop, started=started))

@@ -5,7 +5,7 @@ import asyncio
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.cli.common import FAILED, fail, prepare, refuse, version_option
+from gpupack.cli.common import FAILED, exit_with_faults, prepare, refuse_option, version_option
 from gpupack.policies import all_policies
 
 
@@ -38,14 +38,14 @@ def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port
     from standins.scheduler import SchedulingError
 
     if not dashboard:
-        refuse("port", "allowed with --dashboard only")
+        refuse_option("port", "allowed with --dashboard only")
     configure("info" if verbose else "error")
     prepare(all_policies())
     if dashboard:
-        from gpupack.cli.common import serve
+        from gpupack.cli.common import run_daemon
         from gpupack.demo.load import watch
 
-        serve(
+        run_daemon(
             lambda stop: watch(seed, node_policy, card_policy, port, stop),
             SettingsError,
             GpupackError,
@@ -54,6 +54,6 @@ def demo(seed: int, node_policy: str, card_policy: str, *, dashboard: bool, port
     try:
         asyncio.run(run(seed, node_policy, card_policy))
     except SettingsError as error:
-        fail(error)
+        exit_with_faults(error)
     except (GpupackError, SchedulingError) as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from gpupack.cli.asking import ask, output_option, source_of, source_options
-from gpupack.cli.common import say, version_option
+from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.common import print_lines, version_option
 
 FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and the largest request that fits.
 
@@ -48,7 +48,7 @@ def fit(output: str, **options: Any) -> None:
     from gpupack.whatif.fit import answer_fit as fit_of
     from gpupack.whatif.rendering import format_fit
 
-    source = source_of(options)
+    source = read_source(options)
     first, *more = options["units"]
     asked = FitQuestion(first, options["cards"], options["model"], options["percent"], tuple(more))
 
@@ -58,4 +58,4 @@ def fit(output: str, **options: Any) -> None:
         answer = fit_of(cluster, asked, changed, notes)
         return as_json(answer) if output == "json" else format_fit(answer)
 
-    say(ask(work))
+    print_lines(run_question(work))

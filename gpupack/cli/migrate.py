@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from gpupack.cli.common import FAILED, fail, say, version_option
+from gpupack.cli.common import FAILED, exit_with_faults, print_lines, version_option
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, gpushare or NVIDIA's device plugin read them.
 
@@ -48,7 +48,7 @@ def migrate(
     from allocator.names import resource_name
     from gpupack.errors import InputError
     from gpupack.migration.documents import migrate as rewritten
-    from gpupack.migration.requests import Options
+    from gpupack.migration.requests import MigrationOptions
     from kubeapi.names import SUBDOMAIN, is_subdomain
 
     if not is_subdomain(scheduler_name):
@@ -57,7 +57,7 @@ def migrate(
         resource_name(unit_mib)
         name = "standard input" if filename == "-" else filename
         raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
-        options = Options(
+        options = MigrationOptions(
             unit_mib=unit_mib,
             gpushare_unit_mib=1024 if gpushare_unit == "GiB" else 1,
             gpu_gib=gpu_gib,
@@ -65,9 +65,9 @@ def migrate(
         )
         done = rewritten(_text(raw, name), name, options)
     except (InputError, OSError) as error:
-        fail(error)
+        exit_with_faults(error)
     for note in done.notes:
-        say(f"gpupack migrate: {note}", err=True)
+        print_lines(f"gpupack migrate: {note}", err=True)
     if strict and not done.complete:
         click.echo("gpupack migrate: nothing is written: with --strict all has to be translated", err=True)
         sys.exit(FAILED)

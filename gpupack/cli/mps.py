@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from gpupack.cli.common import fail, log_format, serve, version_option
+from gpupack.cli.common import exit_with_faults, log_format, run_daemon, version_option
 
 MPS_HELP: Final = """Run CUDA's Multi-Process Service (MPS) on one node: a control daemon for each card.
 
@@ -64,12 +64,14 @@ def mps(**options: Any) -> None:
     for option, allowed in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
         if options[option] not in allowed:
             name = option.replace("_", "-")
-            fail(NodeSettingsError((f"--{name} {options[option]!r}; allowed: {', '.join(allowed)}",)))
+            exit_with_faults(
+                NodeSettingsError((f"--{name} {options[option]!r}; allowed: {', '.join(allowed)}",))
+            )
 
     async def work(stop: Any) -> None:
         await run(wanted, *_cards(options["gpus"], options["profile"]), stop)
 
-    serve(work, DevicePluginError)
+    run_daemon(work, DevicePluginError)
 
 
 def _cards(gpus: str, profile: str | None) -> tuple[Any, Any]:

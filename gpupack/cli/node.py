@@ -11,9 +11,9 @@ from gpupack.cli.common import (
     FAILED,
     INTERRUPTED,
     card_policy_parameter,
-    fail,
+    exit_with_faults,
     prepare,
-    serve,
+    run_daemon,
     version_option,
 )
 from gpupack.cli.settings_options import settings_options
@@ -92,7 +92,7 @@ def node(**options: Any) -> None:
     from kubeapi.errors import KubeApiError
 
     prepare(card_policies(), options["card_policy"], options.pop("card_policy_parameters"))
-    serve(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
+    run_daemon(lambda stop: run(Settings(**options), stop), DevicePluginError, KubeApiError)
 
 
 def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoReturn:
@@ -118,7 +118,7 @@ def _check(options: dict[str, Any], output: str, proof: dict[str, bool]) -> NoRe
     try:
         findings = check_node(settings)
     except ProfileError as error:  # an option that is wrong, as for the daemon
-        fail(error)
+        exit_with_faults(error)
     click.echo(render(findings, output, colour=wants_colour()))
     sys.exit(0 if can_serve(findings) else FAILED)
 
@@ -135,9 +135,9 @@ def _prove(settings: Any, output: str, *, busy: bool, instances: bool) -> NoRetu
     try:
         report = prove_node(settings, __version__, busy=busy, instances=instances)
     except ProfileError as error:
-        fail(error)
+        exit_with_faults(error)
     except GpuError as error:
-        fail(GpuError(f"nothing to prove: {error}"), FAILED)
+        exit_with_faults(GpuError(f"nothing to prove: {error}"), FAILED)
     click.echo(render_report(report, output, colour=wants_colour()))
     if report.interrupted:
         sys.exit(INTERRUPTED)

@@ -9,13 +9,13 @@ from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from gpupack.cli.common import (
     FAILED,
     context_option,
-    fail,
+    exit_with_faults,
     log_format,
     name_values,
     prepare,
-    refuse,
-    say,
-    serve,
+    print_lines,
+    refuse_option,
+    run_daemon,
     version_option,
 )
 from gpupack.cli.names import complete_queues
@@ -95,7 +95,7 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     from scheduler_plugin.queue.controller.settings import QueueSettings
 
     prepare(all_policies())
-    serve(
+    run_daemon(
         lambda stop: run(QueueSettings(config=config, **options), stop=stop),
         *(SchedulerError, KubeApiError),
         new_loop=uvloop.new_event_loop,
@@ -129,15 +129,17 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
         settings.check()
         checked = check_files(files, settings.policy_faults)
     except (InputError, SettingsError) as error:
-        fail(error)
+        exit_with_faults(error)
     if output == "json":
-        say(msgspec.json.format(msgspec.json.encode(checked), indent=2).decode())
+        print_lines(msgspec.json.format(msgspec.json.encode(checked), indent=2).decode())
     else:
         for each in checked:
             if not each.faults:
-                say(f"{each.name}: {each.queues} {'queue' if each.queues == 1 else 'queues'}, no fault")
+                print_lines(
+                    f"{each.name}: {each.queues} {'queue' if each.queues == 1 else 'queues'}, no fault"
+                )
             for fault in each.faults:
-                say(f"{each.name}: {fault}", err=True)
+                print_lines(f"{each.name}: {fault}", err=True)
     if any(each.faults for each in checked):
         sys.exit(FAILED)
 
@@ -180,7 +182,7 @@ def status(
 
     if url is not None:
         for option in ("namespace", "service", "kubeconfig", "context"):
-            refuse(option, "is for a way through the API server: leave it out with --url")
+            refuse_option(option, "is for a way through the API server: leave it out with --url")
     try:
         if url is not None:
             raw = asyncio.run(queuestatus.fetch_from(url))
@@ -188,12 +190,12 @@ def status(
             raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
         found = queuestatus.read(raw, name)
     except (InputError, ConfigError) as error:
-        fail(error)
+        exit_with_faults(error)
     except KubeApiError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     if output == "json":
         import msgspec
 
-        say(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_lines(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        say(queuestatus.render(found, pods=pods))
+        print_lines(queuestatus.render(found, pods=pods))

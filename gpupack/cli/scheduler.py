@@ -5,7 +5,14 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.cli.common import card_policy_parameter, log_format, name_values, prepare, serve, version_option
+from gpupack.cli.common import (
+    card_policy_parameter,
+    log_format,
+    name_values,
+    prepare,
+    run_daemon,
+    version_option,
+)
 from gpupack.helptexts import SCHEDULER_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -120,7 +127,7 @@ def scheduler(**options: Any) -> None:
     from scheduler_plugin.settings import Settings
 
     prepare(all_policies(), options["card_policy"], options.pop("card_policy_parameters"))
-    serve(
+    run_daemon(
         lambda stop: run(Settings(**options), stop=stop),
         *(SchedulerError, KubeApiError),
         new_loop=uvloop.new_event_loop,

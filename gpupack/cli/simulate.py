@@ -5,8 +5,15 @@ from typing import Any
 import click
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
-from gpupack.cli.asking import ask, source_of, source_options
-from gpupack.cli.common import card_policy_parameter, fail, prepare, refuse, say, version_option
+from gpupack.cli.cluster_source import read_source, run_question, source_options
+from gpupack.cli.common import (
+    card_policy_parameter,
+    exit_with_faults,
+    prepare,
+    print_lines,
+    refuse_option,
+    version_option,
+)
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -81,10 +88,10 @@ def simulate(**options: Any) -> None:
 
     live = _is_live(options)
     if options["replay"]:
-        refuse("inflation", "allowed without --replay only; with it --load says how much is asked for")
+        refuse_option("inflation", "allowed without --replay only; with it --load says how much is asked for")
     else:
         for name in ("load", "max_pods"):
-            refuse(name, "allowed with --replay only")
+            refuse_option(name, "allowed with --replay only")
     prepare(all_policies())
     try:
         asked = SimulationOptions(
@@ -111,7 +118,7 @@ def simulate(**options: Any) -> None:
         else:
             run(asked)
     except (InputError, SettingsError, TraceError, *POLICY_FAULTS) as error:
-        fail(error)
+        exit_with_faults(error)
 
 
 def _is_live(options: dict[str, Any]) -> bool:
@@ -140,9 +147,9 @@ def _on_cluster(asked: Any, options: dict[str, Any]) -> None:
     from gpupack.whatif.fetching import read_cluster
     from gpupack.whatif.simulation import make_scenarios, simulate_all
 
-    source = source_of({**options, "unit_mib": None})
+    source = read_source({**options, "unit_mib": None})
     asked.check()
-    cluster = ask(lambda: read_cluster(source))
+    cluster = run_question(lambda: read_cluster(source))
     gc.enable()
     found = make_scenarios(cluster, options["without"], options["add"], options["unit_mib"])
-    simulate_all(found, asked, partial(say, err=asked.json == "-"), partial(say, err=True))
+    simulate_all(found, asked, partial(print_lines, err=asked.json == "-"), partial(print_lines, err=True))

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from gpupack.cli.asking import ask, source_of, source_options
-from gpupack.cli.common import fail, say, version_option
+from gpupack.cli.cluster_source import read_source, run_question, source_options
+from gpupack.cli.common import exit_with_faults, print_lines, version_option
 
 SNAPSHOT_HELP = """Write the cluster as nodes.csv and pods.csv, for `gpupack simulate` and for others.
 
@@ -40,15 +40,15 @@ def snapshot(out: str, hidden: bool, resources: tuple[str, ...], **options: Any)
     from scheduler_plugin.errors import PolicyError
     from scheduler_plugin.scheduling.policies.fractions import parse_resources
 
-    source = source_of(options)
+    source = read_source(options)
     try:
         others = parse_resources("snapshot", {"resources": ",".join(resources)})
     except PolicyError as error:
-        fail(error)
+        exit_with_faults(error)
 
     async def work() -> list[str]:
         found = snapshot_of(await read_cluster(source), hidden=hidden, others=others)
         return describe_snapshot(found, found.write(Path(out)))
 
-    for line in ask(work):
-        say(line)
+    for line in run_question(work):
+        print_lines(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, fail, version_option
+from gpupack.cli.common import FAILED, context_option, exit_with_faults, version_option
 from gpupack.cli.names import complete_nodes
 from gpupack.helptexts import TOP_HELP
 from gpupack.terminal import wants_colour
@@ -62,9 +62,9 @@ def top(**options: Any) -> None:
     try:
         text = _watched(options) if options["watch"] else _text(options)
     except (InputError, ConfigError, OSError) as error:
-        fail(error)
+        exit_with_faults(error)
     except KubeApiError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     if text:
         click.echo(text)
 
@@ -72,7 +72,7 @@ def top(**options: Any) -> None:
 def _text(options: dict[str, Any]) -> str:
     """Write what is there now."""
     from gpupack.errors import InputError
-    from gpupack.inventory import fetch, load_nodes, render, rows
+    from gpupack.inventory import build_rows, fetch, load_nodes, render
 
     names, pods, filename = options["nodes"], options["pods"], options["filename"]
     # The process ends with the answer: collecting would only walk every node and pod again and again.
@@ -87,8 +87,8 @@ def _text(options: dict[str, Any]) -> str:
             raise error if filename == "-" else InputError(f"{filename}: {error}") from error
     look = {"pods": pods, "colour": wants_colour()}
     if not options["queues"]:
-        return render(rows(found, names), options["output"], **look)
-    return _with_queues(rows(found, names), options, look)
+        return render(build_rows(found, names), options["output"], **look)
+    return _with_queues(build_rows(found, names), options, look)
 
 
 def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
@@ -96,7 +96,7 @@ def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     import msgspec
 
     from gpupack import queuestatus
-    from gpupack.inventory.as_json import as_records
+    from gpupack.inventory.as_json import build_records
     from gpupack.inventory.rendering import render
 
     namespace, _, service = options["queue_service"].partition("/")
@@ -108,17 +108,17 @@ def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     status = queuestatus.read(raw)
     if options["output"] != "json":
         return f"{render(found, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
-    told = {"nodes": as_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
+    told = {"nodes": build_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
     return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
 
 
 def _watched(options: dict[str, Any]) -> str:
     """Write every state until somebody ends it."""
-    from gpupack.inventory.rendering import Look
-    from gpupack.inventory.watching import watch
+    from gpupack.inventory.rendering import RenderOptions
+    from gpupack.inventory.watch_rows import watch
     from gpupack.logs import configure
 
     configure("critical")  # what is wrong is said below the rows
-    look = Look(options["output"], options["pods"], wants_colour())
+    look = RenderOptions(options["output"], options["pods"], wants_colour())
     asyncio.run(watch(options["kubeconfig"], options["nodes"], look, context=options["context"]))
     return ""

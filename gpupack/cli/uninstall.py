@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, fail, say, version_option
+from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines, version_option
 from gpupack.cli.names import complete_nodes
 
 UNINSTALL_HELP = """Remove what gpupack wrote on the Nodes: its resources in capacity and allocatable, and
@@ -47,9 +47,9 @@ def uninstall(
     try:
         clean = asyncio.run(_run(nodes, dry_run=dry_run, force=force, kubeconfig=kubeconfig, context=context))
     except (InputError, ConfigError) as error:
-        fail(error)
+        exit_with_faults(error)
     except KubeApiError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
     if not clean:
         sys.exit(FAILED)
 
@@ -59,31 +59,33 @@ async def _run(
 ) -> bool:
     """Clean and report; whether nothing is left."""
     from gpupack.inventory.fetching import connect
-    from gpupack.uninstall import Uninstaller, warnings
+    from gpupack.uninstall import Uninstaller, list_warnings
 
     async with await connect(kubeconfig, context) as client:
         uninstaller = Uninstaller(client, dry_run=dry_run, force=force)
-        pods = await uninstaller.pods()
-        names = await uninstaller.nodes(nodes)
-        for warning in warnings(pods):
-            say(f"gpupack uninstall: {warning}", err=True)
+        pods = await uninstaller.list_pods()
+        names = await uninstaller.list_nodes(nodes)
+        for warning in list_warnings(pods):
+            print_lines(f"gpupack uninstall: {warning}", err=True)
         removed = [] if nodes else await uninstaller.remove_placeholders(pods)
         for text in removed:
-            say(f"pod {text}: {'would remove' if dry_run else 'removed'} it, a placeholder")
+            print_lines(f"pod {text}: {'would remove' if dry_run else 'removed'} it, a placeholder")
         left = again = found = 0
-        async for outcome in uninstaller.clean(names, pods):
+        async for outcome in uninstaller.clean_nodes(names, pods):
             found += 1
             if not outcome.cleaned:
                 left += 1
-                say(f"node {outcome.node} stays as it is: {outcome.why}")
+                print_lines(f"node {outcome.node} stays as it is: {outcome.why}")
                 continue
-            say(f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}")
+            print_lines(
+                f"node {outcome.node}: {'would remove' if dry_run else 'removed'} {outcome.traces.text}"
+            )
             if outcome.traces.offered and not dry_run:
                 again += 1
         if not (found or removed):
-            say(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
+            print_lines(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
         if again:
-            say(
+            print_lines(
                 f"gpupack uninstall: {again} of these nodes offered a resource of gpupack until now; the "
                 "kubelet may write it again until five minutes after the daemon's end, run this command then",
                 err=True,

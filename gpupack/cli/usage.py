@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.common import fail, say, version_option
+from gpupack.cli.common import exit_with_faults, print_lines, version_option
 from gpupack.helptexts import USAGE_HELP
 
 if TYPE_CHECKING:
-    from gpupack.usage.report import Report
+    from gpupack.usage.report import UsageReport
 
 
 @click.command(help=USAGE_HELP, short_help="Add up GiB-hours of GPU memory, promised and used.")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def usage(**options: Any) -> None:
     """Add up GiB-hours."""
     from gpupack.errors import InputError
-    from gpupack.usage.report import write
+    from gpupack.usage.report import format_report
 
     sources = [name for name in ("prometheus", "history", "dashboard") if options[name] is not None]
     if len(sources) > 1:
@@ -37,22 +37,22 @@ def usage(**options: Any) -> None:
     if options["token_file"] is not None and options["prometheus"] is None:
         raise click.UsageError("--token-file is for --prometheus")
     try:
-        say(write(_report(options), options["output"]))
+        print_lines(format_report(_report(options), options["output"]))
     except (InputError, OSError) as error:
-        fail(error)
+        exit_with_faults(error)
 
 
-def _report(options: dict[str, Any]) -> "Report":
-    from gpupack.usage import asking
-    from gpupack.usage.report import By
-    from gpupack.usage.times import span
+def _report(options: dict[str, Any]) -> "UsageReport":
+    from gpupack.usage import sources
+    from gpupack.usage.report import UsageKey
+    from gpupack.usage.times import parse_span
 
-    by = By.of(options["by"])
-    since, until = span(options["since"], options["until"], time.time())
+    by = UsageKey.parse(options["by"])
+    since, until = parse_span(options["since"], options["until"], time.time())
     if options["history"] is not None:
-        return asking.from_history(options["history"], by, since, until)
+        return sources.report_from_history(options["history"], by, since, until)
     if options["prometheus"] is not None:
         token = Path(options["token_file"]).read_text().strip() if options["token_file"] else ""
-        return asyncio.run(asking.from_prometheus(options["prometheus"], token, by, since, until))
+        return asyncio.run(sources.report_from_prometheus(options["prometheus"], token, by, since, until))
     url = options["dashboard"] or "http://127.0.0.1:8913"
-    return asyncio.run(asking.from_dashboard(url, by, since, until))
+    return asyncio.run(sources.report_from_dashboard(url, by, since, until))

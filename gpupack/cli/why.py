@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.asking import ask, output_option, source_of, source_options
-from gpupack.cli.common import say, version_option
+from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.common import print_lines, version_option
 from gpupack.cli.names import complete_pods
 from gpupack.terminal import wants_colour
 
@@ -51,8 +51,8 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
     from gpupack.whatif.fetching import read_cluster_and_pod
     from gpupack.whatif.rendering import format_why
 
-    show = say if output == "json" else click.echo  # a text is printable, but for our own colours
-    source = source_of(options)
+    show = print_lines if output == "json" else click.echo  # a text is printable, but for our own colours
+    source = read_source(options)
     workload = None if pod is None else parse_workload(pod)
     if pod is None or workload is not None:
         show(_list(source, namespace, workload, output))
@@ -66,7 +66,7 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
             return as_json(answer)
         return format_why(answer, colour=wants_colour(), now_s=time.time())
 
-    show(ask(work))
+    show(run_question(work))
 
 
 def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
@@ -85,7 +85,7 @@ def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | 
             )
         return as_json(found) if output == "json" else list_text(found, colour=wants_colour())
 
-    return ask(work)
+    return run_question(work)
 
 
 def _named(pod: str, namespace: str | None) -> tuple[str, str | None]:

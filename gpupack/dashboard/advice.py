@@ -23,7 +23,7 @@ QueuedAs = Callable[[str, str], Sequence[QueueWhy] | None]
 SIZES: Final = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192)
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingPod(msgspec.Struct, frozen=True):
     """A pod that waits.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pending(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Size(msgspec.Struct, frozen=True):
+class SizeFit(msgspec.Struct, frozen=True):
     """How many pods of a size fit; see `Fit`.
 
     Attributes:
@@ -73,7 +73,7 @@ class Size(msgspec.Struct, frozen=True):
     largest: bool
 
 
-def waiting(cluster: Cluster) -> list[KubePod]:
+def list_waiting_pods(cluster: Cluster) -> list[KubePod]:
     """Pods that wait for cards, longest first."""
     return sorted(
         (pod for pod in cluster.list_waiting_pods() if pod.metadata.deletion_timestamp is None),
@@ -81,18 +81,18 @@ def waiting(cluster: Cluster) -> list[KubePod]:
     )
 
 
-def pending(cluster: Cluster, pods: list[KubePod], queued: QueuedAs) -> Iterator[Pending]:
+def explain_pods(cluster: Cluster, pods: list[KubePod], queued: QueuedAs) -> Iterator[PendingPod]:
     """Say why pods wait, one after the other: the caller may do something else between two."""
     for number, pod in enumerate(pods[:SHOWN]):
-        yield explained(cluster, pod, queued) if number < EXPLAINED else _named(pod)
+        yield explain_pending_pod(cluster, pod, queued) if number < EXPLAINED else _name_pod(pod)
 
 
-def _named(pod: KubePod) -> Pending:
+def _name_pod(pod: KubePod) -> PendingPod:
     meta = pod.metadata
-    return Pending(meta.namespace, meta.name, meta.creation_timestamp)
+    return PendingPod(meta.namespace, meta.name, meta.creation_timestamp)
 
 
-def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
+def explain_pending_pod(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> PendingPod:
     """Say why one pod waits."""
     namespace, name = pod.metadata.namespace, pod.metadata.name
     said = queued(namespace, name)
@@ -100,8 +100,8 @@ def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
     try:
         found = explain_pod(cluster, namespace, name, queued=said, ways=False)
     except (AllocatorError, InputError) as error:
-        return msgspec.structs.replace(_named(pod), text=str(error))
-    return Pending(
+        return msgspec.structs.replace(_name_pod(pod), text=str(error))
+    return PendingPod(
         namespace=found.namespace,
         name=found.pod,
         since=pod.metadata.creation_timestamp,
@@ -119,15 +119,17 @@ def explained(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pending:
     )
 
 
-def sizes(cluster: Cluster) -> Iterator[Size]:
+def count_fit_of_sizes(cluster: Cluster) -> Iterator[SizeFit]:
     """Say how many pods of usual sizes fit on one card each, up to the largest that fits."""
     if not cluster.has_words:
         return
     first = answer_fit(cluster, FitQuestion(1))
     largest = first.largest_units
     for units in sorted({*(size for size in SIZES if size < largest), largest} - {0}):
-        yield _size(first if units == 1 else answer_fit(cluster, FitQuestion(units)), units, largest)
+        yield _count_fit_of_size(
+            first if units == 1 else answer_fit(cluster, FitQuestion(units)), units, largest
+        )
 
 
-def _size(found: FitAnswer, units: int, largest: int) -> Size:
-    return Size(found.unit_mib, units, found.pods, len(found.nodes), units == largest)
+def _count_fit_of_size(found: FitAnswer, units: int, largest: int) -> SizeFit:
+    return SizeFit(found.unit_mib, units, found.pods, len(found.nodes), units == largest)

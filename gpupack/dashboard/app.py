@@ -13,18 +13,18 @@ from aiohttp import web
 
 from gpupack import __version__
 from gpupack.dashboard import advice, queues
-from gpupack.dashboard.board import Board
-from gpupack.dashboard.following import Following
-from gpupack.dashboard.http import Pages
-from gpupack.dashboard.live import Live
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.board_feed import BoardFeed
+from gpupack.dashboard.handlers import DashboardHandlers
+from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
-from gpupack.dashboard.trend import EVERY_S, Point, Trend, point
+from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
-from gpupack.usage.report import By, report
-from gpupack.usage.sampling import Sampler
-from gpupack.usage.store import HistoryFile, Memory
-from gpupack.usage.times import span
+from gpupack.usage.report import UsageKey, build_report
+from gpupack.usage.sampling import UsageSampler
+from gpupack.usage.store import HistoryFile, MemoryStore
+from gpupack.usage.times import parse_span
 from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
@@ -50,7 +50,7 @@ class Dashboard:
     Args:
         settings: how to run.
         source: what is shown, in words: a cluster or a file.
-        live: whether it changes.
+        hub: whether it changes.
         now_s: seconds since the epoch.
     """
 
@@ -59,13 +59,13 @@ class Dashboard:
     ) -> None:
         self._settings = settings
         self._now_s = now_s
-        self.board = Board()
-        self.store: Memory | HistoryFile = (
-            Memory() if settings.history is None else HistoryFile(settings.history)
+        self.board = ClusterBoard()
+        self.store: MemoryStore | HistoryFile = (
+            MemoryStore() if settings.history is None else HistoryFile(settings.history)
         )
-        trend = Trend(each.point for each in self.store.periods() if each.point is not None)
-        self._sampler = Sampler(now_s())
-        self.live = Live(
+        trend = Trend(each.point for each in self.store.list_periods() if each.point is not None)
+        self._sampler = UsageSampler(now_s())
+        self.hub = PageHub(
             self.board,
             trend,
             {
@@ -73,84 +73,86 @@ class Dashboard:
                 "problems": [],
                 "pending": {"pods": [], "more": 0},
                 "fits": [],
-                "queues": queues.none("The queue has not been asked yet."),
+                "queues": queues.explain_no_queues("The queue has not been asked yet."),
             },
         )
         self._changed = asyncio.Event()
-        self.live.opened = self._changed.set
+        self.hub.opened = self._changed.set
         self._pending = 0
-        self.following: Following | None = None
+        self.feed: BoardFeed | None = None
 
-    def note(self) -> None:
+    def wake(self) -> None:
         """Something has changed."""
         self._changed.set()
 
-    def look(self) -> None:
+    def flush_changes(self) -> None:
         """Show the nodes that changed."""
-        self.live.flush()
-        if self.following is None:
+        self.hub.flush_nodes()
+        if self.feed is None:
             return
-        self.live.set_part("problems", self.following.problems())
-        if self.following.failing:  # a connection that is back need not bring news
+        self.hub.set_part("problems", self.feed.list_problems())
+        if self.feed.is_failing:  # a connection that is back need not bring news
             asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
 
-    def tell_queued(self, pods: Sequence[QueueWhy] | None) -> None:
+    def set_queued_pods(self, pods: Sequence[QueueWhy] | None) -> None:
         """Take what the queue says of the pods that wait in it."""
         if self.board.set_queued(pods):
             self._changed.set()
 
-    async def advise(self) -> None:
+    async def refresh_advice(self) -> None:
         """Show what waits and what fits, a step at a time, for a large cluster takes a second."""
-        cluster = self.board.cluster()
-        pods = advice.waiting(cluster)
+        cluster = self.board.get_cluster()
+        pods = advice.list_waiting_pods(cluster)
         self._pending = len(pods)
-        if not self.live.watched:
+        if not self.hub.is_watched:
             return
-        waits = [each async for each in _in_steps(advice.pending(cluster, pods, self.board.queued_as))]
-        self.live.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
-        self.live.set_part("fits", [each async for each in _in_steps(advice.sizes(cluster))])
+        waits = [
+            each async for each in _yield_between(advice.explain_pods(cluster, pods, self.board.find_queued))
+        ]
+        self.hub.set_part("pending", {"pods": waits, "more": len(pods) - len(waits)})
+        self.hub.set_part("fits", [each async for each in _yield_between(advice.count_fit_of_sizes(cluster))])
 
     async def run(self) -> None:
         """Keep it up to date until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_again())
-            group.create_task(self._remember())
+            group.create_task(self._refresh_forever())
+            group.create_task(self._sample_forever())
 
-    async def _look_again(self) -> None:
+    async def _refresh_forever(self) -> None:
         loop = asyncio.get_running_loop()
         again = float("-inf")
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self.look()
+            self.flush_changes()
             began = loop.time()
             if began >= again and self.board.nodes is not None:
-                await self.advise()
+                await self.refresh_advice()
                 again = loop.time() + max(ADVICE_S, PATIENCE * (loop.time() - began))
             elif began < again:
                 loop.call_at(again, self._changed.set)
             await asyncio.sleep(GAP_S)
 
-    async def _remember(self) -> None:
+    async def _sample_forever(self) -> None:
         """Note the sums, and what pods have, at regular moments."""
         while True:
-            if self.following is None or self.following.synced:
-                self._moment()
-                if self._sampler.due(self._now_s()):
+            if self.feed is None or self.feed.is_synced:
+                self._take_sample()
+                if self._sampler.is_due(self._now_s()):
                     await self._end_period()
             await asyncio.sleep(EVERY_S)
 
-    def _moment(self) -> None:
+    def _take_sample(self) -> None:
         now_s = self._now_s()
-        self._sampler.sample(now_s, (seat for seats in self.board.seats.values() for seat in seats))
-        self.live.trend.add(self._point())
-        self.live.tick()
+        self._sampler.sample(now_s, (seat for seats in self.board.pod_memory.values() for seat in seats))
+        self.hub.trend.add(self._make_point())
+        self.hub.announce_point()
 
-    def _point(self) -> Point:
-        return point(self._now_s(), self.board.total(), self._pending)
+    def _make_point(self) -> TrendPoint:
+        return make_trend_point(self._now_s(), self.board.sum_cards(), self._pending)
 
     async def _end_period(self) -> None:
-        period = self._sampler.take(self._now_s(), self.board.labels(), self._point())
+        period = self._sampler.end_period(self._now_s(), self.board.get_labels(), self._make_point())
         try:
             await asyncio.to_thread(self.store.add, period)
         except OSError as error:
@@ -161,7 +163,7 @@ class Dashboard:
         await self._end_period()
         self.store.close()
 
-    def usage(self, query: Mapping[str, str]) -> bytes:
+    def report_usage(self, query: Mapping[str, str]) -> bytes:
         """Answer `/api/usage`.
 
         Raises:
@@ -169,18 +171,18 @@ class Dashboard:
         """
         now_s = self._now_s()
         try:
-            since, until = span(query.get("since", "24h"), query.get("until", "now"), now_s)
-            by = By.of(query.get("by", "namespace"))
+            since, until = parse_span(query.get("since", "24h"), query.get("until", "now"), now_s)
+            by = UsageKey.parse(query.get("by", "namespace"))
         except InputError as error:
             raise ValueError(str(error)) from error
         periods = [
-            *self.store.periods(),
-            self._sampler.so_far(now_s, self.board.labels(), None),
+            *self.store.list_periods(),
+            self._sampler.peek_period(now_s, self.board.get_labels(), None),
         ]
-        return msgspec.json.encode(report(periods, by, since, until, "sampled by gpupack dashboard"))
+        return msgspec.json.encode(build_report(periods, by, since, until, "sampled by gpupack dashboard"))
 
 
-async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str], None]) -> None:
+async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Callable[[str], None]) -> None:
     """Serve the page of a cluster until `stop` is set.
 
     Args:
@@ -197,29 +199,29 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
         client = await stack.enter_async_context(await connect(settings.kubeconfig, settings.context))
         dashboard = Dashboard(settings, client.server)
         stack.push_async_callback(dashboard.close)
-        following = Following(client, dashboard.board, settings.namespace, dashboard.note)
-        dashboard.following = following
+        following = BoardFeed(client, dashboard.board, settings.namespace, dashboard.wake)
+        dashboard.feed = following
         if settings.queue_url is None:
-            ask = queues.through_api(client, settings.queue_namespace, settings.queue_service)
+            ask = queues.ask_through_api(client, settings.queue_namespace, settings.queue_service)
         else:
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ASK_TIMEOUT))
-            ask = queues.directly(session, settings.queue_url)
-        pages = Pages(
+            ask = queues.ask_directly(session, settings.queue_url)
+        pages = DashboardHandlers(
             dashboard.board,
-            dashboard.live,
-            dashboard.advise,
-            lambda: following.synced,
-            dashboard.usage,
+            dashboard.hub,
+            dashboard.refresh_advice,
+            lambda: following.is_synced,
+            dashboard.report_usage,
             settings.allowed_hosts,
         )
-        started(await listen(pages, settings, stack))
+        started(await start_listening(pages, settings, stack))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(following.run()),
                 group.create_task(dashboard.run()),
                 group.create_task(
-                    queues.follow(
-                        ask, lambda shown: dashboard.live.set_part("queues", shown), dashboard.tell_queued
+                    queues.poll_queue(
+                        ask, lambda shown: dashboard.hub.set_part("queues", shown), dashboard.set_queued_pods
                     )
                 ),
             ]
@@ -228,7 +230,7 @@ async def run(settings: Settings, *, stop: asyncio.Event, started: Callable[[str
                 task.cancel()
 
 
-async def show(
+async def serve_file(
     settings: Settings,
     nodes: Sequence[KubeNode],
     pods: Sequence[KubePod],
@@ -255,25 +257,32 @@ async def show(
         dashboard = Dashboard(settings, name, live=False)
         dashboard.board.replace_nodes(nodes)
         dashboard.board.replace_pods(pods)
-        dashboard.look()
-        with dashboard.live.page():  # somebody will look
-            await dashboard.advise()
-        dashboard.live.set_part("queues", queues.none("A file does not say what queues there are."))
-        pages = Pages(
-            dashboard.board, dashboard.live, dashboard.advise, lambda: True, None, settings.allowed_hosts
+        dashboard.flush_changes()
+        with dashboard.hub.open_page():  # somebody will look
+            await dashboard.refresh_advice()
+        dashboard.hub.set_part(
+            "queues", queues.explain_no_queues("A file does not say what queues there are.")
         )
-        started(await listen(pages, settings, stack))
+        pages = DashboardHandlers(
+            dashboard.board,
+            dashboard.hub,
+            dashboard.refresh_advice,
+            lambda: True,
+            None,
+            settings.allowed_hosts,
+        )
+        started(await start_listening(pages, settings, stack))
         await stop.wait()
 
 
-async def listen(pages: Pages, settings: Settings, stack: AsyncExitStack) -> str:
+async def start_listening(pages: DashboardHandlers, settings: Settings, stack: AsyncExitStack) -> str:
     """Serve; returns the URL.
 
     Raises:
         InputError: the address cannot be used.
     """
     runner = web.AppRunner(
-        pages.app(),
+        pages.make_app(),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_S,
@@ -281,7 +290,7 @@ async def listen(pages: Pages, settings: Settings, stack: AsyncExitStack) -> str
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    stack.callback(pages.end)
+    stack.callback(pages.end_streams)
     site = web.TCPSite(runner, settings.host or None, settings.port)
     try:
         await site.start()
@@ -292,7 +301,7 @@ async def listen(pages: Pages, settings: Settings, stack: AsyncExitStack) -> str
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-async def _in_steps(found: Iterable[T]) -> AsyncIterator[T]:
+async def _yield_between(found: Iterable[T]) -> AsyncIterator[T]:
     """Let others run between two."""
     for each in found:
         yield each

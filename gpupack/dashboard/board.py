@@ -4,11 +4,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpupack.dashboard.records import NodeDetail, NodeTile, Sums, node_detail, node_tile, sums_of
-from gpupack.inventory.objects import Cluster as TopCluster
+from gpupack.dashboard.records import (
+    CardSums,
+    NodeDetail,
+    NodeTile,
+    make_node_detail,
+    make_node_tile,
+    sum_cards,
+)
+from gpupack.inventory.objects import NodesAndPods as TopCluster
 from gpupack.inventory.records import NodeRow
-from gpupack.inventory.rows import rows
-from gpupack.usage.sampling import Seat
+from gpupack.inventory.rows import build_rows
+from gpupack.usage.sampling import PodMemory
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
@@ -17,7 +24,7 @@ PodKey = tuple[str, str]
 """Namespace and name."""
 
 
-class Board:
+class ClusterBoard:
     """Keeps nodes and pods, and what the page shows of each node.
 
     Args:
@@ -29,7 +36,7 @@ class Board:
         tiles: records by node, of those that have something to show.
         encoded: the same as JSON.
         sums: what the cards of each of these nodes have together.
-        seats: what pods have on each of them.
+        pod_memory: what pods have on each of them.
         queued: what the queue says of pods that wait in it; None where it has not answered.
     """
 
@@ -38,8 +45,8 @@ class Board:
         self.pods: dict[PodKey, KubePod] | None = None
         self.tiles: dict[str, NodeTile] = {}
         self.encoded: dict[str, msgspec.Raw] = {}
-        self.sums: dict[str, Sums] = {}
-        self.seats: dict[str, tuple[Seat, ...]] = {}
+        self.sums: dict[str, CardSums] = {}
+        self.pod_memory: dict[str, tuple[PodMemory, ...]] = {}
         self.queued: dict[PodKey, QueueWhy] | None = None
         self._on_node: dict[str, dict[PodKey, KubePod]] = {}
         self._dirty: set[str] = set()
@@ -125,52 +132,56 @@ class Board:
     def refresh(self) -> set[str]:
         """Make the records of nodes that changed; returns the names of those that look different now."""
         dirty, self._dirty = self._dirty, set()
-        return {name for name in dirty if self._refreshed(name)}
+        return {name for name in dirty if self._refresh_node(name)}
 
-    def _refreshed(self, name: str) -> bool:
+    def _refresh_node(self, name: str) -> bool:
         node = (self.nodes or {}).get(name)
-        row = self.row(name)
+        row = self.join_node(name)
         if node is None or row is None:
             self.sums.pop(name, None)
-            self.seats.pop(name, None)
+            self.pod_memory.pop(name, None)
             self.encoded.pop(name, None)
             return self.tiles.pop(name, None) is not None
-        tile = node_tile(row, node.metadata.labels)
-        self.seats[name] = tuple(_seats(row))
+        tile = make_node_tile(row, node.metadata.labels)
+        self.pod_memory[name] = tuple(_seats(row))
         if self.tiles.get(name) == tile:
             return False
         self.tiles[name] = tile
         self.encoded[name] = msgspec.Raw(msgspec.json.encode(tile))
-        self.sums[name] = sums_of(tile)
+        self.sums[name] = sum_cards(tile)
         return True
 
-    def row(self, name: str) -> NodeRow | None:
+    def join_node(self, name: str) -> NodeRow | None:
         """Join one node with its pods; None where there is no such node, or it has nothing to show."""
         node = (self.nodes or {}).get(name)
         if node is None:
             return None
         pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
-        return next(iter(rows(TopCluster([node], pods))), None)  # type: ignore[list-item]
+        return next(iter(build_rows(TopCluster([node], pods))), None)  # type: ignore[list-item]
 
-    def detail(self, name: str) -> NodeDetail | None:
+    def make_detail(self, name: str) -> NodeDetail | None:
         """Make the record of one node with its pods; None where it shows nothing."""
-        row, node = self.row(name), (self.nodes or {}).get(name)
-        return None if row is None or node is None else node_detail(row, node_tile(row, node.metadata.labels))
+        row, node = self.join_node(name), (self.nodes or {}).get(name)
+        return (
+            None
+            if row is None or node is None
+            else make_node_detail(row, make_node_tile(row, node.metadata.labels))
+        )
 
-    def nodes_with(self, text: str) -> list[str]:
+    def find_nodes_with_pod(self, text: str) -> list[str]:
         """Names of the nodes with a pod on their cards whose namespace/name has this in it."""
         wanted = text.lower()
         return sorted(
             name
-            for name, seats in self.seats.items()
+            for name, seats in self.pod_memory.items()
             if any(wanted in f"{seat.namespace}/{seat.name}".lower() for seat in seats)
         )
 
-    def total(self) -> Sums:
+    def sum_cards(self) -> CardSums:
         """What all cards have together."""
-        return sum(self.sums.values(), Sums())
+        return sum(self.sums.values(), CardSums())
 
-    def cluster(self) -> Cluster:
+    def get_cluster(self) -> Cluster:
         """Everything as it is now, to be asked about; built once for a unit, and then kept current."""
         if self._cluster is None:
             nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
@@ -183,12 +194,12 @@ class Board:
         self.queued = None if pods is None else {(pod.namespace, pod.name): pod for pod in pods}
         return _said(self.queued) != before
 
-    def queued_as(self, namespace: str, name: str) -> tuple[QueueWhy, ...] | None:
+    def find_queued(self, namespace: str, name: str) -> tuple[QueueWhy, ...] | None:
         """Find what the queue says of one pod: nothing, or one answer; None where it has not answered."""
         found = None if self.queued is None else self.queued.get((namespace, name))
         return None if self.queued is None else () if found is None else (found,)
 
-    def labels(self) -> Mapping[str, Mapping[str, str]]:
+    def get_labels(self) -> Mapping[str, Mapping[str, str]]:
         """Labels of the pods that are known, by UID."""
         return {pod.metadata.uid: pod.metadata.labels or {} for pod in (self.pods or {}).values()}
 
@@ -200,8 +211,8 @@ def _said(queued: Mapping[PodKey, QueueWhy] | None) -> object:
     return {key: (pod.queue, pod.position, pod.message) for key, pod in queued.items()}
 
 
-def _seats(row: NodeRow) -> Iterator[Seat]:
+def _seats(row: NodeRow) -> Iterator[PodMemory]:
     unit = row.unit_mib or 0
     for pods in (*(card.pods for card in row.cards), row.pods):
         for pod in pods:
-            yield Seat(pod.namespace, pod.name, pod.uid, pod.units * unit, pod.used_mib)
+            yield PodMemory(pod.namespace, pod.name, pod.uid, pod.units * unit, pod.used_mib)

@@ -23,7 +23,7 @@ SHOWN: Final = 200
 Ask = Callable[[], Awaitable[bytes]]
 
 
-def through_api(client: KubeClient, namespace: str, service: str) -> Ask:
+def ask_through_api(client: KubeClient, namespace: str, service: str) -> Ask:
     """Ask through the API server, which needs the right to `get` services/proxy."""
     path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
 
@@ -33,7 +33,7 @@ def through_api(client: KubeClient, namespace: str, service: str) -> Ask:
     return ask
 
 
-def directly(session: aiohttp.ClientSession, url: str) -> Ask:
+def ask_directly(session: aiohttp.ClientSession, url: str) -> Ask:
     """Ask the queue itself, in the cluster."""
 
     async def ask() -> bytes:
@@ -44,7 +44,7 @@ def directly(session: aiohttp.ClientSession, url: str) -> Ask:
     return ask
 
 
-async def follow(
+async def poll_queue(
     ask: Ask, show: Callable[[dict[str, Any]], None], tell: Callable[[Sequence[WaitExplanation] | None], None]
 ) -> None:
     """Show the tenants again and again, until cancelled.
@@ -55,30 +55,30 @@ async def follow(
         tell: Takes what the queue says of every pod that waits; None where it does not answer.
     """
     while True:
-        shown, pods = await _once(ask)
+        shown, pods = await _poll_once(ask)
         show(shown)
         tell(pods)
         await asyncio.sleep(EVERY_S if shown["there"] else AWAY_S)
 
 
-async def _once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation] | None]:
+async def _poll_once(ask: Ask) -> tuple[dict[str, Any], Sequence[WaitExplanation] | None]:
     """Ask the queue: what the page shows, or why there is nothing, and all pods that wait."""
     try:
         status = queuestatus.read(await ask())
     except NotFound:
-        return none("No queue is installed here; docs/queue.md says what one is for."), None
+        return explain_no_queues("No queue is installed here; docs/queue.md says what one is for."), None
     except Forbidden as error:
-        return none(f"The queue cannot be asked: {error}"), None
+        return explain_no_queues(f"The queue cannot be asked: {error}"), None
     except aiohttp.ClientConnectorError as error:
         why = describe_unreachable(error)
-        return none(f"No queue answers ({why}); docs/queue.md says what one is for."), None
+        return explain_no_queues(f"No queue answers ({why}); docs/queue.md says what one is for."), None
     except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError) as error:
-        return none(f"The queue does not answer: {error or type(error).__name__}"), None
+        return explain_no_queues(f"The queue does not answer: {error or type(error).__name__}"), None
     shown = msgspec.structs.replace(status, pods=status.pods[:SHOWN])
     more = len(status.pods) - len(shown.pods)
     return {"there": True, "text": "", "more": more, **msgspec.to_builtins(shown)}, status.pods
 
 
-def none(text: str) -> dict[str, Any]:
+def explain_no_queues(text: str) -> dict[str, Any]:
     """Say why there are no tenants to show."""
     return {"there": False, "text": text, "queues": [], "pods": [], "more": 0}

@@ -5,14 +5,14 @@ from typing import Final
 import msgspec
 
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
-from gpupack.inventory.rendering import Look, remark, status
+from gpupack.inventory.rendering import RenderOptions, format_remark, format_status
 
 STATES: Final = ("ok", "unhealthy", "cordoned")
 
 _OWN_LABELS: Final = frozenset({"kubernetes.io/hostname", "beta.kubernetes.io/os", "beta.kubernetes.io/arch"})
 """Labels that group nothing, and those that only repeat others."""
 
-_QUIET: Final = Look("json")
+_QUIET: Final = RenderOptions("json")
 
 
 class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -21,9 +21,9 @@ class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         index: the driver's number.
         size: whole size.
-        promised: what pods hold or are about to get there.
-        beyond: used by pods beyond their promise; where nobody says what each of them uses, by others too.
-        foreign: used by others.
+        allocated: what pods hold or are about to get there.
+        overuse: used by pods beyond their promise; where nobody says what each of them uses, by others too.
+        external: used by others.
         free: what a pod could get; 0 on a card that is out of use.
         state: position in `STATES`.
         model: position in the node's `models`, -1 where it publishes no inventory.
@@ -32,9 +32,9 @@ class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     index: int
     size: int
-    promised: int
-    beyond: int
-    foreign: int
+    allocated: int
+    overuse: int
+    external: int
     free: int
     state: int
     model: int
@@ -53,7 +53,7 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
         labels: those that may group nodes.
         models: of its cards, each once.
         cards: in the order of the words.
-        adrift: units of pods on the node whose card nobody says.
+        unplaced: units of pods on the node whose card nobody says.
     """
 
     name: str
@@ -64,17 +64,17 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str]
     models: list[str]
     cards: list[CardTile]
-    adrift: int
+    unplaced: int
 
 
-class Sums(msgspec.Struct, frozen=True, gc=False):
+class CardSums(msgspec.Struct, frozen=True, gc=False):
     """What cards have together; amounts in MiB.
 
     Attributes:
         cards: how many.
         size: of all.
-        promised: to pods.
-        beyond: used beyond promises, by pods or others.
+        allocated: to pods.
+        overuse: used beyond promises, by pods or others.
         free: what pods could get now.
         whole: cards that a pod could have alone.
         whole_free: what these are.
@@ -85,8 +85,8 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
 
     cards: int = 0
     size: int = 0
-    promised: int = 0
-    beyond: int = 0
+    allocated: int = 0
+    overuse: int = 0
     free: int = 0
     whole: int = 0
     whole_free: int = 0
@@ -94,13 +94,13 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
     unhealthy: int = 0
     cordoned: int = 0
 
-    def __add__(self, other: "Sums") -> "Sums":
+    def __add__(self, other: "CardSums") -> "CardSums":
         """Count both."""
-        return Sums(
+        return CardSums(
             self.cards + other.cards,
             self.size + other.size,
-            self.promised + other.promised,
-            self.beyond + other.beyond,
+            self.allocated + other.allocated,
+            self.overuse + other.overuse,
             self.free + other.free,
             self.whole + other.whole,
             self.whole_free + other.whole_free,
@@ -110,23 +110,23 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def node_tile(row: NodeRow, labels: dict[str, str] | None) -> NodeTile:
+def make_node_tile(row: NodeRow, labels: dict[str, str] | None) -> NodeTile:
     """Make the record of one node."""
     models = sorted({card.model for card in row.cards if card.model})
     return NodeTile(
         name=row.node,
         unit=row.unit_mib or 0,
-        status=status(row),
-        remark=remark(row, _QUIET),
+        status=format_status(row),
+        remark=format_remark(row, _QUIET),
         open=row.takes_pods,
         labels={key: value for key, value in (labels or {}).items() if key not in _OWN_LABELS},
         models=models,
-        cards=[_card_tile(card, models, row) for card in row.cards],
-        adrift=sum(pod.units for pod in row.pods),
+        cards=[_make_card_tile(card, models, row) for card in row.cards],
+        unplaced=sum(pod.units for pod in row.pods),
     )
 
 
-def promised_units(card: CardRow) -> int:
+def count_allocated_units(card: CardRow) -> int:
     """Count the units that pods hold or are about to get; pods may be unread.
 
     A pod that the words do not hold yet counts as in the extender: on each card that it may be on.
@@ -135,8 +135,8 @@ def promised_units(card: CardRow) -> int:
     return min(card.size_units, max((card.held_units or 0) + card.assumed_units, on_card))
 
 
-def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
-    promised = promised_units(card)
+def _make_card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
+    promised = count_allocated_units(card)
     if card.state == "ok":
         # Without holds and without pods nobody says whose the units are: then they are pods'.
         unknown = card.held_units is None and not card.pods
@@ -147,13 +147,13 @@ def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
         free = card.free_units if row.takes_pods else 0
     else:
         beyond = free = 0
-    own = _own_part(card, beyond, row.unit_mib or 1)
+    own = _count_overuse_of_pods(card, beyond, row.unit_mib or 1)
     return CardTile(
         index=card.index,
         size=card.size_units,
-        promised=promised,
-        beyond=own,
-        foreign=beyond - own,
+        allocated=promised,
+        overuse=own,
+        external=beyond - own,
         free=free,
         state=STATES.index(card.state),
         model=models.index(card.model) if card.model else -1,
@@ -161,7 +161,7 @@ def _card_tile(card: CardRow, models: list[str], row: NodeRow) -> CardTile:
     )
 
 
-def _own_part(card: CardRow, beyond: int, unit_mib: int) -> int:
+def _count_overuse_of_pods(card: CardRow, beyond: int, unit_mib: int) -> int:
     """Units of those beyond promises that the card's own pods use, as far as it is known."""
     excess_mib = 0
     for pod in card.pods:
@@ -171,16 +171,16 @@ def _own_part(card: CardRow, beyond: int, unit_mib: int) -> int:
     return min(beyond, -(-excess_mib // unit_mib))
 
 
-def sums_of(tile: NodeTile) -> Sums:
+def sum_cards(tile: NodeTile) -> CardSums:
     """Add up the cards of one node."""
-    total = Sums()
+    total = CardSums()
     for card in tile.cards:
         whole = card.free == card.size > 0
-        total += Sums(
+        total += CardSums(
             cards=1,
             size=card.size * tile.unit,
-            promised=card.promised * tile.unit,
-            beyond=(card.beyond + card.foreign) * tile.unit,
+            allocated=card.allocated * tile.unit,
+            overuse=(card.overuse + card.external) * tile.unit,
             free=card.free * tile.unit,
             whole=int(whole),
             whole_free=card.free * tile.unit if whole else 0,
@@ -223,20 +223,26 @@ class NodeDetail(msgspec.Struct, frozen=True):
 
     node: NodeTile
     cards: list[CardDetail]
-    adrift: list[PodDetail]
+    unplaced: list[PodDetail]
 
 
-def node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
+def make_node_detail(row: NodeRow, tile: NodeTile) -> NodeDetail:
     """Make the record of one node with its pods."""
     return NodeDetail(
         node=tile,
         cards=[
-            CardDetail(card.index, card.uuid, card.model, card.used_units, [_pod(pod) for pod in card.pods])
+            CardDetail(
+                card.index,
+                card.uuid,
+                card.model,
+                card.used_units,
+                [_make_pod_detail(pod) for pod in card.pods],
+            )
             for card in row.cards
         ],
-        adrift=[_pod(pod) for pod in row.pods],
+        unplaced=[_make_pod_detail(pod) for pod in row.pods],
     )
 
 
-def _pod(pod: PodRow) -> PodDetail:
+def _make_pod_detail(pod: PodRow) -> PodDetail:
     return PodDetail(pod.namespace, pod.name, pod.uid, pod.units, pod.share, pod.used_mib, pod.held)

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from gpupack.dashboard.records import Sums
+from gpupack.dashboard.records import CardSums
 
 EVERY_S: Final = 10.0
 """Between two points of the last hours."""
@@ -16,14 +16,14 @@ COARSE: Final = 2016
 """A point in five minutes for a week."""
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TrendPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The cluster at one moment; amounts in MiB.
 
     Attributes:
         at: seconds since the epoch.
         size: of all cards.
-        promised: to pods.
-        beyond: used beyond promises, by pods or others.
+        allocated: to pods.
+        overuse: used beyond promises, by pods or others.
         free: what pods could get.
         whole_free: of that, on cards with nothing on them.
         whole: how many such cards there are.
@@ -33,8 +33,8 @@ class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     at: int
     size: int
-    promised: int
-    beyond: int
+    allocated: int
+    overuse: int
     free: int
     whole_free: int
     whole: int
@@ -42,13 +42,13 @@ class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pending: int
 
 
-def point(at_s: float, sums: Sums, pending: int) -> Point:
+def make_trend_point(at_s: float, sums: CardSums, pending: int) -> TrendPoint:
     """Note the sums of a moment."""
-    return Point(
+    return TrendPoint(
         at=int(at_s),
         size=sums.size,
-        promised=sums.promised,
-        beyond=sums.beyond,
+        allocated=sums.allocated,
+        overuse=sums.overuse,
         free=sums.free,
         whole_free=sums.whole_free,
         whole=sums.whole,
@@ -61,14 +61,14 @@ class Trend:
     """The points of the last two hours, and a point in five minutes of the week before.
 
     Args:
-        points: of an earlier process, oldest first.
+        list_points: of an earlier process, oldest first.
     """
 
-    def __init__(self, points: Iterable[Point] = ()) -> None:
-        self._coarse: deque[Point] = deque(points, COARSE)
-        self._fine: deque[Point] = deque(maxlen=FINE)
+    def __init__(self, points: Iterable[TrendPoint] = ()) -> None:
+        self._coarse: deque[TrendPoint] = deque(points, COARSE)
+        self._fine: deque[TrendPoint] = deque(maxlen=FINE)
 
-    def add(self, new: Point) -> None:
+    def add(self, new: TrendPoint) -> None:
         """Take the newest point; clocks may go back."""
         if len(self._fine) == FINE:
             oldest = self._fine[0]
@@ -76,9 +76,9 @@ class Trend:
                 self._coarse.append(oldest)
         self._fine.append(new)
 
-    def points(self) -> list[Point]:
+    def list_points(self) -> list[TrendPoint]:
         """All points in the order of their times, for a line cannot go back."""
-        found: list[Point] = []
+        found: list[TrendPoint] = []
         for each in (*self._coarse, *self._fine):
             while found and found[-1].at >= each.at:
                 found.pop()

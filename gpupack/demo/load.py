@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from gpupack.dashboard.app import run
-from gpupack.dashboard.opening import can_open, open_page
+from gpupack.dashboard.app import serve_cluster
+from gpupack.dashboard.browser import can_open_browser, open_browser
 from gpupack.dashboard.settings import Settings
 from gpupack.demo.pods import NODES, PODS, TOO_LARGE
 from gpupack.embedded import EmbeddedCluster, EmbeddedNode
@@ -23,7 +23,7 @@ WAITING: Final = 5
 EXCESS_MIB: Final = 3 * 1024
 
 
-class Load:
+class DemoLoad:
     """Pods that come and go, and now and then trouble.
 
     Args:
@@ -43,10 +43,10 @@ class Load:
         """Go on until cancelled."""
         self._create(TOO_LARGE)
         while True:
-            await self.step()
+            await self.do_step()
             await asyncio.sleep(EVERY_S)
 
-    async def step(self) -> None:
+    async def do_step(self) -> None:
         """Let one thing happen."""
         came = self._chance.random() > len(self.running) / (2 * FULL)
         if came and len(self.waiting) < WAITING:
@@ -61,7 +61,7 @@ class Load:
     def _create(self, shape: dict[str, Any]) -> None:
         self._number += 1
         name = f"pod-{self._number:03d}"
-        self._cluster.create(self._cluster.pod_manifest(name, **shape))
+        self._cluster.create(self._cluster.make_pod_manifest(name, **shape))
         self.waiting.append(name)
 
     async def _schedule(self) -> None:
@@ -101,14 +101,14 @@ async def watch(seed: int, node_policy: str, card_policy: str, port: int, stop: 
 
     def started(url: str) -> None:
         click.echo(f"gpupack dashboard: {url} (Ctrl-C ends it)")
-        if can_open():
-            open_page(url)
+        if can_open_browser():
+            open_browser(url)
 
     async with EmbeddedCluster(NODES, node_policy=node_policy, card_policy=card_policy, seed=seed) as cluster:
-        load = asyncio.create_task(Load(cluster, seed).run())
+        load = asyncio.create_task(DemoLoad(cluster, seed).run())
         settings = Settings(kubeconfig=cluster.kubeconfig, http=f"127.0.0.1:{port}")
         try:
-            await run(settings, stop=stop, started=started)
+            await serve_cluster(settings, stop=stop, started=started)
         finally:
             load.cancel()
             await asyncio.gather(load, return_exceptions=True)

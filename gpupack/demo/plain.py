@@ -7,12 +7,12 @@ from random import Random
 from typing import Any
 
 from allocator.quantity import parse_integer
-from gpupack.demo.pods import Shapes, cost
-from gpupack.embedded import EmbeddedCluster, until
+from gpupack.demo.pods import Shapes, count_units
+from gpupack.embedded import EmbeddedCluster, wait_until
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class PodFate:
     """What became of one pod.
 
     Attributes:
@@ -24,12 +24,12 @@ class Fate:
     refusal: str | None = None
 
     @property
-    def runs(self) -> bool:
+    def has_started(self) -> bool:
         """Whether it was bound and taken."""
         return self.node is not None and self.refusal is None
 
 
-async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dict[str, Fate]:
+async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dict[str, PodFate]:
     """Bind pods by the sums of nodes, one after the other, and see what the kubelets do with them.
 
     Of the nodes that have room the one with the fewest pods is taken, as kube-scheduler's own scores do for
@@ -48,17 +48,17 @@ async def play_plain(cluster: EmbeddedCluster, shapes: Shapes, seed: int) -> dic
     chance = Random(seed)  # noqa: S311 - chance, not secrecy
     room = {name: _room(cluster, name) for name in cluster.nodes}
     pods = dict.fromkeys(room, 0)
-    fates: dict[str, Fate] = {}
+    fates: dict[str, PodFate] = {}
     for name, shape in shapes.items():
-        units = cost(shape)
+        units = count_units(shape)
         fitting = sorted(node for node in room if room[node] >= units)
         if not fitting:
-            fates[name] = Fate(None)
+            fates[name] = PodFate(None)
             continue
         fewest = min(pods[node] for node in fitting)
         node = chance.choice([node for node in fitting if pods[node] == fewest])
         fates[name] = await _bind(cluster, name, shape, node)
-        if fates[name].runs:
+        if fates[name].has_started:
             room[node] -= units
             pods[node] += 1
     return fates
@@ -69,15 +69,17 @@ def _room(cluster: EmbeddedCluster, node: str) -> int:
     return parse_integer(cluster.api.node(node)["status"]["allocatable"][cluster.resource])
 
 
-async def _bind(cluster: EmbeddedCluster, name: str, shape: Mapping[str, Any], node: str) -> Fate:
+async def _bind(cluster: EmbeddedCluster, name: str, shape: Mapping[str, Any], node: str) -> PodFate:
     """Bind one pod and wait for its kubelet's decision."""
-    cluster.create(copy.deepcopy(cluster.pod_manifest(name, **shape)))
+    cluster.create(copy.deepcopy(cluster.make_pod_manifest(name, **shape)))
     cluster.api.bind_pod("default", name, node)
-    await until(lambda: _status(cluster, name).get("phase") in {"Running", "Failed"}, f"{name} is decided on")
+    await wait_until(
+        lambda: _status(cluster, name).get("phase") in {"Running", "Failed"}, f"{name} is decided on"
+    )
     status = _status(cluster, name)
     if status["phase"] == "Running":
-        return Fate(node)
-    return Fate(node, f"{status.get('reason')}: {status.get('message')}")
+        return PodFate(node)
+    return PodFate(node, f"{status.get('reason')}: {status.get('message')}")
 
 
 def _status(cluster: EmbeddedCluster, name: str) -> dict[str, Any]:

@@ -8,11 +8,19 @@ import click
 
 from allocator.packing import read_node
 from gpupack import inventory
-from gpupack.audit import cards_of, faults, over_committed, views
-from gpupack.demo.plain import Fate, play_plain
-from gpupack.demo.pods import NODES, TOO_LARGE, Shapes, cost, shapes, whole_gpus, wish
-from gpupack.demo.words import decoded
-from gpupack.embedded import WAIT_S, EmbeddedCluster, NeverCameError, until
+from gpupack.audit import collect_views, find_faults, find_over_committed, list_pod_units
+from gpupack.demo.plain import PodFate, play_plain
+from gpupack.demo.pods import (
+    NODES,
+    TOO_LARGE,
+    Shapes,
+    count_units,
+    count_whole_gpus,
+    describe_request,
+    shuffle_shapes,
+)
+from gpupack.demo.words import explain_word
+from gpupack.embedded import WAIT_S, EmbeddedCluster, TimedOutError, wait_until
 from gpupack.errors import GpupackError
 from gpupack.terminal import wants_colour
 from scheduler_plugin.settings import Settings
@@ -59,7 +67,7 @@ async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_
         DemoFailedError: a card was over-committed, or the views disagree.
         GpupackError: something else did not go as it must.
     """
-    pods = shapes(seed)
+    pods = shuffle_shapes(seed)
     await _agree(cluster, "before", wait_s)
     _show(cluster, "Before: all cards are free")
     running = await _place(cluster, pods)
@@ -70,7 +78,7 @@ async def play(cluster: EmbeddedCluster, seed: int = 1, *, wait_s: float = WAIT_
     await _refuse(cluster)
     gone = running[::2][:FREED]
     running = [name for name in running if name not in gone]
-    await _free(cluster, gone, sum(cost(pods[name]) for name in running))
+    await _free(cluster, gone, sum(count_units(pods[name]) for name in running))
     await _agree(cluster, f"after {FREED} pods have gone", wait_s)
     _show(cluster, f"After: {FREED} pods have gone, {len(running)} run on")
     await _free(cluster, [name for name in [*pods, "too-large"] if name not in gone], 0)
@@ -90,15 +98,17 @@ async def _place(cluster: EmbeddedCluster, pods: Shapes) -> list[str]:
     """
     fates: dict[str, str] = {}
     for name, shape in pods.items():
-        pod = cluster.create(cluster.pod_manifest(name, **shape))
+        pod = cluster.create(cluster.make_pod_manifest(name, **shape))
         try:
             fates[name] = await cluster.schedule(pod)
         except Unschedulable as reason:
             _say(name, shape, f"pending: {reason}")
         _never_over(cluster)
-    await until(lambda: all(_phase(cluster, name) == "Running" for name in fates), "all placed pods run")
+    await wait_until(lambda: all(_phase(cluster, name) == "Running" for name in fates), "all placed pods run")
     for name, node in fates.items():
-        cards = cards_of(cluster, cluster.nodes[node], cluster.api.pod("default", name)["metadata"]["uid"])
+        cards = list_pod_units(
+            cluster, cluster.nodes[node], cluster.api.pod("default", name)["metadata"]["uid"]
+        )
         _say(name, pods[name], f"{node}, {_cards(cards)}")
     return list(fates)
 
@@ -110,8 +120,8 @@ def _cards(cards: Iterable[int]) -> str:
 
 def _compare(cluster: EmbeddedCluster, running: list[dict[str, Any]]) -> None:
     """Count the cards that are in use, and what the same pods would need without sharing."""
-    used = [units for node in cluster.nodes.values() for units in views(cluster, node).used["words"]]
-    need = sum(whole_gpus(shape) for shape in running)
+    used = [units for node in cluster.nodes.values() for units in collect_views(cluster, node).used["words"]]
+    need = sum(count_whole_gpus(shape) for shape in running)
     click.echo(
         f"{len(running)} pods on {sum(units > 0 for units in used)} cards; "
         f"whole GPUs need {need}, and there are {len(used)}.\n"
@@ -121,12 +131,12 @@ def _compare(cluster: EmbeddedCluster, running: list[dict[str, Any]]) -> None:
 def _decode(cluster: EmbeddedCluster) -> None:
     """Decode a word step by step, of the node with the most cards in use."""
     in_use = {
-        name: sum(units > 0 for units in views(cluster, node).used["words"])
+        name: sum(units > 0 for units in collect_views(cluster, node).used["words"])
         for name, node in cluster.nodes.items()
     }
     name = max(in_use, key=in_use.__getitem__)
     resources = cluster.api.node(name)["status"]["allocatable"]
-    steps, values = decoded(resources)
+    steps, values = explain_word(resources)
     words = read_node(resources)
     if words is None or list(words.used[: len(values)]) != values:
         raise DemoFailedError(f"{name}: a word decoded step by step says {values}, the product reads {words}")
@@ -136,7 +146,7 @@ def _decode(cluster: EmbeddedCluster) -> None:
 
 async def _refuse(cluster: EmbeddedCluster) -> None:
     """A pod that fits on no card stays pending, with the reason."""
-    pod = cluster.create(cluster.pod_manifest("too-large", **TOO_LARGE))
+    pod = cluster.create(cluster.make_pod_manifest("too-large", **TOO_LARGE))
     try:
         node = await cluster.schedule(pod)
     except Unschedulable as reason:
@@ -149,8 +159,8 @@ async def _free(cluster: EmbeddedCluster, gone: Iterable[str], left: int) -> Non
     """Delete pods; their units come back until `left` are in use."""
     for name in gone:
         cluster.api.delete_pod("default", name)
-    await until(lambda: _used(cluster) == left, f"the words come down to {left} units")
-    await until(
+    await wait_until(lambda: _used(cluster) == left, f"the words come down to {left} units")
+    await wait_until(
         lambda: not any(cluster.api.has_pod("default", name) for name in gone), "deleted pods are gone"
     )
 
@@ -164,12 +174,12 @@ async def _without_extender(cluster: EmbeddedCluster, pods: Shapes, seed: int) -
     pods = {**pods, "too-large": TOO_LARGE}
     fates = await play_plain(cluster, pods, seed)
     _never_over(cluster)
-    if fates["too-large"].runs:
+    if fates["too-large"].has_started:
         raise DemoFailedError(f"a pod of {TOO_LARGE['units'][0]} GiB runs, no card has that")
     _tell_plain(fates, pods)
 
 
-def _tell_plain(fates: dict[str, Fate], pods: Shapes) -> None:
+def _tell_plain(fates: dict[str, PodFate], pods: Shapes) -> None:
     """Say what became of the pods that kube-scheduler placed alone."""
     refused = {name: fate for name, fate in fates.items() if fate.refusal is not None}
     waiting = sum(fate.node is None for fate in fates.values())
@@ -201,14 +211,14 @@ async def _agree(cluster: EmbeddedCluster, when: str, wait_s: float) -> None:
     """Wait until all views agree, which they must once all events have arrived."""
     _never_over(cluster)
     try:
-        await until(lambda: not faults(cluster), "views agree", wait_s=wait_s)
-    except NeverCameError:
-        raise DemoFailedError("\n".join([f"views disagree {when}:", *faults(cluster)])) from None
+        await wait_until(lambda: not find_faults(cluster), "views agree", wait_s=wait_s)
+    except TimedOutError:
+        raise DemoFailedError("\n".join([f"views disagree {when}:", *find_faults(cluster)])) from None
 
 
 def _never_over(cluster: EmbeddedCluster) -> None:
     """Between two events views may differ, but no card may ever hold more than it has."""
-    over = over_committed(cluster)
+    over = find_over_committed(cluster)
     if over:
         raise DemoFailedError("\n".join(over))
 
@@ -222,13 +232,15 @@ def _phase(cluster: EmbeddedCluster, name: str) -> str:
 
 def _used(cluster: EmbeddedCluster) -> int:
     """Units used on all cards, as the packed words say."""
-    return sum(sum(views(cluster, node).used["words"]) for node in cluster.nodes.values())
+    return sum(sum(collect_views(cluster, node).used["words"]) for node in cluster.nodes.values())
 
 
 def _say(name: str, shape: dict[str, Any], what: str) -> None:
-    click.echo(f"  {name:9}  {wish(shape):28} -> {what}")
+    click.echo(f"  {name:9}  {describe_request(shape):28} -> {what}")
 
 
 def _show(cluster: EmbeddedCluster, title: str) -> None:
     click.echo(f"\n{title}")
-    click.echo(inventory.render(inventory.rows(cluster.node_list()), "table", colour=wants_colour()) + "\n")
+    click.echo(
+        inventory.render(inventory.build_rows(cluster.list_nodes()), "table", colour=wants_colour()) + "\n"
+    )

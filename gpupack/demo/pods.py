@@ -25,23 +25,23 @@ Shapes = Mapping[str, dict[str, Any]]
 """Pods by name: arguments of `EmbeddedCluster.pod_manifest`."""
 
 
-def shapes(seed: int) -> dict[str, dict[str, Any]]:
+def shuffle_shapes(seed: int) -> dict[str, dict[str, Any]]:
     """Name the pods, in the order in which they come: another one for every seed."""
     order = Random(seed).sample(PODS, len(PODS))  # noqa: S311 - chance, not secrecy
     return {f"pod-{number:02}": shape for number, shape in enumerate(order)}
 
 
-def cost(shape: Mapping[str, Any]) -> int:
+def count_units(shape: Mapping[str, Any]) -> int:
     """Units that a pod of this shape holds."""
     return int(max(sum(shape["units"]) + shape.get("sidecar", 0), shape.get("init", 0)))
 
 
-def whole_gpus(shape: Mapping[str, Any]) -> int:
+def count_whole_gpus(shape: Mapping[str, Any]) -> int:
     """GPUs that a pod of this shape needs where nothing shares one."""
     return int(shape.get("cards", 1))
 
 
-def wish(shape: Mapping[str, Any]) -> str:
+def describe_request(shape: Mapping[str, Any]) -> str:
     """Say what a pod asks for."""
     said = " + ".join(f"{units} GiB" for units in shape["units"])
     if "cards" in shape:

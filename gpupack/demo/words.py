@@ -7,7 +7,7 @@ from allocator.packing import Layout
 from allocator.quantity import parse_integer
 
 
-def decoded(resources: Mapping[str, str | int]) -> tuple[list[str], list[int]]:
+def explain_word(resources: Mapping[str, str | int]) -> tuple[list[str], list[int]]:
     """Decode the first word of used units.
 
     Args:

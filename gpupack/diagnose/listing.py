@@ -7,7 +7,7 @@ import msgspec
 
 from gpupack.diagnose.why import explain_pod
 from gpupack.errors import InputError
-from gpupack.inventory.grid import HEADER, Cell, Line, grid
+from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
 from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
 from gpupack.whatif.cluster import Cluster
@@ -121,7 +121,7 @@ def list_text(found: PodList, *, colour: bool = False) -> str:
         [Cell(text, HEADER) for text in header],
         *([Cell(make_printable(text)) for text in row] for row in rows),
     ]
-    return "\n".join(line.rstrip() for line in grid(map(Line, cells), colour=colour))
+    return "\n".join(line.rstrip() for line in align_columns(map(Line, cells), colour=colour))
 
 
 def _lines(

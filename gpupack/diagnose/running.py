@@ -6,9 +6,9 @@ from typing import Final
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
 from allocator.records import MemoryRecord, load_allocation
-from gpupack.inventory.objects import Cluster as TopCluster
+from gpupack.inventory.objects import NodesAndPods as TopCluster
 from gpupack.inventory.records import CardRow
-from gpupack.inventory.rows import rows
+from gpupack.inventory.rows import build_rows
 from gpupack.whatif.answers import PodCard, PodUnits
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
@@ -25,7 +25,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     if node is None:
         return (), (f"{cluster.source} has no node {name}",)
     seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
-    row = rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
+    row = build_rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
     uid = pod.metadata.uid
     memory_of = _memory(pod)
     found = tuple(

@@ -8,13 +8,13 @@ import msgspec
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 
 
-def as_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
+def format_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
     """Write the rows; with `pods` those on each card, and those on none that is known."""
-    return msgspec.json.format(msgspec.json.encode(as_records(rows, pods=pods)), indent=2).decode()
+    return msgspec.json.format(msgspec.json.encode(build_records(rows, pods=pods)), indent=2).decode()
 
 
-def as_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
-    """What `as_json` writes, as values."""
+def build_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
+    """What `format_json` writes, as values."""
     return [_node(row, pods=pods) for row in rows]
 
 

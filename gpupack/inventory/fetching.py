@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from gpupack.errors import InputError
-from gpupack.inventory.objects import Cluster, Node, no_node
+from gpupack.inventory.objects import InventoryNode, NodesAndPods, make_unknown_node_error
 from scheduler_plugin.cache.objects import PodLite
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ PODS_PATH: Final = "/api/v1/pods"
 
 async def fetch(
     kubeconfig: str | None, names: Sequence[str] = (), *, pods: bool = False, context: str | None = None
-) -> Cluster:
+) -> NodesAndPods:
     """List the nodes of a cluster, and the pods that have one.
 
     Args:
@@ -38,8 +38,8 @@ async def fetch(
     """
     async with await connect(kubeconfig, context) as client:
         if not names:
-            nodes = await list_all(client, NODES_PATH, Node, "nodes")
-            return Cluster(nodes, await list_all(client, PODS_PATH, PodLite, "pods") if pods else None)
+            nodes = await list_all(client, NODES_PATH, InventoryNode, "nodes")
+            return NodesAndPods(nodes, await list_all(client, PODS_PATH, PodLite, "pods") if pods else None)
         nodes, seats = [], []
         for name in dict.fromkeys(names):
             nodes.append(await _one(client, name))
@@ -47,7 +47,7 @@ async def fetch(
                 seats += await list_all(
                     client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
-        return Cluster(nodes, seats if pods else None)
+        return NodesAndPods(nodes, seats if pods else None)
 
 
 async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
@@ -63,14 +63,14 @@ async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
     return KubeClient(await Credentials.load(kubeconfig, context=context))
 
 
-async def _one(client: "KubeClient", name: str) -> Node:
+async def _one(client: "KubeClient", name: str) -> InventoryNode:
     from kubeapi.errors import NotFound  # noqa: PLC0415
     from kubeapi.paths import segment  # noqa: PLC0415
 
     try:
-        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{segment(name)}"), type=Node)
+        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{segment(name)}"), type=InventoryNode)
     except NotFound as error:
-        raise no_node([name]) from error
+        raise make_unknown_node_error([name]) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InputError(f"{client.server} answers with something else than a node: {error}") from error
 

@@ -33,7 +33,7 @@ class Line:
     tail: str = ""
 
 
-def grid(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
+def align_columns(lines: Iterable[Line], *, colour: bool) -> Iterator[str]:
     """Pad the cells of all lines to the widths of their columns."""
     kept = list(lines)
     widths: list[int] = []

@@ -17,7 +17,7 @@ _NODES_ALLOWED: Final = "allowed: the output of `kubectl get nodes -o json`"
 _PODS_ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
-class Metadata(msgspec.Struct):
+class NodeMetadata(msgspec.Struct):
     """`metadata` of a node."""
 
     name: str
@@ -25,37 +25,37 @@ class Metadata(msgspec.Struct):
     labels: dict[str, str] | None = None
 
 
-class Condition(msgspec.Struct):
+class NodeConditionStatus(msgspec.Struct):
     """One of a node's conditions."""
 
     type: str
     status: str
 
 
-class NodeStatus(msgspec.Struct):
+class InventoryNodeStatus(msgspec.Struct):
     """`status` of a node."""
 
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
-    conditions: list[Condition] | None = None
+    conditions: list[NodeConditionStatus] | None = None
 
 
-class NodeSpec(msgspec.Struct):
+class InventoryNodeSpec(msgspec.Struct):
     """`spec` of a node."""
 
     unschedulable: bool = False
 
 
-class Node(msgspec.Struct):
+class InventoryNode(msgspec.Struct):
     """A node."""
 
-    metadata: Metadata
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+    metadata: NodeMetadata
+    spec: InventoryNodeSpec = msgspec.field(default_factory=InventoryNodeSpec)
+    status: InventoryNodeStatus = msgspec.field(default_factory=InventoryNodeStatus)
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class NodesAndPods:
     """What was read.
 
     Attributes:
@@ -63,21 +63,22 @@ class Cluster:
         pods: None when they were not asked for.
     """
 
-    nodes: Sequence[Node]
+    nodes: Sequence[InventoryNode]
     pods: Sequence[PodLite] | None = None
 
 
-def no_node(names: Iterable[str]) -> InputError:
+def make_unknown_node_error(names: Iterable[str]) -> InputError:
     """Make the error for names that no node has."""
     return InputError(f"no node has the name {', '.join(shown(name) for name in sorted(names))}")
 
 
-class _Item(msgspec.Struct):
-    class Metadata(msgspec.Struct):
-        name: str = ""
+class _ItemMetadata(msgspec.Struct):
+    name: str = ""
 
+
+class _Item(msgspec.Struct):
     kind: str = "Node"
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: _ItemMetadata = msgspec.field(default_factory=_ItemMetadata)
 
 
 class _Input(msgspec.Struct):
@@ -89,7 +90,7 @@ class _List(msgspec.Struct):
     items: list[msgspec.Raw]
 
 
-def load_nodes(text: str | bytes, *, pods: bool = False) -> Cluster:
+def load_nodes(text: str | bytes, *, pods: bool = False) -> NodesAndPods:
     """Read the output of `kubectl get nodes -o json`, or of one node; with `pods` also the pods in it.
 
     Without `pods`, pods beside nodes are left out: `kubectl get nodes,pods -A -o json` is fine.
@@ -116,7 +117,7 @@ class _OtherKindError(Exception):
     """The input holds something else."""
 
 
-def _other_kind(item: _Item) -> _OtherKindError:
+def _make_other_kind_error(item: _Item) -> _OtherKindError:
     return _OtherKindError(f"the input holds a {shown(item.kind)}, {shown(item.metadata.name)}")
 
 
@@ -130,31 +131,31 @@ def _check_json(text: str | bytes, allowed: str) -> None:
         raise InputError(f"the input is not JSON ({error}); {allowed}") from error
 
 
-def _read(text: str | bytes, *, pods: bool) -> Cluster:
+def _read(text: str | bytes, *, pods: bool) -> NodesAndPods:
     found = msgspec.json.decode(text, type=_Input)
     if found.items is UNSET and found.metadata is not UNSET:
         items: list[msgspec.Raw] = [msgspec.Raw(text)]
     else:
         items = msgspec.json.decode(text, type=_List).items
-    nodes: list[Node] = []
+    nodes: list[InventoryNode] = []
     seats: list[PodLite] = []
     unread: _Item | None = None
     for number, item in enumerate(items):
         place = f"$.items[{number}]" if found.items is not UNSET else "$"
         kind = _decode(item, _Item, place)
         if kind.kind == "Node":
-            nodes.append(_decode(item, Node, place))
+            nodes.append(_decode(item, InventoryNode, place))
         elif kind.kind == "Pod" and pods:
             seats.append(_decode(item, PodLite, place))
         elif kind.kind == "Pod":
             unread = unread or kind
         else:
-            raise _other_kind(kind)
+            raise _make_other_kind_error(kind)
     if unread is not None and not nodes:
-        raise _other_kind(unread)
+        raise _make_other_kind_error(unread)
     if pods and nodes and not seats:
         raise _OtherKindError("the input holds no pods")
-    return Cluster(nodes, seats if pods else None)
+    return NodesAndPods(nodes, seats if pods else None)
 
 
 def _decode(item: msgspec.Raw, kind: type[T], place: str) -> T:

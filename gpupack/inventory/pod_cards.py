@@ -26,13 +26,13 @@ _RULES: Final = ChargeRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class PodsByNode:
     """Pods by the name of their node."""
 
     by_node: Mapping[str, Sequence[PodLite]]
 
     @classmethod
-    def of(cls, pods: Iterable[PodLite]) -> "Seats":
+    def from_pods(cls, pods: Iterable[PodLite]) -> "PodsByNode":
         """Sort pods by node; those that wait for one are left out."""
         by_node: dict[str, list[PodLite]] = {}
         for pod in pods:
@@ -40,7 +40,7 @@ class Seats:
                 by_node.setdefault(pod.spec.node_name, []).append(pod)
         return cls(by_node)
 
-    def on(self, node: str) -> Sequence[PodLite]:
+    def get_pods(self, node: str) -> Sequence[PodLite]:
         """The pods of one node."""
         return self.by_node.get(node, ())
 

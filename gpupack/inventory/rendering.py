@@ -9,10 +9,10 @@ from rich.style import Style
 
 from allocator.names import MIB_PER_GIB
 from deviceplugin.gpus.foreign_resources import describe_foreign
-from gpupack.inventory.as_json import as_json
-from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, grid
+from gpupack.inventory.as_json import format_json
+from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
-from gpupack.inventory.totals import totals
+from gpupack.inventory.totals import sum_totals
 
 _BAR_CELLS: Final = 4
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -28,7 +28,7 @@ _FIRST_REVISION_MS: Final = 1_500_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RenderOptions:
     """What to show of the rows.
 
     Attributes:
@@ -45,29 +45,29 @@ class Look:
 
 
 def render(rows: Sequence[NodeRow], output: Output, *, pods: bool = False, colour: bool = False) -> str:
-    """Write the rows; see `Look`.
+    """Write the rows; see `RenderOptions`.
 
     Returns:
         Text without a final line break.
     """
-    body, footer = lines(rows, Look(output, pods, colour))
+    body, footer = format_lines(rows, RenderOptions(output, pods, colour))
     return "\n".join([*body, *footer])
 
 
-def lines(rows: Sequence[NodeRow], look: Look) -> tuple[list[str], list[str]]:
+def format_lines(rows: Sequence[NodeRow], look: RenderOptions) -> tuple[list[str], list[str]]:
     """Write the rows, and what stands below them: legend and totals."""
     if look.output == "json":
-        return as_json(rows, pods=look.pods).splitlines(), []
+        return format_json(rows, pods=look.pods).splitlines(), []
     if not rows:
         return ["No node publishes GPU cards."], []
     if look.pods:
         laid = _by_pod(rows, look)
     else:
         laid = _by_card(rows, look) if look.output == "wide" else _by_node(rows, look)
-    return list(grid(laid, colour=look.colour)), [*_legend(rows, look), *_sums(rows)]
+    return list(align_columns(laid, colour=look.colour)), [*_legend(rows, look), *_sums(rows)]
 
 
-def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+def _by_node(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
     """Lay out one line per node: name, status, unit, units in use, and a bar per card."""
     yield _titles("NODE", "STATUS", "UNIT", "USED", "CARDS")
     for row in rows:
@@ -75,15 +75,15 @@ def _by_node(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
         size = sum(card.size_units for card in row.cards)
         bars = [Cell(f"{_fill(card)}{_mark(row, card)}", _style(row, card)) for card in row.cards]
         total = Cell(f"{used}/{size}" if row.cards else "-")
-        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], remark(row, look))
+        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], format_remark(row, look))
 
 
-def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+def _by_card(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
     """Lay out one line per card."""
     titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
-        tail = remark(row, look)
+        tail = format_remark(row, look)
         for card in row.cards:
             cells = [
                 *_node_cells(row),
@@ -101,7 +101,7 @@ def _by_card(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
             yield Line([*_node_cells(row), *_dashes(len(titles) - 2)], tail)
 
 
-def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
+def _by_pod(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
     """Lay out one line for each pod on each card; cards without pods have one, too."""
     inventory = ("MODEL", "UUID") if look.output == "wide" else ()
     titles = (
@@ -119,7 +119,7 @@ def _by_pod(rows: Sequence[NodeRow], look: Look) -> Iterator[Line]:
     )
     yield _titles(*titles)
     for row in rows:
-        tail = remark(row, look)
+        tail = format_remark(row, look)
         for card in row.cards:
             for pod in card.pods or (_NOBODY,):
                 cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
@@ -141,7 +141,7 @@ def _dashes(count: int) -> list[Cell]:
 
 
 def _node_cells(row: NodeRow) -> list[Cell]:
-    return [Cell(row.node), Cell(status(row), PLAIN if row.takes_pods else _OUT)]
+    return [Cell(row.node), Cell(format_status(row), PLAIN if row.takes_pods else _OUT)]
 
 
 def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
@@ -168,7 +168,7 @@ def _pod_cells(pod: PodRow) -> list[Cell]:
     ]
 
 
-def status(row: NodeRow) -> str:
+def format_status(row: NodeRow) -> str:
     """Write a node's status as kubectl does, with our own word for a node that no daemon serves."""
     words = ["Unknown" if row.ready is None else "Ready" if row.ready else "NotReady"]
     if row.unschedulable:
@@ -178,7 +178,7 @@ def status(row: NodeRow) -> str:
     return ",".join(words)
 
 
-def remark(row: NodeRow, look: Look) -> str:
+def format_remark(row: NodeRow, look: RenderOptions) -> str:
     """What a person has to know besides the cards; empty where there is nothing."""
     remarks = [row.error or ""]
     if row.without_daemon:
@@ -190,7 +190,7 @@ def remark(row: NodeRow, look: Look) -> str:
     return "; ".join(filter(None, remarks))
 
 
-def _age(row: NodeRow, look: Look) -> str:
+def _age(row: NodeRow, look: RenderOptions) -> str:
     """Say how old the words are, where their revision tells."""
     now_ms = look.now_ms()
     if row.revision is None or not _FIRST_REVISION_MS <= row.revision <= now_ms:
@@ -202,7 +202,7 @@ def _age(row: NodeRow, look: Look) -> str:
     return f", its last words are {age_s}s old"
 
 
-def _legend(rows: Sequence[NodeRow], look: Look) -> list[str]:
+def _legend(rows: Sequence[NodeRow], look: RenderOptions) -> list[str]:
     if look.pods or look.output == "wide":
         return []
     states = {card.state for row in rows if not row.without_daemon for card in row.cards}
@@ -214,7 +214,7 @@ def _sums(rows: Sequence[NodeRow]) -> list[str]:
     return [
         f"{each.resource}: {each.in_use_units}/{each.size_units} in use, "
         f"whole cards free: {each.whole_cards_free}, largest request: {each.largest_request}"
-        for each in totals(rows)
+        for each in sum_totals(rows)
     ]
 
 

@@ -30,15 +30,15 @@ from allocator.records import (
     load_holds,
 )
 from deviceplugin.gpus.foreign_resources import count_foreign_gpus
-from gpupack.inventory.objects import Cluster, Node, load_nodes, no_node
-from gpupack.inventory.pod_cards import Seats, join_pods
+from gpupack.inventory.objects import InventoryNode, NodesAndPods, load_nodes, make_unknown_node_error
+from gpupack.inventory.pod_cards import PodsByNode, join_pods
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from kubeapi.errors import make_printable
 
 _NO_WORDS = "publishes no words: no daemon has run here"
 
 
-def rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
+def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
     """Decode the cards of all nodes, ordered by node name.
 
     Nodes that neither publish words nor are labelled for the daemon are left out, unless they are named.
@@ -51,20 +51,20 @@ def rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
         InputError: the value does not hold nodes, or not one of the names. Bad words or annotations of a
             node are not an error: its row says so.
     """
-    cluster = nodes if isinstance(nodes, Cluster) else load_nodes(msgspec.json.encode(nodes))
+    cluster = nodes if isinstance(nodes, NodesAndPods) else load_nodes(msgspec.json.encode(nodes))
     missing = set(names) - {node.metadata.name for node in cluster.nodes}
     if missing:
-        raise no_node(missing)
-    seats = Seats.of(cluster.pods) if cluster.pods is not None else None
+        raise make_unknown_node_error(missing)
+    seats = PodsByNode.from_pods(cluster.pods) if cluster.pods is not None else None
     decoded = (
-        _row(node, seats, named=bool(names))
+        _build_row(node, seats, named=bool(names))
         for node in cluster.nodes
         if not names or node.metadata.name in names
     )
     return sorted((row for row in decoded if row is not None), key=lambda row: row.node)
 
 
-def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
+def _build_row(node: InventoryNode, seats: PodsByNode | None, *, named: bool) -> NodeRow | None:
     """Decode one node, None when it has nothing to show."""
     bare = NodeRow(
         make_printable(node.metadata.name),
@@ -86,10 +86,10 @@ def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
     resource = resource_name(words.layout.unit_mib)
     # Where pods get their cards by claims the kubelet offers none of it, and pods wait for the daemon.
     claims, offered = (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS, sum(words.sizes)
-    cards, holds, problems = _cards(words, node.metadata.annotations or {})
+    cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
     pods: tuple[PodRow, ...] = ()
     if seats is not None:
-        cards, pods = join_pods(cards, holds, seats.on(node.metadata.name), resource)
+        cards, pods = join_pods(cards, holds, seats.get_pods(node.metadata.name), resource)
     return replace(
         bare,
         cards=cards,
@@ -103,7 +103,7 @@ def _row(node: Node, seats: Seats | None, *, named: bool) -> NodeRow | None:
     )
 
 
-def _cards(
+def _build_cards(
     words: NodeWords, annotations: Mapping[str, str]
 ) -> tuple[tuple[CardRow, ...], Holds | None, list[str]]:
     """Join the words with the annotations; what is wrong with these comes back beside."""
@@ -163,7 +163,7 @@ def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
     return tuple(replace(card, held_units=held[position]) for position, card in enumerate(cards))
 
 
-def _ready(node: Node) -> bool | None:
+def _ready(node: InventoryNode) -> bool | None:
     """Whether the kubelet lives, None where nothing says so."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":

@@ -25,7 +25,7 @@ class Totals:
     largest_request: int
 
 
-def totals(rows: Sequence[NodeRow]) -> list[Totals]:
+def sum_totals(rows: Sequence[NodeRow]) -> list[Totals]:
     """Add up, ordered by resource.
 
     Only cards that a pod can get now count as free: healthy, not cordoned, on a node that is Ready, not

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpupack.errors import InputError
-from gpupack.migration.pods import Say, rewrite
-from gpupack.migration.requests import Options, is_peer
+from gpupack.migration.pods import Say, rewrite_pod
+from gpupack.migration.requests import MigrationOptions, is_peer_resource
 from gpupack.migration.yamltext import dump, has_comments, load
 
 TEMPLATES: Final = {
@@ -38,7 +38,7 @@ class Migrated:
     complete: bool = True
 
 
-def migrate(text: str, name: str, options: Options) -> Migrated:
+def migrate(text: str, name: str, options: MigrationOptions) -> Migrated:
     """Rewrite manifests: multi-document YAML, or JSON.
 
     Args:
@@ -80,7 +80,7 @@ def _with_kind(item: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]
     return {**item, "kind": str(document["kind"]).removesuffix("List")}
 
 
-def _migrate(one: dict[str, Any], options: Options, done: Migrated) -> None:
+def _migrate(one: dict[str, Any], options: MigrationOptions, done: Migrated) -> None:
     kind = str(one.get("kind", ""))
     metadata = one.get("metadata")
     named = metadata.get("name") or metadata.get("generateName", "") if isinstance(metadata, dict) else ""
@@ -100,7 +100,7 @@ def _migrate(one: dict[str, Any], options: Options, done: Migrated) -> None:
     template = pod.get("metadata")
     if not isinstance(template, dict):
         template = {}
-    if not rewrite(template, spec, options, say):
+    if not rewrite_pod(template, spec, options, say):
         done.complete = False
     elif template and pod.get("metadata") is not template:
         # The metadata of a template comes first, as people write it.
@@ -121,4 +121,4 @@ def _keys(value: Any) -> Iterator[str]:
 def _is_asked_for(key: str) -> bool:
     """Tell a peer's resource, also as a ResourceQuota writes it."""
     bare = key.removeprefix("requests.").removeprefix("limits.")
-    return is_peer(bare)
+    return is_peer_resource(bare)

@@ -14,7 +14,14 @@ from allocator.names import (
     resource_name,
 )
 from allocator.request import MAX_CARDS
-from gpupack.migration.requests import Options, UntranslatableError, Wanted, asked, is_peer, wanted
+from gpupack.migration.requests import (
+    CardRequest,
+    MigrationOptions,
+    UntranslatableError,
+    is_peer_resource,
+    read_amounts,
+    translate_amounts,
+)
 from gpupack.migration.yamltext import Scalar
 
 PEER_SCHEDULERS: Final = frozenset({"", "default-scheduler", "hami-scheduler"})
@@ -47,7 +54,7 @@ _FIELDS: Final = ("initContainers", "containers")
 Say = Callable[[str], None]
 
 
-def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, say: Say) -> bool:
+def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: MigrationOptions, say: Say) -> bool:
     """Rewrite a pod for gpupack; one with something untranslatable stays as it was.
 
     Args:
@@ -64,7 +71,7 @@ def rewrite(metadata: dict[str, Any], spec: dict[str, Any], options: Options, sa
             say(f"left as it is: spec.{field} is {shown(str(spec[field]))}; allowed: a list")
             return False
     containers = list(_containers(spec))
-    amounts = [(container, asked(container)) for container in containers]
+    amounts = [(container, read_amounts(container)) for container in containers]
     if not any(found for _, found in amounts):
         return True
     try:
@@ -96,7 +103,7 @@ def _containers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from (each for each in found if isinstance(each, dict))
 
 
-def _init_asks(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]]) -> bool:
+def _init_asks(spec: dict[str, Any], wants: list[tuple[dict[str, Any], CardRequest | None]]) -> bool:
     """Tell whether an ordinary init container asks; gpupack then gives the pod one card."""
     init = spec.get("initContainers")
     if not isinstance(init, list):
@@ -105,14 +112,16 @@ def _init_asks(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | 
     return any(id(container) in ordinary and want is not None for container, want in wants)
 
 
-def _wanted(container: dict[str, Any], amounts: dict[str, Any], options: Options) -> Wanted | None:
+def _wanted(
+    container: dict[str, Any], amounts: dict[str, Any], options: MigrationOptions
+) -> CardRequest | None:
     try:
-        return wanted(amounts, options)
+        return translate_amounts(amounts, options)
     except UntranslatableError as error:
         raise UntranslatableError(f"container {container.get('name', '')}: {error}") from error
 
 
-def _cards(wants: list[tuple[dict[str, Any], Wanted | None]], init_asks: bool) -> int:
+def _cards(wants: list[tuple[dict[str, Any], CardRequest | None]], init_asks: bool) -> int:
     """Agree on what gpupack asks once for a pod: the number of cards, and GiB or percent."""
     asking = [(container.get("name", ""), want) for container, want in wants if want is not None]
     numbers = {want.cards for _, want in asking}
@@ -183,7 +192,7 @@ def _models(text: Any, sign: str) -> Iterator[str]:
         yield f"{sign}*{bare or part}*"
 
 
-def _replace(container: dict[str, Any], want: Wanted | None, resource: str) -> None:
+def _replace(container: dict[str, Any], want: CardRequest | None, resource: str) -> None:
     """Put our resource where the first of theirs stood."""
     resources = container.get("resources")
     if not isinstance(resources, dict):
@@ -193,11 +202,11 @@ def _replace(container: dict[str, Any], want: Wanted | None, resource: str) -> N
         amount = want.percent
     for field in ("limits", "requests"):
         part = resources.get(field)
-        if not isinstance(part, dict) or not any(is_peer(key) for key in part):
+        if not isinstance(part, dict) or not any(is_peer_resource(key) for key in part):
             continue
         written: dict[str, Any] = type(part)()
         for key, value in part.items():
-            if not is_peer(key):
+            if not is_peer_resource(key):
                 written[key] = value
             elif want is not None:
                 written[name] = amount
@@ -218,7 +227,7 @@ def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:
         say(f"schedulerName {named} is kept: it has to call gpupack's extender, else write {ours}")
 
 
-def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], Wanted | None]], say: Say) -> None:
+def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], CardRequest | None]], say: Say) -> None:
     """Say what would work otherwise than before although it needs no other words."""
     if spec.get("nodeName"):
         say(f"nodeName {spec['nodeName']} is kept: no scheduler chooses a card for such a pod; take it out")

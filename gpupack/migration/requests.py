@@ -33,7 +33,7 @@ _MIB_PER_GIB: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MigrationOptions:
     """How to read what manifests leave open.
 
     Attributes:
@@ -50,7 +50,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CardRequest:
     """What a container wants in gpupack's terms: memory or percent, all its cards together.
 
     Attributes:
@@ -70,23 +70,23 @@ class UntranslatableError(ValueError):
     """There is nothing in gpupack that does the same; the message says what to write."""
 
 
-def is_peer(resource: str) -> bool:
+def is_peer_resource(resource: str) -> bool:
     """Tell whether a resource belongs to one of the three."""
     return resource in RESOURCES or resource.startswith(MIG_PREFIX)
 
 
-def asked(container: Mapping[str, Any]) -> dict[str, Any]:
+def read_amounts(container: Mapping[str, Any]) -> dict[str, Any]:
     """Read the amounts of the three's resources; the limit counts, as with every extended resource."""
     found: dict[str, Any] = {}
     resources = container.get("resources")
     for field in ("requests", "limits"):
         part = resources.get(field) if isinstance(resources, dict) else None
         if isinstance(part, dict):
-            found |= {name: amount for name, amount in part.items() if is_peer(name)}
+            found |= {name: amount for name, amount in part.items() if is_peer_resource(name)}
     return found
 
 
-def wanted(amounts: Mapping[str, Any], options: Options) -> Wanted | None:
+def translate_amounts(amounts: Mapping[str, Any], options: MigrationOptions) -> CardRequest | None:
     """Translate the amounts of one container, as `asked` read them.
 
     Returns:
@@ -142,7 +142,9 @@ def _left_out(numbers: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _without_memory(cards: int, options: Options, notes: tuple[str, ...], *, shared: bool) -> Wanted | None:
+def _without_memory(
+    cards: int, options: MigrationOptions, notes: tuple[str, ...], *, shared: bool
+) -> CardRequest | None:
     """Translate cards of which only the number is known."""
     if options.gpu_gib is not None:
         return _memory(cards, options.gpu_gib * _MIB_PER_GIB, options, notes)
@@ -157,7 +159,9 @@ def _without_memory(cards: int, options: Options, notes: tuple[str, ...], *, sha
     return _percent(cards, WHOLE_PERCENT, (*notes, whole))
 
 
-def _memory(cards: int, mib_per_card: int, options: Options, notes: tuple[str, ...]) -> Wanted | None:
+def _memory(
+    cards: int, mib_per_card: int, options: MigrationOptions, notes: tuple[str, ...]
+) -> CardRequest | None:
     """Ask for memory on each of some cards, rounded up to whole units."""
     if not mib_per_card:
         return None
@@ -167,13 +171,13 @@ def _memory(cards: int, mib_per_card: int, options: Options, notes: tuple[str, .
             *notes,
             f"{mib_per_card} MiB on each card rounded up to {units} units of {options.unit_mib} MiB",
         )
-    return Wanted(cards, units=cards * units, notes=notes)
+    return CardRequest(cards, units=cards * units, notes=notes)
 
 
-def _percent(cards: int, percent: int, notes: tuple[str, ...]) -> Wanted:
+def _percent(cards: int, percent: int, notes: tuple[str, ...]) -> CardRequest:
     if not 1 <= percent <= WHOLE_PERCENT:
         raise UntranslatableError(f"{HAMI_PERCENT}: {percent}; allowed: 1 to {WHOLE_PERCENT}")
-    return Wanted(cards, percent=cards * percent, notes=notes)
+    return CardRequest(cards, percent=cards * percent, notes=notes)
 
 
 def _number(name: str, amount: Any) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from gpupack.cordon import Wish
+from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods
 from gpupack.whatif.answers import Advice, JsonAnswer, Move
 from gpupack.whatif.cluster import Cluster
@@ -19,7 +19,6 @@ from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
 from kubeapi.eviction import evict
 
 if TYPE_CHECKING:
-    from gpupack.cordon import Outcome
     from gpupack.rebalance.planning import SearchLimits
     from kubeapi.eviction import EvictionApi
 
@@ -104,7 +103,7 @@ class MoveApplier:
     api: "EvictionApi"
     read: Callable[[], Awaitable[Cluster]]
     list_pods: Callable[[str], Awaitable[Sequence[KubePod]]]
-    cordon: "Callable[[str, Wish], Awaitable[tuple[Outcome, ...]]]"
+    cordon: "Callable[[str, CordonRequest], Awaitable[tuple[CordonOutcome, ...]]]"
     limits: "SearchLimits"
     options: ApplyOptions
     report: Callable[[str], None]
@@ -160,7 +159,7 @@ class MoveApplier:
         for node, card in sorted(sources - targets - self._ours.keys()):
             wanted.setdefault(node, []).append(card)
         for node, cards in wanted.items():
-            outcomes = await self.cordon(node, Wish(True, tuple(map(str, cards)), CORDON_REASON))
+            outcomes = await self.cordon(node, CordonRequest(True, tuple(map(str, cards)), CORDON_REASON))
             for outcome in outcomes:
                 if outcome.changed and outcome.index is not None:
                     self._ours[node, outcome.index] = outcome.uuid
@@ -170,7 +169,7 @@ class MoveApplier:
         for (node, _), uuid in self._ours.items():
             by_node.setdefault(node, []).append(uuid)
         for node, uuids in by_node.items():
-            await self.cordon(node, Wish(False, tuple(uuids)))
+            await self.cordon(node, CordonRequest(False, tuple(uuids)))
         self._ours.clear()
 
     async def _make(self, move: Move, uid: str) -> AppliedMove:

@@ -49,13 +49,13 @@ class _Series(msgspec.Struct):
     values: list[tuple[float, str]]
 
 
-class _Data(msgspec.Struct):
+class _QueryData(msgspec.Struct):
     result: list[_Series]
 
 
 class _Answer(msgspec.Struct):
     status: str
-    data: _Data | None = None
+    data: _QueryData | None = None
     error: str = ""
 
 
@@ -73,7 +73,7 @@ class Prometheus:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    async def periods(
+    async def fetch_periods(
         self, since: float, until: float, step_s: float, label: str = ""
     ) -> AsyncIterator[Period]:
         """Ask what pods had, a period of many steps at a time; a step counts with what was there at its end.
@@ -90,14 +90,14 @@ class Prometheus:
         start = since
         while start < until:
             end = min(until, start + STEPS * step_s)
-            yield await self._period(start, end, step_s, label)
+            yield await self._fetch_period(start, end, step_s, label)
             start = end
 
-    async def _period(self, start: float, end: float, step_s: float, label: str) -> Period:
-        promised, seen = await self._sums("promised", start, end, step_s)
-        used, _ = await self._sums("used", start, end, step_s)
-        measured, _ = await self._sums("measured", start, end, step_s)
-        labels = await self._labels(label, end, end - start) if label else {}
+    async def _fetch_period(self, start: float, end: float, step_s: float, label: str) -> Period:
+        promised, seen = await self._fetch_sums("promised", start, end, step_s)
+        used, _ = await self._fetch_sums("used", start, end, step_s)
+        measured, _ = await self._fetch_sums("measured", start, end, step_s)
+        labels = await self._fetch_labels(label, end, end - start) if label else {}
         pods = [
             PodUse(
                 key[0],
@@ -112,12 +112,12 @@ class Prometheus:
         ]
         return Period(start, end, min(seen * step_s, end - start), pods)
 
-    async def _sums(
+    async def _fetch_sums(
         self, what: str, start: float, end: float, step_s: float
     ) -> tuple[dict[tuple[str, str], float], int]:
         """Bytes times seconds by namespace and pod, and the number of steps at which anything was there."""
         query = EXPRESSIONS[what]
-        answer = await self._ask("query_range", query=query, start=start + step_s, end=end, step=step_s)
+        answer = await self._query("query_range", query=query, start=start + step_s, end=end, step=step_s)
         sums: dict[tuple[str, str], float] = {}
         moments: set[float] = set()
         for series in answer.result:
@@ -129,10 +129,12 @@ class Prometheus:
                     moments.add(at)
         return sums, len(moments)
 
-    async def _labels(self, label: str, end: float, span_s: float) -> dict[tuple[str, str], dict[str, str]]:
+    async def _fetch_labels(
+        self, label: str, end: float, span_s: float
+    ) -> dict[tuple[str, str], dict[str, str]]:
         """A label of all pods that were there."""
-        answer = await self._ask("query", query=labels_expression(label, span_s), time=end)
-        names = label_names(label)
+        answer = await self._query("query", query=make_label_query(label, span_s), time=end)
+        names = list_label_names(label)
         found: dict[tuple[str, str], dict[str, str]] = {}
         for series in answer.result:
             values = {series.metric[name] for name in names if series.metric.get(name)}
@@ -140,7 +142,7 @@ class Prometheus:
                 found[_pod_of(series.metric)] = {label: values.pop() if len(values) == 1 else AMBIGUOUS}
         return found
 
-    async def _ask(self, what: str, **params: str | float) -> _Data:
+    async def _query(self, what: str, **params: str | float) -> _QueryData:
         url = f"{self._url}/api/v1/{what}"
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         form = {name: str(value) for name, value in params.items()}
@@ -178,7 +180,7 @@ def _pod_of(labels: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def label_names(label: str) -> list[str]:
+def list_label_names(label: str) -> list[str]:
     """Write a label's key as kube-state-metrics does in `internal/store/utils.go`: costCenter, cost_center.
 
     Several labels of a pod that become one name get numbers, in the order of their keys. The names alone do
@@ -189,12 +191,12 @@ def label_names(label: str) -> list[str]:
     return [name, *(f"{name}_conflict{number}" for number in range(1, CONFLICTS + 1))]
 
 
-def labels_expression(label: str, span_s: float) -> str:
+def make_label_query(label: str, span_s: float) -> str:
     """Ask for a label of all pods, at any time of the last seconds."""
-    by = ", ".join([POD, *label_names(label)])
+    by = ", ".join([POD, *list_label_names(label)])
     return f"max by ({by}) (max_over_time({LABELS}[{max(1, round(span_s))}s]))"
 
 
-def step_of(since: float, until: float) -> float:
+def compute_step_s(since: float, until: float) -> float:
     """Seconds of a step: so short that a time has some thousand."""
     return max(MIN_STEP_S, math.ceil((until - since) / (2 * STEPS)))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gpupack.dashboard.trend import Point
+from gpupack.dashboard.trend import TrendPoint
 
 
 class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -28,7 +28,7 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     measured_mib_s: float | None = None
 
     @property
-    def measured(self) -> float:
+    def measured_promised_mib_s(self) -> float:
         """MiB times seconds of what was promised, as far as its use was measured."""
         if self.used_mib_s is None:
             return 0.0
@@ -50,4 +50,4 @@ class Period(msgspec.Struct, frozen=True, gc=False):
     end: float
     sampled_s: float
     pods: list[PodUse]
-    point: Point | None = None
+    point: TrendPoint | None = None

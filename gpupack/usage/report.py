@@ -12,7 +12,7 @@ import msgspec
 from allocator.errors import shown
 from allocator.names import MIB_PER_GIB
 from gpupack.errors import InputError
-from gpupack.inventory.grid import HEADER, Cell, Line, grid
+from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
 from gpupack.usage.records import Period, PodUse
 
 Output = Literal["table", "csv", "json"]
@@ -25,7 +25,7 @@ _ALLOWED: Final = "allowed: namespace, pod and label:KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class By:
+class UsageKey:
     """What is added up.
 
     Attributes:
@@ -37,7 +37,7 @@ class By:
     label: str = ""
 
     @classmethod
-    def of(cls, text: str) -> "By":
+    def parse(cls, text: str) -> "UsageKey":
         """Read `namespace`, `pod` or `label:KEY`.
 
         Raises:
@@ -58,7 +58,7 @@ class By:
         """Names of the keys."""
         return {"namespace": ("namespace",), "pod": ("namespace", "pod")}.get(self.kind, (self.label,))
 
-    def key(self, use: PodUse) -> tuple[str, ...]:
+    def get_key(self, use: PodUse) -> tuple[str, ...]:
         """The keys of one pod."""
         if self.kind == "label":
             return (use.labels.get(self.label, UNLABELLED),)
@@ -66,11 +66,11 @@ class By:
         return (namespace,) if self.kind == "namespace" else (namespace, use.name or use.uid)
 
 
-class Row(msgspec.Struct, frozen=True):
+class ReportRow(msgspec.Struct, frozen=True):
     """One line of the report.
 
     Attributes:
-        keys: see `By.columns`.
+        keys: see `UsageKey.columns`.
         promised: GiB-hours.
         used: GiB-hours, of the time that was measured; None where nothing was.
         measured: GiB-hours of `promised` whose use was measured.
@@ -82,7 +82,7 @@ class Row(msgspec.Struct, frozen=True):
     measured: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class UsageReport(msgspec.Struct, frozen=True):
     """All of it.
 
     Attributes:
@@ -98,32 +98,36 @@ class Report(msgspec.Struct, frozen=True):
     until: float
     sampled_hours: float
     by: str
-    rows: list[Row]
+    rows: list[ReportRow]
     source: str
 
 
-def report(periods: Iterable[Period], by: By, since: float, until: float, source: str) -> Report:
+def build_report(
+    periods: Iterable[Period], by: UsageKey, since: float, until: float, source: str
+) -> UsageReport:
     """Add up what pods had between two moments; a period counts with the part of it that lies between."""
-    sums: dict[tuple[str, ...], Row] = {}
+    sums: dict[tuple[str, ...], ReportRow] = {}
     sampled_s = 0.0
     for period in periods:
-        share = _share(period, since, until)
+        share = _overlap(period, since, until)
         if not share:
             continue
         sampled_s += period.sampled_s * share
         for use in period.pods:
-            key = by.key(use)
-            before = sums.get(key) or Row(key, 0.0, None, 0.0)
+            key = by.get_key(use)
+            before = sums.get(key) or ReportRow(key, 0.0, None, 0.0)
             used = before.used
             if use.used_mib_s is not None:
                 used = (used or 0.0) + _gib_hours(use.used_mib_s * share)
             promised = before.promised + _gib_hours(use.promised_mib_s * share)
-            sums[key] = Row(key, promised, used, before.measured + _gib_hours(use.measured * share))
+            sums[key] = ReportRow(
+                key, promised, used, before.measured + _gib_hours(use.measured_promised_mib_s * share)
+            )
     rows = sorted(sums.values(), key=lambda row: (-row.promised, row.keys))
-    return Report(since, until, sampled_s / 3600, str(by), rows, source)
+    return UsageReport(since, until, sampled_s / 3600, str(by), rows, source)
 
 
-def _share(period: Period, since: float, until: float) -> float:
+def _overlap(period: Period, since: float, until: float) -> float:
     """Which part of a period lies between two moments, 0 to 1."""
     length = period.end - period.start
     inside = min(period.end, until) - max(period.start, since)
@@ -134,9 +138,9 @@ def _gib_hours(mib_s: float) -> float:
     return mib_s / MIB_PER_GIB / 3600
 
 
-def write(found: Report, output: Output) -> str:
+def format_report(found: UsageReport, output: Output) -> str:
     """Write the report, without a final line break."""
-    columns = By.of(found.by).columns
+    columns = UsageKey.parse(found.by).columns
     if output == "json":
         return msgspec.json.format(msgspec.json.encode(_plain(found, columns)), indent=2).decode()
     if output == "csv":
@@ -148,7 +152,7 @@ def write(found: Report, output: Output) -> str:
         )
         return text.getvalue().rstrip("\n")
     head = [*(column.upper() for column in columns), "PROMISED GiB-h", "USED GiB-h", "MEASURED"]
-    total = Row(
+    total = ReportRow(
         ("TOTAL", *[""] * (len(columns) - 1)),
         sum(row.promised for row in found.rows),
         _total_used(found),
@@ -164,10 +168,10 @@ def write(found: Report, output: Output) -> str:
     ]
     hours = (found.until - found.since) / 3600
     known = f"{found.source}: {found.sampled_hours:.1f} of {hours:.1f} hours are known"
-    return "\n".join([*(line.rstrip() for line in grid(lines, colour=False)), "", known])
+    return "\n".join([*(line.rstrip() for line in align_columns(lines, colour=False)), "", known])
 
 
-def _plain(found: Report, columns: tuple[str, ...]) -> dict[str, Any]:
+def _plain(found: UsageReport, columns: tuple[str, ...]) -> dict[str, Any]:
     return {
         "since": found.since,
         "until": found.until,
@@ -186,12 +190,12 @@ def _plain(found: Report, columns: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _total_used(found: Report) -> float | None:
+def _total_used(found: UsageReport) -> float | None:
     amounts = [row.used for row in found.rows if row.used is not None]
     return sum(amounts) if amounts else None
 
 
-def _percent(row: Row) -> str:
+def _percent(row: ReportRow) -> str:
     """How much of what was promised was measured; 100 only for all of it."""
     share = row.measured / row.promised if row.promised else 0.0
     return f"{math.floor(100 * share + 1e-6)}%"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gpupack.dashboard.trend import Point
+from gpupack.dashboard.trend import TrendPoint
 from gpupack.usage.records import Period, PodUse
 
 PERIOD_S: Final = 300.0
@@ -24,7 +24,7 @@ _REPLICA_LABELS: Final = frozenset(
 )
 
 
-class Seat(NamedTuple):
+class PodMemory(NamedTuple):
     """What a pod has at one moment; amounts in MiB, `used` None where nobody measured it."""
 
     namespace: str
@@ -34,7 +34,7 @@ class Seat(NamedTuple):
     used: int | None
 
 
-class Sampler:
+class UsageSampler:
     """Adds up, and gives out a period at a time.
 
     Args:
@@ -44,9 +44,9 @@ class Sampler:
     def __init__(self, now_s: float) -> None:
         self._start = self._last = now_s
         self._sampled_s = 0.0
-        self._pods: dict[str, tuple[Seat, float, float | None, float]] = {}
+        self._pods: dict[str, tuple[PodMemory, float, float | None, float]] = {}
 
-    def sample(self, now_s: float, seats: Iterable[Seat]) -> None:
+    def sample(self, now_s: float, seats: Iterable[PodMemory]) -> None:
         """Take a moment: what is there now was there since the last moment.
 
         Args:
@@ -67,11 +67,13 @@ class Sampler:
                 used, measured = (used or 0.0) + seat.used * elapsed, measured + amount
             self._pods[seat.uid] = (seat, promised + amount, used, measured)
 
-    def due(self, now_s: float) -> bool:
+    def is_due(self, now_s: float) -> bool:
         """Whether a period is over."""
         return not 0 <= now_s - self._start < PERIOD_S
 
-    def take(self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: Point | None) -> Period:
+    def end_period(
+        self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: TrendPoint | None
+    ) -> Period:
         """End the period and begin the next.
 
         Args:
@@ -79,18 +81,20 @@ class Sampler:
             labels: of pods, by UID.
             point: the cluster's sums.
         """
-        period = self.so_far(now_s, labels, point)
+        period = self.peek_period(now_s, labels, point)
         self._start, self._sampled_s, self._pods = now_s, 0.0, {}
         return period
 
-    def so_far(self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: Point | None) -> Period:
+    def peek_period(
+        self, now_s: float, labels: Mapping[str, Mapping[str, str]], point: TrendPoint | None
+    ) -> Period:
         """The period that has begun."""
         pods = [
             PodUse(
                 seat.namespace,
                 seat.name,
                 uid,
-                kept_labels(labels.get(uid, {})),
+                drop_replica_labels(labels.get(uid, {})),
                 round(promised, 1),
                 None if used is None else round(used, 1),
                 round(measured, 1),
@@ -100,6 +104,6 @@ class Sampler:
         return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods, point)
 
 
-def kept_labels(labels: Mapping[str, str]) -> dict[str, str]:
+def drop_replica_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Leave out labels that differ from one replica to the next."""
     return {key: value for key, value in labels.items() if key not in _REPLICA_LABELS}

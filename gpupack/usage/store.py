@@ -23,7 +23,7 @@ _ALLOWED: Final = "allowed: a file that `gpupack dashboard --history FILE` wrote
 _decode = msgspec.json.Decoder(Period).decode
 
 
-class Memory:
+class MemoryStore:
     """Keeps periods in this process."""
 
     def __init__(self, max_pod_uses: int = MAX_POD_USES) -> None:
@@ -38,7 +38,7 @@ class Memory:
         while self._uses > self._max and len(self._periods) > 1:
             self._uses -= 1 + len(self._periods.popleft().pods)
 
-    def periods(self) -> list[Period]:
+    def list_periods(self) -> list[Period]:
         """All, oldest first."""
         return list(self._periods)
 
@@ -71,7 +71,7 @@ class HistoryFile:
             file.close()
             raise InputError(f"{self._path}: another process keeps its history there") from error
         try:
-            check(self._path)
+            check_history(self._path)
         except InputError:
             file.close()
             raise
@@ -105,16 +105,16 @@ class HistoryFile:
         self._file.close()
         self._file = file
 
-    def periods(self) -> list[Period]:
+    def list_periods(self) -> list[Period]:
         """All, oldest first. Blocking."""
-        return list(read(self._path))
+        return list(read_history(self._path))
 
     def close(self) -> None:
         """Let others keep it."""
         self._file.close()
 
 
-def check(path: Path) -> None:
+def check_history(path: Path) -> None:
     """Refuse a file of something else by its first line.
 
     Raises:
@@ -131,14 +131,14 @@ def check(path: Path) -> None:
             ) from error
 
 
-def read(path: Path) -> Iterator[Period]:
+def read_history(path: Path) -> Iterator[Period]:
     """Read a history, oldest first; a line that was cut off by a kill is left out.
 
     Raises:
         InputError: it is something else.
         OSError: it cannot be read.
     """
-    check(path)
+    check_history(path)
     with path.open("rb") as file:
         for line in file:
             try:

@@ -12,7 +12,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _ALLOWED: Final = "allowed: 30m, 24h, 7d (before now), now, 2026-11-01 and 2026-11-01T08:00:00Z"
 
 
-def moment(text: str, now_s: float) -> float:
+def parse_moment(text: str, now_s: float) -> float:
     """Read a moment; seconds since the epoch. Days and times without a zone are those of UTC.
 
     Raises:
@@ -30,13 +30,13 @@ def moment(text: str, now_s: float) -> float:
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
-def span(since: str, until: str, now_s: float) -> tuple[float, float]:
+def parse_span(since: str, until: str, now_s: float) -> tuple[float, float]:
     """Read two moments.
 
     Raises:
         InputError: one of them is something else, or the second does not come after the first.
     """
-    first, last = moment(since, now_s), min(moment(until, now_s), now_s)
+    first, last = parse_moment(since, now_s), min(parse_moment(until, now_s), now_s)
     if first >= last:
         raise InputError(
             f"since {shown(since)} until {shown(until)}; allowed: a time that begins before it ends"

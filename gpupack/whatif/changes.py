@@ -10,7 +10,7 @@ from allocator.names import NODE_CARDS, PERCENT_RESOURCE
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
-from gpupack.inventory.objects import no_node
+from gpupack.inventory.objects import make_unknown_node_error
 from gpupack.whatif.cluster import Cluster, read_requested_unit
 from gpupack.whatif.objects import KubeNode, KubeNodeStatus, KubePodMetadata
 from kubeapi.podstate import is_terminal
@@ -41,7 +41,7 @@ def apply_changes(
         return None, []
     missing = set(without) - cluster.nodes.keys()
     if missing:
-        raise no_node(missing)
+        raise make_unknown_node_error(missing)
     notes = []
     gone = frozenset(without)
     nodes = {name: node for name, node in cluster.nodes.items() if name not in gone}

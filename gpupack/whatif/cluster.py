@@ -186,11 +186,11 @@ class Cluster:
     @property
     def first_unreadable_node(self) -> str:
         """The first of them, and what is wrong with its words: "gpu-a: layout says ..."."""
-        from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
-        from gpupack.inventory.rows import rows  # noqa: PLC0415
+        from gpupack.inventory.objects import NodesAndPods  # noqa: PLC0415
+        from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
         name = self.unreadable_nodes[0]
-        error = rows(TopCluster([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
+        error = build_rows(NodesAndPods([self.nodes[name]], []), [name])[0].error  # type: ignore[list-item]
         return f"{name}: {error or 'see gpupack top'}"
 
     def list_omissions(self, *, named: bool = True) -> tuple[str, ...]:
@@ -268,10 +268,10 @@ class Cluster:
 
     def build_inventory(self) -> "list[NodeRow]":
         """The nodes, their cards and the pods on them, as `gpupack top` shows them."""
-        from gpupack.inventory.objects import Cluster as TopCluster  # noqa: PLC0415
-        from gpupack.inventory.rows import rows  # noqa: PLC0415
+        from gpupack.inventory.objects import NodesAndPods  # noqa: PLC0415
+        from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
-        return rows(TopCluster(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+        return build_rows(NodesAndPods(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
 
 
 def _are(some: int, of: int) -> str:

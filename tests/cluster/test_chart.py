@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpupack.usage.prometheus import EXPRESSIONS, labels_expression
+from gpupack.usage.prometheus import EXPRESSIONS, make_label_query
 from tests.cluster.harness import Cluster, binaries
 from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.manifests import build, has_mutating_policies
@@ -208,7 +208,7 @@ def test_prometheus_understands_alerts_and_dashboard() -> None:
     rules = yaml.safe_load((MANIFESTS / "components/monitoring/rules.yaml").read_text())
     expressions = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions += grafana.expressions()
-    expressions += [*EXPRESSIONS.values(), labels_expression("example.com/costCenter", 3600)]
+    expressions += [*EXPRESSIONS.values(), make_label_query("example.com/costCenter", 3600)]
     lines = "\n".join(" ".join(one.split()) for one in expressions)
     program = str(binaries.promql())
     done = subprocess.run([program], input=lines, check=False, capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupack.inventory import NodeRow, fetch, rows
+from gpupack.inventory import NodeRow, build_rows, fetch
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import CLOCK_TICK_S
@@ -49,7 +49,7 @@ def registered_again(cluster: Cluster, *steps: Callable[[], object]) -> None:
 
 def shown(cluster: Cluster) -> list[NodeRow]:
     """What `gpupack top --pods` shows."""
-    return rows(asyncio.run(fetch(str(cluster.control.admin_config), pods=True)))
+    return build_rows(asyncio.run(fetch(str(cluster.control.admin_config), pods=True)))
 
 
 def only_3_gib_fit(cluster: Cluster) -> None:

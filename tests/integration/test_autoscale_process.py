@@ -17,7 +17,7 @@ from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.autoscale.writer import Writer
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.cluster import Cluster
 from scheduler_plugin.errors import SettingsError
 from standins.apiserver.server import ApiServer
@@ -339,12 +339,12 @@ async def test_for_karpenter_the_nodes_are_labelled_that_placeholders_keep_out(t
             assert "gpupack.io/host" not in api.node("n1")["metadata"]["labels"]
 
 
-class BoardOfOddThings(Board):
+class BoardOfOddThings(ClusterBoard):
     """Something is wrong with an object of the cluster, and then not any more."""
 
     broken = True
 
-    def cluster(self) -> Cluster:
+    def get_cluster(self) -> Cluster:
         if self.broken:
             raise ValueError("an object that nobody thought of")
         return grown(*fragments()).cluster

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from allocator.names import NODE_CARDS, NODE_CORDON, NODE_CORDON_REASONS, NODE_HOLDS
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from gpupack.cli.app import cli, main
-from gpupack.cordon import Wish, change
+from gpupack.cordon import CordonRequest, decide_change
 from gpupack.errors import InputError
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import node_object
@@ -160,22 +160,25 @@ NOTES = {NODE_CARDS: dump_cards(CARDS)}
 
 def test_a_card_that_is_gone_can_be_given_back_and_not_cordoned():
     notes = {**NOTES, NODE_CORDON: "GPU-gone,GPU-aa1"}
-    wanted = change("n1", notes, Wish(cordon=False, cards=("GPU-g",)))
+    wanted = decide_change("n1", notes, CordonRequest(cordon=False, cards=("GPU-g",)))
     assert wanted.annotations == {NODE_CORDON: "GPU-aa1"}
     assert [(each.uuid, each.index) for each in wanted.outcomes] == [("GPU-gone", None)]
     with pytest.raises(InputError, match="no card of node n1"):
-        change("n1", notes, Wish(cordon=True, cards=("GPU-g",)))
+        decide_change("n1", notes, CordonRequest(cordon=True, cards=("GPU-g",)))
 
 
 def test_a_cordon_that_cannot_be_read_is_only_taken_away_as_a_whole():
     notes = {**NOTES, NODE_CORDON: "no:uuid", NODE_CORDON_REASONS: "soup"}
-    for wish in (Wish(True, ("0",)), Wish(True), Wish(False, ("0",))):
+    for wish in (CordonRequest(True, ("0",)), CordonRequest(True), CordonRequest(False, ("0",))):
         with pytest.raises(InputError, match=r'gpupack\.io/cordon holds "no:uuid"'):
-            change("n1", notes, wish)
-    assert change("n1", notes, Wish(False)).annotations == {NODE_CORDON: None, NODE_CORDON_REASONS: None}
+            decide_change("n1", notes, wish)
+    assert decide_change("n1", notes, CordonRequest(False)).annotations == {
+        NODE_CORDON: None,
+        NODE_CORDON_REASONS: None,
+    }
 
 
 def test_an_index_that_several_instances_share_is_no_name():
     cards = [CardRecord(uuid, 0, "MIG 1g.10gb", 9728, 0, True) for uuid in ("MIG-a", "MIG-b")]
     with pytest.raises(InputError, match='"0" is the name of 2 cards'):
-        change("n1", {NODE_CARDS: dump_cards(cards)}, Wish(True, ("0",)))
+        decide_change("n1", {NODE_CARDS: dump_cards(cards)}, CordonRequest(True, ("0",)))

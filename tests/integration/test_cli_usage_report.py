@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from benchmarks.dashboard import fill, fill_board
 from benchmarks.fleet import Fleet
 from gpupack.cli.app import cli
-from gpupack.dashboard.app import Dashboard, run
+from gpupack.dashboard.app import Dashboard, serve_cluster
 from gpupack.dashboard.settings import Settings
 from gpupack.usage.records import Period, PodUse
 from gpupack.usage.store import HistoryFile
@@ -318,7 +318,7 @@ async def test_a_running_dashboard_tells_what_it_has_sampled_and_remembers_it(tm
         settings = Settings(
             kubeconfig=api.kubeconfig(tmp_path / "config"), http="127.0.0.1:0", history=history
         )
-        task = asyncio.create_task(run(settings, stop=stop, started=url.set_result))
+        task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
         address = await url
         status, out, _ = await usage("--dashboard", address, "--since", "1h", "--by", "pod", "-o", "json")
         assert status == 0
@@ -327,7 +327,7 @@ async def test_a_running_dashboard_tells_what_it_has_sampled_and_remembers_it(tm
         stop.set()
         await task
     again = Dashboard(settings, "x")
-    assert len(again.live.trend.points()) == 1
+    assert len(again.hub.trend.list_points()) == 1
     again.store.close()
 
 
@@ -336,16 +336,16 @@ def test_a_dashboard_samples_what_pods_have_on_cards():
     fleet = Fleet(2, uniform=True)
     dashboard = Dashboard(Settings(), "x", now_s=lambda: clock[0])
     fill_board(dashboard.board, fleet)
-    dashboard.look()
+    dashboard.flush_changes()
     for _ in range(6):
         clock[0] += 10
-        dashboard._moment()
+        dashboard._take_sample()
     query = {"since": "1h", "by": "pod"}
-    rows = {row["keys"][1]: row["promised"] for row in json.loads(dashboard.usage(query))["rows"]}
+    rows = {row["keys"][1]: row["promised"] for row in json.loads(dashboard.report_usage(query))["rows"]}
     promised = {name: sum(on.values()) for node in fleet.nodes for name, on in node.pods.items()}
     assert rows == pytest.approx({name: units / 60 for name, units in promised.items()}, rel=1e-3)
     with pytest.raises(ValueError, match="allowed: namespace, pod and label:KEY"):
-        dashboard.usage({"by": "x"})
+        dashboard.report_usage({"by": "x"})
     for wrong in ({"since": "nan"}, {"until": "inf"}, {"since": "1h", "until": "2h"}):
         with pytest.raises(ValueError, match="allowed"):
-            dashboard.usage(wrong)
+            dashboard.report_usage(wrong)

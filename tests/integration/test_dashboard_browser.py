@@ -13,7 +13,7 @@ from allocator.records import dump_cards, load_cards
 from benchmarks.browser import chromium, program
 from benchmarks.dashboard import node, shown
 from benchmarks.fleet import Fleet
-from gpupack.dashboard.app import run
+from gpupack.dashboard.app import serve_cluster
 from gpupack.dashboard.settings import Settings
 from gpupack.embedded import EmbeddedCluster
 
@@ -51,7 +51,7 @@ async def opened(browser, url, view="", *, width=1440, height=900, phone=False, 
 async def served(kubeconfig, **options):
     stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = Settings(kubeconfig=kubeconfig, http="127.0.0.1:0", **options)
-    task = asyncio.create_task(run(settings, stop=stop, started=url.set_result))
+    task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
     try:
         yield await url
     finally:
@@ -71,7 +71,7 @@ async def test_a_pod_is_seen_on_its_card_and_a_pod_without_room_with_its_reason(
     ):
         await tab.until("document.querySelectorAll('.card').length === 6")
         assert await tab.run("document.querySelectorAll('.promised[style]').length") == 0
-        await cluster.schedule(cluster.create(cluster.pod_manifest("placed", units=[12])))
+        await cluster.schedule(cluster.create(cluster.make_pod_manifest("placed", units=[12])))
         await tab.until(
             "[...document.querySelectorAll('.figures')].some((each) => /^12[/]/.test(each.innerText))"
         )
@@ -79,7 +79,7 @@ async def test_a_pod_is_seen_on_its_card_and_a_pod_without_room_with_its_reason(
         await tab.until("document.querySelector('.drawer .pods')?.textContent.includes('default/placed')")
         assert (await tab.run("location.hash")).startswith("#/cards?node=node-")
 
-        cluster.create(cluster.pod_manifest("large", units=[45]))
+        cluster.create(cluster.make_pod_manifest("large", units=[45]))
         await tab.until("document.querySelector('.side .pending')?.textContent.includes('default/large')")
         await tab.run("location.hash = '#/pending'")
         reason = await tab.until(text("main .why"))
@@ -191,7 +191,7 @@ async def test_a_node_of_several_models_names_them_all(browser):
         ]
         annotations[NODE_CARDS] = dump_cards(changed)
         dashboard.board.put_node(node(made))
-        dashboard.look()
+        dashboard.flush_changes()
         model = cards[0].model.removeprefix("NVIDIA ")
         await tab.until(f"{text('.node .sub')}.includes('2 T4, 6 {model}')")
 
@@ -239,7 +239,7 @@ async def test_five_thousand_nodes(browser):
         for pod in list(dashboard.board.pods.values()):
             if pod.spec.node_name == last.name:
                 dashboard.board.drop_pod(pod)
-        dashboard.look()
+        dashboard.flush_changes()
         await tab.run("scrollTo(0, document.documentElement.scrollHeight)")
         await tab.until(
             f"document.getElementById('card-{last.name}-7') && [...document.querySelectorAll('.node')].at(-1)"

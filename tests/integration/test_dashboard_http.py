@@ -10,8 +10,8 @@ from aiohttp import web
 
 from benchmarks.dashboard import fill, node, shown
 from benchmarks.fleet import Fleet
-from gpupack.dashboard.app import run
-from gpupack.dashboard.live import MAX_PAGES
+from gpupack.dashboard.app import serve_cluster
+from gpupack.dashboard.page_hub import MAX_PAGES
 from gpupack.dashboard.settings import Settings
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object
@@ -34,7 +34,7 @@ async def api(tmp_path):
 async def following(api, **options):
     stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
     settings = Settings(kubeconfig=api.config, http="127.0.0.1:0", **options)
-    task = asyncio.create_task(run(settings, stop=stop, started=url.set_result))
+    task = asyncio.create_task(serve_cluster(settings, stop=stop, started=url.set_result))
     try:
         await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -161,7 +161,7 @@ async def test_why_and_what_fits_are_those_of_the_commands(api, session):
             ({"units": "1", "cards": "65"}, "cards '65': allowed are 1 to 64"),
             (
                 {"units": "3", "cards": "2"},
-                "3 units on 2 cards: allowed is a multiple of the number of cards",
+                "3 units on 2 cards; allowed: a multiple of the number of cards",
             ),
         ):
             async with session.get(f"{url}api/fit", params=wrong) as answer:
@@ -225,7 +225,7 @@ async def test_a_page_that_takes_nothing_costs_no_more_than_the_names_of_its_nod
         )
         writer.write(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        (page,) = dashboard.live._pages
+        (page,) = dashboard.hub._pages
         for turn in range(600):
             each = fleet.nodes[turn % 30]
             card = turn // 30 % 8
@@ -233,7 +233,7 @@ async def test_a_page_that_takes_nothing_costs_no_more_than_the_names_of_its_nod
             each.beyond = {card: min(each.free(card), 1 + turn % 3)}
             each.revision += 1
             dashboard.board.put_node(node(fleet.node_object(each)))
-            dashboard.look()
+            dashboard.flush_changes()
             if turn % 100 == 0:
                 await asyncio.sleep(0)
         assert len(page.nodes) <= 30
@@ -244,7 +244,7 @@ async def test_a_page_that_takes_nothing_costs_no_more_than_the_names_of_its_nod
 
 async def test_no_more_pages_than_allowed(session):
     async with shown(Fleet(1)) as (dashboard, url):
-        pages = [dashboard.live.page() for _ in range(MAX_PAGES)]
+        pages = [dashboard.hub.open_page() for _ in range(MAX_PAGES)]
         for page in pages:
             page.__enter__()
         async with session.get(f"{url}api/events") as answer:

@@ -11,13 +11,19 @@ from click.testing import CliRunner
 
 from allocator.ids import device_id, parse_device_id
 from allocator.packing import node_resources, read_node
-from gpupack.audit import cards_of, environment_faults, faults, over_committed, views
+from gpupack.audit import (
+    collect_views,
+    find_environment_faults,
+    find_faults,
+    find_over_committed,
+    list_pod_units,
+)
 from gpupack.cli.app import cli
 from gpupack.demo import play as demo
-from gpupack.demo.load import WAITING, Load
+from gpupack.demo.load import WAITING, DemoLoad
 from gpupack.demo.play import DemoFailedError, play
-from gpupack.demo.pods import NODES, PODS, shapes
-from gpupack.embedded import EmbeddedCluster, until
+from gpupack.demo.pods import NODES, PODS, shuffle_shapes
+from gpupack.embedded import EmbeddedCluster, wait_until
 from standins.scheduler import Unschedulable
 
 BEFORE = "Before: all cards are free"
@@ -51,10 +57,10 @@ async def cluster():
 
 
 async def place(cluster, **shape):
-    pod = cluster.create(cluster.pod_manifest("p", **shape))
+    pod = cluster.create(cluster.make_pod_manifest("p", **shape))
     await cluster.schedule(pod)
-    await until(lambda: cluster.api.pod("default", "p")["status"].get("phase") == "Running", "pod runs")
-    await until(lambda: not faults(cluster), "views agree")
+    await wait_until(lambda: cluster.api.pod("default", "p")["status"].get("phase") == "Running", "pod runs")
+    await wait_until(lambda: not find_faults(cluster), "views agree")
 
 
 def said_by(*arguments):
@@ -104,7 +110,9 @@ def test_the_demo(default):
     # As many cards as the pods are said to have are in use in the table.
     table = "\n".join(lines[tables[1] + 1 : tables[1] + 4])
     assert len(cards) == sum(units != "0" for units in BARS.findall(table))
-    need = sum(shape.get("cards", 1) for name, shape in shapes(1).items() if (name, "pending") not in told)
+    need = sum(
+        shape.get("cards", 1) for name, shape in shuffle_shapes(1).items() if (name, "pending") not in told
+    )
     assert f"{len(running)} pods on {len(cards)} cards; whole GPUs need {need}, and there are 14." in lines
     # The word says what the table says of its node.
     (node,) = re.findall(r"^How (node-\S+) says so, in two integers of its status:$", out, re.MULTILINE)
@@ -127,9 +135,9 @@ def test_a_port_without_the_dashboard_is_refused():
 
 def test_a_seed_repeats_the_demo_and_another_changes_it(default):
     assert said_by("--seed", "1") == default
-    assert shapes(2) == shapes(2) != shapes(1)
+    assert shuffle_shapes(2) == shuffle_shapes(2) != shuffle_shapes(1)
     for seed in (1, 2):
-        assert sorted(map(str, shapes(seed).values())) == sorted(map(str, PODS))
+        assert sorted(map(str, shuffle_shapes(seed).values())) == sorted(map(str, PODS))
 
 
 def test_a_pod_without_room_stays_pending_and_the_rest_is_checked_all_the_same():
@@ -160,7 +168,7 @@ def test_a_long_refusal_is_cut():
 
 
 async def test_a_word_that_does_not_say_what_the_product_reads_ends_it(cluster, monkeypatch):
-    monkeypatch.setattr(demo, "decoded", lambda _: ([], [1, 2]))
+    monkeypatch.setattr(demo, "explain_word", lambda _: ([], [1, 2]))
     with pytest.raises(DemoFailedError, match=r"a word decoded step by step says \[1, 2\]"):
         demo._decode(cluster)
 
@@ -169,8 +177,8 @@ async def test_cards_of_a_pod(cluster):
     await place(cluster, units=[6], cards=2)
     (node,) = cluster.nodes.values()
     uid = cluster.api.pod("default", "p")["metadata"]["uid"]
-    assert cards_of(cluster, node, uid) == {0: 3, 1: 3}
-    assert cards_of(cluster, node, "other") == {}
+    assert list_pod_units(cluster, node, uid) == {0: 3, 1: 3}
+    assert list_pod_units(cluster, node, "other") == {}
 
 
 def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
@@ -207,7 +215,7 @@ def test_a_lie_ends_the_command_with_an_error(monkeypatch, capsys):
 async def test_views_of_a_running_pod(cluster):
     await place(cluster, units=[5])
     (node,) = cluster.nodes.values()
-    seen = views(cluster, node)
+    seen = collect_views(cluster, node)
     assert seen.sizes == {"cards": (14, 14), "words": (14, 14), "extender": (14, 14)}
     assert set(seen.used.values()) == {(5, 0)}
     assert set(seen.used) == {"kubelet", "ledger", "words", "extender"}
@@ -227,9 +235,9 @@ async def test_another_unit_from_the_daemon_to_the_container():
         assert record.envs["GPUPACK_CARDS"] == f"{card}:5"
         assert {parse_device_id(text)[0] for text in record.devices[cluster.resource]} == {card}
         # Whole cards are 29 units, so the second pod fits on the other card only, and a larger one on none.
-        whole = cluster.create(cluster.pod_manifest("whole", units=[29]))
+        whole = cluster.create(cluster.make_pod_manifest("whole", units=[29]))
         await cluster.schedule(whole)
-        larger = cluster.create(cluster.pod_manifest("larger", units=[30]))
+        larger = cluster.create(cluster.make_pod_manifest("larger", units=[30]))
         with pytest.raises(Unschedulable, match="no healthy card of 15 GiB or more"):
             await cluster.schedule(larger)
 
@@ -237,7 +245,7 @@ async def test_another_unit_from_the_daemon_to_the_container():
 async def test_what_an_init_container_holds_is_seen_by_all(cluster):
     await place(cluster, units=[2], init=9)
     (node,) = cluster.nodes.values()
-    assert set(views(cluster, node).used.values()) == {(9, 0)}
+    assert set(collect_views(cluster, node).used.values()) == {(9, 0)}
 
 
 def lie(cluster, who):
@@ -296,13 +304,13 @@ async def test_any_view_that_differs_is_told(cluster):
     }
     for who, what in told.items():
         back = lie(cluster, who)
-        (fault,) = faults(cluster)
+        (fault,) = find_faults(cluster)
         assert what in fault, who
-        assert over_committed(cluster) == [], who
+        assert find_over_committed(cluster) == [], who
         with pytest.raises(DemoFailedError, match="views disagree before"):
             await play(cluster, wait_s=0)
         back()
-        assert faults(cluster) == [], who
+        assert find_faults(cluster) == [], who
 
 
 async def test_a_card_that_holds_more_than_it_has_ends_it_at_once(cluster):
@@ -317,7 +325,7 @@ async def test_a_card_that_holds_more_than_it_has_ends_it_at_once(cluster):
     expected = [
         f"node-t4: card 0 is over-committed: {who} says 15 of 14 units" for who in ("kubelet", "extender")
     ]
-    assert over_committed(cluster) == expected
+    assert find_over_committed(cluster) == expected
     with pytest.raises(DemoFailedError, match=re.escape(expected[0])):
         await play(cluster)
 
@@ -327,9 +335,9 @@ async def test_a_node_without_words_or_row_is_a_difference_not_a_crash(cluster):
     for broken in ({}, {"gpupack.io/packed-layout": "3"}):
         bare["status"]["allocatable"] = broken
         cluster.api = Doctored(cluster.api, node=lambda _: bare)
-        assert any("words []" in fault for fault in faults(cluster))
+        assert any("words []" in fault for fault in find_faults(cluster))
     cluster.state.nodes.rows.pop("node-t4")
-    assert any("extender []" in fault for fault in faults(cluster))
+    assert any("extender []" in fault for fault in find_faults(cluster))
 
 
 def test_environments():
@@ -349,14 +357,14 @@ def test_environments():
         "GPUPACK_MEMORY_MIB": "1024",
     }
     right = [record(), record(running=False, envs={}), record(devices={}, envs={})]
-    assert environment_faults("n", right, gib, 512) == []
+    assert find_environment_faults("n", right, gib, 512) == []
     wrong = [
         record(envs={}),
         record(wrong={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}),
         record(wrong={"GPUPACK_CARDS": "GPU-a:1,GPU-b:3"}),
         record(wrong={"GPUPACK_MEMORY_MIB": "2048"}),
     ]
-    told = environment_faults("n", wrong, gib, 512)
+    told = find_environment_faults("n", wrong, gib, 512)
     assert [fault.startswith("p/c on n sees ") for fault in told] == [True] * 4
     assert all(
         fault.endswith("the kubelet gave it ['GPU-a:2', 'GPU-b:2'], 1024 MiB a card") for fault in told
@@ -365,14 +373,14 @@ def test_environments():
 
 async def test_the_dashboards_load_comes_and_goes_and_never_over_commits():
     async with EmbeddedCluster(NODES, seed=3) as cluster:
-        load = Load(cluster, seed=3)
+        load = DemoLoad(cluster, seed=3)
         sizes = set()
         for _ in range(60):
-            await load.step()
+            await load.do_step()
             sizes.add(len(load.running))
-            assert over_committed(cluster) == []
+            assert find_over_committed(cluster) == []
         assert len(load.waiting) <= WAITING
-        await until(
+        await wait_until(
             lambda: all(
                 cluster.api.pod("default", name)["status"].get("phase") == "Running" for name in load.running
             ),

@@ -19,9 +19,9 @@ from allocator.policies import CARD_POLICIES
 from allocator.policy import card_policy
 from allocator.request import ContainerRequest, PodRequest
 from gpupack.cli.app import cli
-from gpupack.dashboard.advice import pending, waiting
-from gpupack.dashboard.board import Board
-from gpupack.embedded import EmbeddedCluster, until
+from gpupack.dashboard.advice import explain_pods, list_waiting_pods
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.embedded import EmbeddedCluster, wait_until
 from gpupack.whatif.objects import load_nodes_and_pods
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.errors import SettingsError
@@ -168,12 +168,14 @@ async def test_filter_and_bind_follow_them():
     async with EmbeddedCluster(profiles, **spread) as cluster:
 
         async def run(name, **annotations):
-            manifest = cluster.pod_manifest(name, [4])
+            manifest = cluster.make_pod_manifest(name, [4])
             manifest["metadata"]["annotations"] = {
                 f"gpupack.io/{kind}-policy": policy for kind, policy in annotations.items()
             }
             node = await cluster.schedule(cluster.create(manifest))
-            await until(lambda: "gpupack.io/allocation" in annotations_of(name), "the node says which card")
+            await wait_until(
+                lambda: "gpupack.io/allocation" in annotations_of(name), "the node says which card"
+            )
             said = annotations_of(name)
             (assigned,) = json.loads(said["gpupack.io/assigned"])["c0"]
             ((allocated, _),) = json.loads(said["gpupack.io/allocation"])["containers"]["c0"]
@@ -267,12 +269,12 @@ def test_advise_moves_pods_that_name_them():
 
 @pytest.mark.usefixtures("installed")
 def test_the_dashboard_knows_them():
-    board = Board()
+    board = ClusterBoard()
     nodes, pods = load_nodes_and_pods(TEXT)
     board.replace_nodes(nodes)
     board.replace_pods(pods)
-    cluster = board.cluster()
-    (answer,) = pending(cluster, waiting(cluster), board.queued_as)
+    cluster = board.get_cluster()
+    (answer,) = explain_pods(cluster, list_waiting_pods(cluster), board.find_queued)
     assert (answer.state, answer.notes) == ("fits", ())
 
 

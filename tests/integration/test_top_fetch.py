@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gpupack.errors import InputError
-from gpupack.inventory import fetch, rows
+from gpupack.inventory import build_rows, fetch
 from kubeapi.errors import Forbidden, Gone
 
 GONE = (410, {"kind": "Status", "code": 410, "reason": "Expired", "message": "the continue token is too old"})
@@ -60,7 +60,7 @@ async def api(tmp_path):
 
 
 def names(nodes):
-    return [row.node for row in rows(nodes)]
+    return [row.node for row in build_rows(nodes)]
 
 
 async def test_all_pages(api):

@@ -14,9 +14,9 @@ import pytest
 
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
-from gpupack.inventory.objects import Metadata, Node
-from gpupack.inventory.rendering import Look
-from gpupack.inventory.watching import View, _Screen, watch
+from gpupack.inventory.objects import InventoryNode, NodeMetadata
+from gpupack.inventory.rendering import RenderOptions
+from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Unreachable
 from standins.apiserver.server import ApiServer
 
@@ -155,24 +155,26 @@ async def test_it_says_when_what_it_shows_is_old(api):
 
 
 def test_what_has_not_changed_is_not_written_again(capsys):
-    view = View(None, "/api/v1/nodes", Node, list)
-    view.replace([Node(Metadata("n", labels={"gpupack.io/node": "true"}))], "1")
-    screen = _Screen(view, None, [], Look("table"))
+    view = WatchedObjects(None, "/api/v1/nodes", InventoryNode, list)
+    view.replace([InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true"}))], "1")
+    screen = _Screen(view, None, [], RenderOptions("table"))
     for labels in ({}, {"new": "label"}):
-        view.event("MODIFIED", Node(Metadata("n", labels={"gpupack.io/node": "true", **labels})), "2")
+        view.event(
+            "MODIFIED", InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true", **labels})), "2"
+        )
         screen.draw()
     assert len(capsys.readouterr().out.splitlines()) == 2
-    view.event("DELETED", Node(Metadata("n")), "3")
+    view.event("DELETED", InventoryNode(NodeMetadata("n")), "3")
     screen.draw()
     assert capsys.readouterr().out == "\nNo node publishes GPU cards.\n"
 
 
 async def test_a_name_that_no_node_has(api):
     with pytest.raises(InputError, match='no node has the name "x"'):
-        await watch(api.config, ["a", "x"], Look("table"))
+        await watch(api.config, ["a", "x"], RenderOptions("table"))
 
 
 async def test_nothing_to_show_at_the_start_is_an_error(api):
     await api.stop()
     with pytest.raises(Unreachable):
-        await watch(api.config, [], Look("table"))
+        await watch(api.config, [], RenderOptions("table"))

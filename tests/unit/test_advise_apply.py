@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpupack.cordon import Outcome, Wish
+from gpupack.cordon import CordonOutcome, CordonRequest
 from gpupack.rebalance.advise import advise_empty, advise_start
 from gpupack.rebalance.apply import AppliedAdvice, ApplyOptions, MoveApplier
 from gpupack.rebalance.planning import SearchLimits
@@ -54,14 +54,14 @@ class FakeCluster:
     async def list_pods(self, namespace: str) -> list[KubePod]:
         return [pod for pod in self.cluster().pods.values() if pod.metadata.namespace == namespace]
 
-    async def cordon(self, node: str, wish: Wish) -> tuple[Outcome, ...]:
+    async def cordon(self, node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
         done = []
         for text in wish.cards:
             card = int(text.rpartition("-")[2])
             changed = ((node, card) in self.cordoned) != wish.cordon
             (self.cordoned.add if wish.cordon else self.cordoned.discard)((node, card))
             self.log.append(f"{'cordon' if wish.cordon else 'uncordon'} {node}/{card}")
-            done.append(Outcome(f"GPU-{node}-{card}", card, changed))
+            done.append(CordonOutcome(f"GPU-{node}-{card}", card, changed))
         return tuple(done)
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float = 0) -> bytes:

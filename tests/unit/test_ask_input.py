@@ -39,7 +39,7 @@ def test_a_pod_that_is_not_there(namespace, name, said):
 
 
 def test_a_pod_as_kubectl_and_our_own_answers_write_it():
-    """`explain_pod` says "Pod team-a/inference": that can be pasted, and so can kubectl's pod/inference."""
+    """`why` says "Pod team-a/inference": that can be pasted, and so can kubectl's pod/inference."""
     plain = run("why", "inference", "-n", "team-a")
 
     assert plain.exit_code == 0

@@ -241,7 +241,7 @@ def test_a_resource_that_no_node_has_is_named():
 
 
 def test_a_model_without_stars_that_stars_would_match_is_told_with_a_way_out():
-    """The pod waited for good, and only `answer_fit` knew."""
+    """The pod waited for good, and only `fit` knew."""
     world = World((Node("n", model="NVIDIA A100-SXM4-40GB"),), (Pod("p", 8, model="A100"),))
 
     answer = explain_pod(world.cluster, "default", "p")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 
 from gpupack.autoscale.placeholders import MESSAGE, condition_patch, find_changes
-from gpupack.dashboard.advice import explained, waiting
+from gpupack.dashboard.advice import explain_pending_pod, list_waiting_pods
 from gpupack.diagnose.why import explain_pod
 from gpupack.whatif.objects import KubePod
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
@@ -99,9 +99,10 @@ def test_why_says_which_placeholder_stands_for_a_pod_and_what_that_is():
 
 def test_the_dashboard_says_it_too_and_lists_no_placeholders():
     _, cluster = with_placeholder()
-    (pod,) = waiting(cluster)
+    (pod,) = list_waiting_pods(cluster)
     assert any(
-        "asks a cluster autoscaler for a node" in said for said in explained(cluster, pod, nobody).notes
+        "asks a cluster autoscaler for a node" in said
+        for said in explain_pending_pod(cluster, pod, nobody).notes
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from allocator.names import POD_FIRST_STAGE_SIZE
-from gpupack.cli.common import fail, say
+from gpupack.cli.common import exit_with_faults, print_lines
 from gpupack.errors import InputError
 from gpupack.logs import configure
 from gpupack.queuestatus import read, render
@@ -110,9 +110,9 @@ def test_logs(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
-    say(f"one\n{EVIL}")
+    print_lines(f"one\n{EVIL}")
     with pytest.raises(SystemExit):
-        fail(InputError(EVIL))
+        exit_with_faults(InputError(EVIL))
     said = capsys.readouterr()
     assert is_clean(said.out)
     assert is_clean(said.err)

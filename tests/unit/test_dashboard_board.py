@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.dashboard import fill_board, node
 from benchmarks.fleet import Fleet
-from gpupack.dashboard.board import Board
-from gpupack.dashboard.live import Live
-from gpupack.dashboard.records import STATES, node_tile
-from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Point, Trend
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.page_hub import PageHub
+from gpupack.dashboard.records import STATES, make_node_tile
+from gpupack.dashboard.trend import COARSE, COARSE_S, EVERY_S, FINE, Trend, TrendPoint
 from gpupack.inventory.records import CardRow, NodeRow, PodRow
 from gpupack.whatif.objects import KubePod
 
@@ -19,7 +19,7 @@ GIB = 1024
 
 def tile(card, **more):
     row = NodeRow("n", (card,), GIB, None, ready=True, resource="r", offered_units=80, known_units=80, **more)
-    return node_tile(row, {}).cards[0]
+    return make_node_tile(row, {}).cards[0]
 
 
 def pod(units, used_gib=None, name="p"):
@@ -28,7 +28,7 @@ def pod(units, used_gib=None, name="p"):
 
 
 @pytest.mark.parametrize(
-    ("card", "promised", "beyond", "foreign", "free"),
+    ("card", "allocated", "overuse", "external", "free"),
     [
         (CardRow(0, "u", "m", 80, 0, held_units=0), 0, 0, 0, 80),
         (CardRow(0, "u", "m", 80, 30, held_units=20, pods=(pod(20),)), 20, 10, 0, 50),
@@ -52,9 +52,14 @@ def pod(units, used_gib=None, name="p"):
         (CardRow(0, "u", "m", 80, 80, cordoned=True, held_units=0), 0, 0, 0, 0),
     ],
 )  # fmt: skip
-def test_every_unit_of_a_card_is_somebodys(card, promised, beyond, foreign, free):
+def test_every_unit_of_a_card_is_somebodys(card, allocated, overuse, external, free):
     found = tile(card)
-    assert (found.promised, found.beyond, found.foreign, found.free) == (promised, beyond, foreign, free)
+    assert (found.allocated, found.overuse, found.external, found.free) == (
+        allocated,
+        overuse,
+        external,
+        free,
+    )
     assert STATES[found.state] == card.state
 
 
@@ -63,7 +68,7 @@ def test_a_node_that_takes_no_pods_has_nothing_free():
 
 
 def test_only_what_looks_different_is_told():
-    fleet, board = Fleet(3, uniform=True), Board()
+    fleet, board = Fleet(3, uniform=True), ClusterBoard()
     fill_board(board, fleet)
     assert board.refresh() == {each.name for each in fleet.nodes}
     changed, same = fleet.nodes[:2]
@@ -75,11 +80,11 @@ def test_only_what_looks_different_is_told():
     board.drop_node(board.nodes[changed.name])
     assert board.refresh() == {changed.name}
     assert changed.name not in board.tiles
-    assert board.total().cards == 16
+    assert board.sum_cards().cards == 16
 
 
 def test_a_pod_that_moves_is_on_one_node_only():
-    fleet, board = Fleet(2, uniform=True), Board()
+    fleet, board = Fleet(2, uniform=True), ClusterBoard()
     fill_board(board, fleet)
     board.refresh()
     one, two = fleet.nodes
@@ -87,7 +92,7 @@ def test_a_pod_that_moves_is_on_one_node_only():
     key = (fleet.team(name), name)
     (card,) = on
     moved = board.pods[key]
-    assert board.nodes_with(f"{key[0]}/{name[:-1]}") != []
+    assert board.find_nodes_with_pod(f"{key[0]}/{name[:-1]}") != []
     board.drop_pod(moved)
     del one.pods[name]
     two.pods[name] = {card: 1}
@@ -95,28 +100,28 @@ def test_a_pod_that_moves_is_on_one_node_only():
     for each in (one, two):
         board.put_node(node(fleet.node_object(each)))
     assert board.refresh() == {one.name, two.name}
-    assert board.nodes_with(name) == [two.name]
+    assert board.find_nodes_with_pod(name) == [two.name]
 
 
 def test_pages_are_told_once_and_each_at_its_own_pace():
-    fleet, board = Fleet(2, uniform=True), Board()
+    fleet, board = Fleet(2, uniform=True), ClusterBoard()
     fill_board(board, fleet)
-    live = Live(board, Trend(), {"problems": []})
-    live.flush()
-    with live.page() as quick, live.page() as slow:
+    live = PageHub(board, Trend(), {"problems": []})
+    live.flush_nodes()
+    with live.open_page() as quick, live.open_page() as slow:
         for number in range(5):
             fleet.place(fleet.nodes[0], 4)
             board.put_node(node(fleet.node_object(fleet.nodes[0])))
-            live.flush()
+            live.flush_nodes()
             live.set_part("problems", [f"trouble {number // 2}"])
-            if quick.news.is_set():
-                message = json.loads(live.news_of(quick))
+            if quick.has_changes.is_set():
+                message = json.loads(live.encode_changes(quick))
                 assert {each["name"] for each in message.get("nodes", ())} <= {fleet.nodes[0].name}
-        assert json.loads(live.news_of(quick)) == {}
-        message = json.loads(live.news_of(slow))
+        assert json.loads(live.encode_changes(quick)) == {}
+        message = json.loads(live.encode_changes(slow))
         assert [each["name"] for each in message["nodes"]] == [fleet.nodes[0].name]
         assert message["problems"] == ["trouble 2"]
-    assert not live.watched
+    assert not live.is_watched
 
 
 def test_the_trend_is_bounded_and_never_goes_back():
@@ -124,12 +129,12 @@ def test_the_trend_is_bounded_and_never_goes_back():
     at = 0.0
     for _ in range(3 * FINE):
         at += EVERY_S
-        trend.add(Point(int(at), 1, 0, 0, 0, 0, 0, 0, 0))
-    points = [point.at for point in trend.points()]
+        trend.add(TrendPoint(int(at), 1, 0, 0, 0, 0, 0, 0, 0))
+    points = [point.at for point in trend.list_points()]
     assert points == sorted(set(points))
     assert points[-1] - points[0] >= at - EVERY_S - COARSE_S
     assert len(points) <= FINE + COARSE
-    trend.add(Point(int(at) - 1000, 1, 0, 0, 0, 0, 0, 0, 0))
-    points = [point.at for point in trend.points()]
+    trend.add(TrendPoint(int(at) - 1000, 1, 0, 0, 0, 0, 0, 0, 0))
+    points = [point.at for point in trend.list_points()]
     assert points == sorted(set(points))
     assert points[-1] == int(at) - 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupack.dashboard.http import load_files
+from gpupack.dashboard.handlers import load_files
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "gpupack" / "dashboard" / "static"

@@ -7,7 +7,7 @@ import pytest
 
 from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
 from tests.ask_world import Node, Pod, World
@@ -18,7 +18,7 @@ NOBODY = WaitExplanation(
 
 
 def board_of(world, gates=(QUEUE_GATE,)):
-    board = Board()
+    board = ClusterBoard()
     board.replace_nodes([msgspec.convert(node.object(world.pods), KubeNode) for node in world.nodes])
     for pod in world.pods:
         made = json.loads(json.dumps(pod.object()))
@@ -28,8 +28,11 @@ def board_of(world, gates=(QUEUE_GATE,)):
 
 
 def shown(board):
-    cluster = board.cluster()
-    return [each.text for each in advice.pending(cluster, advice.waiting(cluster), board.queued_as)]
+    cluster = board.get_cluster()
+    return [
+        each.text
+        for each in advice.explain_pods(cluster, advice.list_waiting_pods(cluster), board.find_queued)
+    ]
 
 
 WORLD = World((Node("n1"),), (Pod("p", 8),))
@@ -49,7 +52,7 @@ def test_where_the_queue_says_nothing_a_node_takes_it_only_once_it_is_released(q
     board.set_queued(queued)
     (text,) = shown(board)
     assert text.endswith("node n1 would take it once it is released")
-    assert board.queued_as("default", "p") == queued
+    assert board.find_queued("default", "p") == queued
 
 
 def test_another_gate_is_not_the_queues():
@@ -60,7 +63,7 @@ def test_another_gate_is_not_the_queues():
 
 
 def test_only_what_the_queue_says_is_news_not_how_long_pods_wait():
-    board = Board()
+    board = ClusterBoard()
     assert not board.set_queued(None)
     assert board.set_queued([NOBODY])
     assert not board.set_queued([msgspec.structs.replace(NOBODY, waits_s=9.0)])

@@ -5,7 +5,7 @@ import pytest
 
 from allocator.names import resource_name
 from gpupack.dashboard import advice
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.objects import KubeNode, KubePod
 from tests.cluster_builders import node_object, pod_object
 
@@ -30,22 +30,22 @@ def waiting(unit_mib, units):
 
 
 def board_of(*nodes, pods=()):
-    board = Board()
+    board = ClusterBoard()
     board.replace_nodes(nodes)
     board.replace_pods(pods)
-    board.cluster()  # from now on it is kept current
+    board.get_cluster()  # from now on it is kept current
     return board
 
 
 def text(board):
-    cluster = board.cluster()
-    (one,) = advice.pending(cluster, advice.waiting(cluster), board.queued_as)
+    cluster = board.get_cluster()
+    (one,) = advice.explain_pods(cluster, advice.list_waiting_pods(cluster), board.find_queued)
     return one.text
 
 
 def largest(board):
     """GiB of the largest pod that fits."""
-    found = [each for each in advice.sizes(board.cluster()) if each.largest]
+    found = [each for each in advice.count_fit_of_sizes(board.get_cluster()) if each.largest]
     return found[0].units * found[0].unit / 1024 if found else None
 
 
@@ -53,7 +53,7 @@ def test_the_unit_is_taken_up_when_the_first_daemon_publishes_it():
     board = board_of(node("a"), node("b"), pods=[waiting(512, 100)])
     assert largest(board) is None
     board.put_node(node("a", 512, version=2))
-    assert board.cluster().unit_mib == 512
+    assert board.get_cluster().unit_mib == 512
     assert largest(board) == 64
     assert "node a would take it now" in text(board)
 
@@ -61,43 +61,43 @@ def test_the_unit_is_taken_up_when_the_first_daemon_publishes_it():
 def test_a_list_brings_it_too():
     board = board_of(node("a"))
     board.replace_nodes([node("a", 256, version=2)])
-    assert board.cluster().unit_mib == 256
+    assert board.get_cluster().unit_mib == 256
 
 
 def test_the_unit_changes_once_most_nodes_have_another():
     board = board_of(*(node(name, 1024) for name in "abc"), pods=[waiting(512, 100)])
     board.put_node(node("a", 512, version=2))
-    assert board.cluster().unit_mib == 1024
+    assert board.get_cluster().unit_mib == 1024
     board.put_node(node("b", 512, version=3))
-    assert board.cluster().unit_mib == 512
+    assert board.get_cluster().unit_mib == 512
     assert "would take it now" in text(board)
     board.drop_node(node("a", 512, version=4))
-    assert board.cluster().unit_mib == 1024  # one of each: GiB
+    assert board.get_cluster().unit_mib == 1024  # one of each: GiB
 
 
 def test_a_node_that_ends_takes_its_unit_along():
     board = board_of(node("a", 1024), node("b", 512))
     board.drop_node(node("a", 1024, version=2))
-    assert board.cluster().unit_mib == 512
+    assert board.get_cluster().unit_mib == 512
     assert largest(board) == 64
 
 
 @pytest.mark.parametrize("end", ["drops", "is silent"])
 def test_where_nobody_publishes_any_more_the_last_unit_stays(end):
     board = board_of(node("a", 512))
-    board.cluster()
+    board.get_cluster()
     if end == "drops":
         board.drop_node(node("a", 512, version=2))
     else:
         board.put_node(node("a", version=2))
-    assert board.cluster().unit_mib == 512
+    assert board.get_cluster().unit_mib == 512
     board.put_node(node("b", 256, version=3))
-    assert board.cluster().unit_mib == 256
+    assert board.get_cluster().unit_mib == 256
 
 
 def test_nothing_is_built_anew_while_the_unit_stays():
     board = board_of(node("a", 1024), node("b"))
-    cluster = board.cluster()
+    cluster = board.get_cluster()
     board.put_node(node("b", 1024, version=2))
     board.put_node(node("a", 1024, version=3))
-    assert board.cluster() is cluster
+    assert board.get_cluster() is cluster

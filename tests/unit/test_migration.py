@@ -9,10 +9,12 @@ from allocator.names import resource_name
 from allocator.request import parse_pod
 from gpupack.errors import InputError
 from gpupack.migration.documents import migrate
-from gpupack.migration.requests import Options
+from gpupack.migration.requests import MigrationOptions
 from gpupack.migration.yamltext import MAX_VALUES, dump, has_comments, load
 
-OPTIONS = Options(unit_mib=1024, gpushare_unit_mib=1024, gpu_gib=None, scheduler_name="gpupack-scheduler")
+OPTIONS = MigrationOptions(
+    unit_mib=1024, gpushare_unit_mib=1024, gpu_gib=None, scheduler_name="gpupack-scheduler"
+)
 GIB = "gpupack.io/gpu-memory-gib"
 PERCENT = "gpupack.io/gpu-percent"
 
@@ -28,7 +30,7 @@ def pod(limits, annotations=None, **spec):
 
 def run(*documents, **options):
     """Migrate objects; returns them as Kubernetes would read them, and what was said."""
-    changed = Options(**{**{f: getattr(OPTIONS, f) for f in OPTIONS.__slots__}, **options})
+    changed = MigrationOptions(**{**{f: getattr(OPTIONS, f) for f in OPTIONS.__slots__}, **options})
     done = migrate(yaml.safe_dump_all(documents, sort_keys=False), "f.yaml", changed)
     return list(yaml.safe_load_all(done.text)), done
 

@@ -43,7 +43,7 @@ def allowed_by_queue(world, node, pod):
     ids=["open", "cordoned", "taint-only", "both"],
 )
 def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
-    """The taint of a cordon without the cordon: `explain_pod` called the node open, the queue closed."""
+    """The taint of a cordon without the cordon: `why` called the node open, the queue closed."""
     world = World((node,), (Pod("p", 8, tolerates=tolerates),))
     cluster = world.cluster
     blocks = cluster.kube_checks.find_rejections(HostRequirements.from_pod(cluster.find_pod("default", "p")))

@@ -15,9 +15,9 @@ from allocator.podcards import (
 )
 from allocator.records import Holds, dump_allocation, dump_assigned, dump_holds
 from allocator.request import ContainerRequest, PodRequest
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.inventory.objects import load_nodes
-from gpupack.inventory.rows import rows
+from gpupack.inventory.rows import build_rows
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubeNode, KubePod
 from gpupack.whatif.what_if import PodCardUsage
@@ -123,7 +123,7 @@ def bound(name, asked, *shares, cards=1, key=POD_ASSIGNED):
 def by_top(made, pods):
     """Units by card position and UID as `top` shows them, and those on no card."""
     items = [{**made, "kind": "Node"}, *({**pod, "kind": "Pod"} for pod in pods)]
-    (row,) = rows(load_nodes(json.dumps({"items": items}), pods=True))
+    (row,) = build_rows(load_nodes(json.dumps({"items": items}), pods=True))
     found = {}
     for position, card in enumerate(row.cards):
         for pod in card.pods:
@@ -210,11 +210,11 @@ def test_a_pods_cards_are_the_same_for_top_why_and_preemption(world, expected):
 )
 def test_what_is_promised_to_a_pod(world, mib):
     made, pods = world
-    board = Board()
+    board = ClusterBoard()
     board.replace_nodes([msgspec.convert({**made, "kind": "Node"}, KubeNode)])
     board.replace_pods([msgspec.convert({**pod, "kind": "Pod"}, KubePod) for pod in pods])
     board.refresh()
-    assert sum(seat.promised for seat in board.seats["n"] if seat.uid == "uid-p") == mib
+    assert sum(seat.promised for seat in board.pod_memory["n"] if seat.uid == "uid-p") == mib
 
 
 def test_what_others_fill_frees_nothing_for_certain():
@@ -234,7 +234,7 @@ def test_assigned_pods_count_in_top_as_in_the_extender():
     """A pod that was bound and is not in the words yet: rows and sums said different things."""
     made, pods = build([bound("p", UNITS, (0, 8)), bound("q", UNITS, (1, 3))])
     items = [{**made, "kind": "Node"}, *({**pod, "kind": "Pod"} for pod in pods)]
-    (row,) = rows(load_nodes(json.dumps({"items": items}), pods=True))
+    (row,) = build_rows(load_nodes(json.dumps({"items": items}), pods=True))
     nodes = cluster_of(made, pods).state.nodes
     assert [card.free_units for card in row.cards] == nodes.free[nodes.rows["n"]][:2].tolist() == [0, 8]
     assert [card.in_use_units for card in row.cards] == [16, 8]

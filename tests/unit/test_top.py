@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allocator.names import resource_name
 from allocator.records import CardRecord, dump_cards
 from gpupack.errors import InputError
-from gpupack.inventory import CardRow, NodeRow, load_nodes, render, rows
+from gpupack.inventory import CardRow, NodeRow, build_rows, load_nodes, render
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 
@@ -28,7 +28,7 @@ def test_rows():
         node("cpu-only"),
         node("a", [14, 14], [0, 7], unit_mib=512),
     )
-    assert rows(nodes) == [
+    assert build_rows(nodes) == [
         alive("a", (CardRow(0, None, None, 14, 0), CardRow(1, None, None, 14, 7)), 512),
         alive(
             "b", (CardRow(4, "GPU-a", "NVIDIA L40S", 44, 4), CardRow(5, "GPU-b", None, 44, 44, healthy=False))
@@ -37,7 +37,7 @@ def test_rows():
 
 
 def test_gpus_of_another_device_plugin():
-    nodes = rows(
+    nodes = build_rows(
         listed(node("n", [44], [4], **{"nvidia.com/gpu": "4"}), node("whole-gpus", **{"nvidia.com/gpu": "4"}))
     )
     (row,) = nodes
@@ -50,7 +50,7 @@ def test_gpus_of_another_device_plugin():
 
 
 def test_cordoned_cards():
-    (row,) = rows(
+    (row,) = build_rows(
         listed(node("n", [44, 44], [44, 4], {CARDS: INVENTORY, "gpupack.io/cordon": "GPU-a,GPU-x"}))
     )
     assert [card.cordoned for card in row.cards] == [True, False]
@@ -60,7 +60,7 @@ def test_cordoned_cards():
 def test_words_in_capacity_alone_are_shown():
     only = node("n", [44], [4])
     only["status"]["allocatable"] = {"cpu": "8"}
-    assert rows(listed(only))[0].cards == (CardRow(0, None, None, 44, 4),)
+    assert build_rows(listed(only))[0].cards == (CardRow(0, None, None, 44, 4),)
 
 
 BARE = (CardRow(0, None, None, 44, 4), CardRow(1, None, None, 44, 44))
@@ -87,7 +87,7 @@ def test_one_bad_node_leaves_the_others_alone(annotations, resources, cards, pro
     bad = node("bad", [44, 44], [4, 44], annotations)
     for kind in ("capacity", "allocatable"):
         bad["status"][kind].update(resources)
-    broken, good = rows(listed(bad, node("good", [44], [0])))
+    broken, good = build_rows(listed(bad, node("good", [44], [0])))
     assert broken.cards == cards
     assert problem in broken.error
     assert broken.unit_mib == (1024 if cards else None)
@@ -97,12 +97,12 @@ def test_one_bad_node_leaves_the_others_alone(annotations, resources, cards, pro
 @pytest.mark.parametrize("wrap", [json.dumps, lambda value: json.dumps(value, indent=4).encode()])
 def test_loading(wrap):
     nodes = listed(node("n", [44, 44], [4, 44], {CARDS: INVENTORY}), node("cpu-only"))
-    assert rows(load_nodes(wrap(nodes))) == rows(nodes)
+    assert build_rows(load_nodes(wrap(nodes))) == build_rows(nodes)
 
 
 def test_a_single_node_can_be_loaded():
     single = node("n", [44], [4])
-    assert rows(load_nodes(json.dumps(single))) == rows(single) == rows(listed(single))
+    assert build_rows(load_nodes(json.dumps(single))) == build_rows(single) == build_rows(listed(single))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_single_node_can_be_loaded():
 )
 def test_rubbish_is_refused_in_one_line(text, problem):
     with pytest.raises(InputError) as caught:
-        rows(load_nodes(text))
+        build_rows(load_nodes(text))
     message = str(caught.value)
     assert problem in message
     assert message.endswith("allowed: the output of `kubectl get nodes -o json`")
@@ -282,7 +282,7 @@ def test_wide_characters_keep_columns_aligned():
 
 def test_control_sequences_stay_off_the_terminal():
     inventory = dump_cards([CardRecord("GPU-a", 0, "\x1b[2JL40S\n", 45459, 0, True)])
-    found = rows(listed(node("n\x1b[31m", [44], [4], {CARDS: inventory})))
+    found = build_rows(listed(node("n\x1b[31m", [44], [4], {CARDS: inventory})))
     assert "\x1b" not in render(found, "wide")
     assert len(render(found, "wide").splitlines()) == 3
 
@@ -291,7 +291,7 @@ def test_control_sequences_stay_off_the_terminal():
 def test_every_card_is_shown_as_published(pairs):
     sizes = [max(pair) for pair in pairs]
     used = [min(pair) for pair in pairs]
-    found = rows(listed(node("n", sizes, used)))
+    found = build_rows(listed(node("n", sizes, used)))
     assert [(card.size_units, card.used_units) for card in found[0].cards] == list(
         zip(sizes, used, strict=True)
     )
@@ -306,7 +306,7 @@ def test_every_card_is_shown_as_published(pairs):
 
 def test_thousands_of_nodes():
     many = listed(*(node(f"node-{i:04}", [79] * 8, [i % 80] * 8) for i in reversed(range(2000))))
-    found = rows(load_nodes(json.dumps(many)))
+    found = build_rows(load_nodes(json.dumps(many)))
     assert [row.node for row in found] == [f"node-{i:04}" for i in range(2000)]
     assert len(render(found, "table").splitlines()) == 2002
     assert len(render(found, "wide").splitlines()) == 16_002

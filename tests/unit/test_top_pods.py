@@ -6,7 +6,7 @@ import pytest
 
 from allocator.records import Holds, MemoryRecord, dump_allocation, dump_assigned, dump_holds
 from gpupack.errors import InputError
-from gpupack.inventory import PodRow, load_nodes, render, rows
+from gpupack.inventory import PodRow, build_rows, load_nodes, render
 from tests.kubectl_nodes import CARDS, INVENTORY, node
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -32,7 +32,7 @@ def pod(name, units=4, *, node_name="n", init=0, phase="Running", **annotations)
 def read(*pods, holds=None):
     held = {"gpupack.io/holds": dump_holds(Holds(1, frozenset(holds), holds))} if holds else {}
     listed = {"items": [node("n", [44, 44], [4, 44], {CARDS: INVENTORY, **held}), node("cpu"), *pods]}
-    (row,) = rows(load_nodes(json.dumps(listed), pods=True))
+    (row,) = build_rows(load_nodes(json.dumps(listed), pods=True))
     return row
 
 
@@ -144,7 +144,7 @@ def test_what_pods_really_use_is_told_by_their_annotation():
 
 def test_cards_and_nodes_without_pods_have_a_line_too():
     empty = read(pod("x", 0))
-    bad = rows({"items": [node("bad", **{"gpupack.io/packed-layout": "3"})]})
+    bad = build_rows({"items": [node("bad", **{"gpupack.io/packed-layout": "3"})]})
     lines = render([*bad, empty], "table", pods=True).splitlines()
     assert [line.split()[:2] for line in lines[1:4]] == [["bad", "-"], ["n", "4"], ["n", "5"]]
     assert "layout header" in lines[1]
@@ -188,5 +188,5 @@ def test_files(items, pods, said):
 
 def test_pods_beside_nodes_are_left_out_when_nobody_asks():
     found = load_nodes(json.dumps({"items": [pod("p"), node("n"), {**pod("q"), "spec": 5}]}))
-    assert rows(found) == rows(load_nodes(json.dumps({"items": [node("n")]})))
+    assert build_rows(found) == build_rows(load_nodes(json.dumps({"items": [node("n")]})))
     assert found.pods is None

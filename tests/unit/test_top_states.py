@@ -10,9 +10,9 @@ from allocator.records import Holds, dump_holds
 from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.publishing.node_publication import make_last_patch
 from gpupack.errors import InputError
-from gpupack.inventory import render, rows
-from gpupack.inventory.rendering import Look, lines
-from gpupack.inventory.totals import totals
+from gpupack.inventory import build_rows, render
+from gpupack.inventory.rendering import RenderOptions, format_lines
+from gpupack.inventory.totals import sum_totals
 from tests.kubectl_nodes import CARDS, INVENTORY, REVISION, listed, node
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -30,7 +30,9 @@ def changed(name="n", *, allocatable=88, capacity=88, ready="True", unschedulabl
 
 
 def shown(*nodes, output="table", **more):
-    body, footer = lines(rows(listed(*nodes)), Look(output, now_ms=lambda: REVISION + 3 * 3_600_000, **more))
+    body, footer = format_lines(
+        build_rows(listed(*nodes)), RenderOptions(output, now_ms=lambda: REVISION + 3 * 3_600_000, **more)
+    )
     return body[1:], footer
 
 
@@ -51,7 +53,7 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
     body, footer = shown(changed(**how), output=output)
     assert [line.split()[1] for line in body] == [status] * (1 if output == "table" else 2)
     assert footer[-1] == f"{GIB}: 48/88 in use, whole cards free: 0, largest request: {40 if not how else 0}"
-    (record,) = json.loads(render(rows(listed(changed(**how))), "json"))
+    (record,) = json.loads(render(build_rows(listed(changed(**how))), "json"))
     assert record["takes_pods"] is (not how)
     assert record["ready"] is (how.get("ready", "True") == "True")
     assert record["unschedulable"] is how.get("unschedulable", False)
@@ -59,7 +61,7 @@ def test_the_status_says_who_takes_no_pods_and_the_sums_leave_these_out(how, sta
 
 
 def test_a_node_that_serves_claims_needs_no_units_of_its_kubelet():
-    (row,) = rows(listed(changed(allocatable=0, capacity=0, serves="dra")))
+    (row,) = build_rows(listed(changed(allocatable=0, capacity=0, serves="dra")))
     assert row.takes_pods
     assert not row.without_daemon
 
@@ -73,15 +75,17 @@ def test_a_node_without_daemon_says_so_and_how_old_its_words_are():
     ("age_s", "said"), [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172_800, "2d")]
 )
 def test_the_age_of_words(age_s, said):
-    (row,) = rows(listed(changed(allocatable=0)))
-    look = Look("table", now_ms=lambda: REVISION + 1000 * age_s)
-    assert lines([row], look)[0][1].endswith(f", its last words are {said} old")
+    (row,) = build_rows(listed(changed(allocatable=0)))
+    look = RenderOptions("table", now_ms=lambda: REVISION + 1000 * age_s)
+    assert format_lines([row], look)[0][1].endswith(f", its last words are {said} old")
 
 
 @pytest.mark.parametrize("revision", [5, REVISION + 10**12])
 def test_a_revision_that_is_no_time_says_no_age(revision):
-    (row,) = rows(listed(changed(allocatable=0)))
-    ((_, line), _) = lines([replace(row, revision=revision)], Look("table", now_ms=lambda: REVISION))
+    (row,) = build_rows(listed(changed(allocatable=0)))
+    ((_, line), _) = format_lines(
+        [replace(row, revision=revision)], RenderOptions("table", now_ms=lambda: REVISION)
+    )
     assert line.endswith(f"the kubelet offers 0 {GIB}")
 
 
@@ -107,7 +111,7 @@ def test_a_node_whose_daemon_said_farewell():
 
 def test_a_card_out_of_use_shows_what_its_pods_hold():
     """The words call it full, which keeps pods away and tells nobody what would be lost."""
-    (row,) = rows(listed(changed(cards=INVENTORY, holds=HOLDS, cordon="GPU-a")))
+    (row,) = build_rows(listed(changed(cards=INVENTORY, holds=HOLDS, cordon="GPU-a")))
     assert [(card.used_units, card.held_units, card.in_use_units) for card in row.cards] == [
         (4, 4, 4),
         (44, 10, 10),
@@ -132,7 +136,7 @@ def test_a_card_out_of_use_shows_what_its_pods_hold():
     ids=["release-before", "nobody", "rubbish"],
 )
 def test_holds_that_say_less(holds, used, problem):
-    (row,) = rows(listed(changed(cards=INVENTORY, holds=holds)))
+    (row,) = build_rows(listed(changed(cards=INVENTORY, holds=holds)))
     assert row.cards[1].in_use_units == used
     assert (problem or "") in (row.error or "")
     assert (row.error is None) == (problem is None)
@@ -145,20 +149,20 @@ def test_a_labelled_node_that_never_had_a_daemon_is_shown():
     assert line.endswith("publishes no words: no daemon has run here")
     assert footer == []
     never["metadata"]["labels"]["gpupack.io/node"] = "false"
-    assert rows(listed(never)) == []
+    assert build_rows(listed(never)) == []
 
 
 def test_named_nodes():
     nodes = listed(changed("a"), changed("b"), node("cpu"), node("bad"))
-    assert [row.node for row in rows(nodes, ["b", "a"])] == ["a", "b"]
-    (cpu,) = rows(nodes, ["cpu"])
+    assert [row.node for row in build_rows(nodes, ["b", "a"])] == ["a", "b"]
+    (cpu,) = build_rows(nodes, ["cpu"])
     assert cpu.error == "publishes no words: no daemon has run here"
     with pytest.raises(InputError, match=r'no node has the name "x", "y"'):
-        rows(nodes, ["y", "a", "x"])
+        build_rows(nodes, ["y", "a", "x"])
 
 
 def test_sums_by_unit():
-    found = rows(
+    found = build_rows(
         listed(
             node("a", [44, 44, 44], [0, 6, 44]),
             node("b", [79], [0], {"gpupack.io/cordon": "GPU-b", CARDS: "[]"}),
@@ -169,7 +173,7 @@ def test_sums_by_unit():
     )
     assert [
         (each.resource, each.in_use_units, each.size_units, each.whole_cards_free, each.largest_request)
-        for each in totals(found)
+        for each in sum_totals(found)
     ] == [
         ("gpupack.io/gpu-memory-512mib", 10, 316, 1, 158),
         (GIB, 98, 299, 2, 79),

@@ -65,12 +65,12 @@ function Sums({ sums }) {
   const gib = (mib) => number(mib / 1024);
   const waiting = store.pending.pods.length + store.pending.more;
   const tiles = [
-    ["Promised", percent(sums.promised, sums.size), `${gib(sums.promised)} of ${gib(sums.size)} GiB`],
+    ["Promised", percent(sums.allocated, sums.size), `${gib(sums.allocated)} of ${gib(sums.size)} GiB`],
     ["Free", `${gib(sums.free)} GiB`, plural(sums.nodes - sums.closed, "node takes pods", "nodes take pods")],
     ["Whole cards free", sums.whole.toLocaleString("en"), `of ${plural(sums.cards, "card")}`],
     ["Largest request", `${gib(sums.largest)} GiB`, "on one card"],
     ["Fragmentation", percent(fragmentation(sums), 1), "of free memory"],
-    ["Used beyond", `${gib(sums.beyond)} GiB`, "promises, or by others", sums.beyond > 0],
+    ["Used beyond", `${gib(sums.overuse)} GiB`, "promises, or by others", sums.overuse > 0],
     ["Out of use", `${sums.unhealthy + sums.cordoned}`, `${sums.unhealthy} unhealthy, ${sums.cordoned} cordoned`, sums.unhealthy > 0],
     ["Pods waiting", waiting.toLocaleString("en"), "for cards", waiting > 0],
   ];

@@ -15,19 +15,19 @@ export function Bar({ node, card, most = 0 }) {
   const long = most ? Math.max(SHORTEST, (100 * card.size * node.unit) / most) : 100;
   const closed = card.state === OK && !node.open ? "closed" : "";
   return html`<span class="bar ${STATES[card.state]} ${closed}" aria-hidden="true" style=${{ width: `${long}%` }}>
-    ${card.promised > 0 && html`<span class="promised" style=${width(card.promised, card.size)}></span>`}
-    ${card.beyond > 0 && html`<span class="beyond" style=${width(card.beyond, card.size)}></span>`}
-    ${card.foreign > 0 && html`<span class="foreign" style=${width(card.foreign, card.size)}></span>`}
+    ${card.allocated > 0 && html`<span class="promised" style=${width(card.allocated, card.size)}></span>`}
+    ${card.overuse > 0 && html`<span class="beyond" style=${width(card.overuse, card.size)}></span>`}
+    ${card.external > 0 && html`<span class="foreign" style=${width(card.external, card.size)}></span>`}
   </span>`;
 }
 
 export function Figures({ node, card }) {
-  const used = card.promised + card.beyond + card.foreign;
+  const used = card.allocated + card.overuse + card.external;
   return html`<span class="figures" aria-hidden="true">
     <span>${gib(used, node.unit)}${card.state === OK && `/${gib(card.size, node.unit)}`}</span>
     ${card.state !== OK && html`<span class="mark">${MARKS[card.state]}</span>`}
-    ${card.state === OK && (card.beyond > 0 || card.foreign > 0)
-      && html`<span class="mark over">+${gib(card.beyond + card.foreign, node.unit)}</span>`}
+    ${card.state === OK && (card.overuse > 0 || card.external > 0)
+      && html`<span class="mark over">+${gib(card.overuse + card.external, node.unit)}</span>`}
   </span>`;
 }
 

@@ -85,7 +85,7 @@ function GroupHeader({ group, open, toggle }) {
     <div role="gridcell"><button type="button" aria-expanded=${open} onClick=${toggle}>
       <span class="twist" aria-hidden="true">${open ? "▾" : "▸"}</span> ${group.key}</button></div>
     <span class="muted" role="gridcell">${[
-      `${plural(sums.nodes, "node")}, ${plural(sums.cards, "card")}`, `${percent(sums.promised, sums.size)} promised`,
+      `${plural(sums.nodes, "node")}, ${plural(sums.cards, "card")}`, `${percent(sums.allocated, sums.size)} promised`,
       `${number(sums.free / 1024)} GiB free`, `${plural(sums.whole, "whole card")} free`].join(" · ")}</span>
   </div>`;
 }
@@ -111,7 +111,7 @@ const NodeRow = memo(({ node, at, across, narrow, focused, query, largest }) => 
         tabindex="-1">${node.name}</a>
       <span class="sub" title=${node.remark || kinds(node)}>
         ${odd && (node.cards.length || node.status !== "Ready") ? html`<span class="odd">${node.status !== "Ready" ? node.status.replaceAll(",", ", ") : node.remark}</span> ` : ""}
-        ${node.cards.length ? `${number(sums.promised / 1024)}/${number(sums.size / 1024)} GiB` : ""}
+        ${node.cards.length ? `${number(sums.allocated / 1024)}/${number(sums.size / 1024)} GiB` : ""}
         ${!odd && node.models.length ? ` · ${kinds(node)}` : ""}
       </span>
     </div>

@@ -55,11 +55,11 @@ function CardPart({ node, row, detail, chosen, position, pick }) {
   return html`<section class="part ${chosen ? "chosen" : ""}" ref=${ref} aria-label=${words(node, card)}>
     <h3><button type="button" onClick=${pick} aria-pressed=${chosen}>Card ${card.index}</button>
       ${card.state !== OK && html`<span class="badge">${card.state === UNHEALTHY ? "unhealthy" : "cordoned"}</span>`}
-      <span class="muted">${`${gib(card.promised + card.beyond + card.foreign, node.unit)} of ${gib(card.size, node.unit)} GiB, ${
+      <span class="muted">${`${gib(card.allocated + card.overuse + card.external, node.unit)} of ${gib(card.size, node.unit)} GiB, ${
         card.state === OK && node.open ? `${gib(card.free, node.unit)} free` : "takes no pods"}`}</span></h3>
     <${Bar} node=${node} card=${card} />
-    ${(card.beyond > 0 || card.foreign > 0) && html`<p class="note">${`${gib(card.beyond + card.foreign, node.unit)} GiB are used ${
-      card.foreign === 0 ? "beyond what pods were promised" : card.beyond === 0 ? "by processes that belong to no pod of gpupack" : "beyond what pods were promised, in part by processes of no pod"}.`}</p>`}
+    ${(card.overuse > 0 || card.external > 0) && html`<p class="note">${`${gib(card.overuse + card.external, node.unit)} GiB are used ${
+      card.external === 0 ? "beyond what pods were promised" : card.overuse === 0 ? "by processes that belong to no pod of gpupack" : "beyond what pods were promised, in part by processes of no pod"}.`}</p>`}
     ${chosen && detail?.uuid && html`<p class="note"><code>${detail.uuid}</code>${detail.model && ` · ${detail.model}`}</p>`}
     ${detail && html`<${Pods} pods=${detail.pods} unit=${node.unit} size=${card.size} />`}
   </section>`;
@@ -92,8 +92,8 @@ export function Drawer({ node, name, card, query }) {
       ${node.cards.map((row, position) => html`<${CardPart} key=${position} node=${node} row=${row} position=${position}
         detail=${detail?.cards?.[position]} chosen=${card === position}
         pick=${() => go("cards", { ...query, node: name, card: position })} />`)}
-      ${detail?.adrift?.length > 0 && html`<section class="part"><h3>On no card that is known</h3>
-        <${Pods} pods=${detail.adrift} unit=${node.unit} size=${0} /></section>`}
+      ${detail?.unplaced?.length > 0 && html`<section class="part"><h3>On no card that is known</h3>
+        <${Pods} pods=${detail.unplaced} unit=${node.unit} size=${0} /></section>`}
       <details><summary>Labels</summary><dl>${Object.entries(node.labels).map(([key, value]) =>
         html`<div><dt>${key}</dt><dd>${value || "(empty)"}</dd></div>`)}</dl></details>
       ${detail?.error && html`<p class="problem">Its pods cannot be shown: ${detail.error}</p>`}

@@ -3,8 +3,8 @@
 export const OK = 0, UNHEALTHY = 1, CORDONED = 2;
 
 export function cardOf(node, row) {
-  const [index, size, promised, beyond, foreign, free, state, model, pods] = row;
-  return { index, size, promised, beyond, foreign, free, state, model: node.models[model] ?? "", pods };
+  const [index, size, allocated, overuse, external, free, state, model, pods] = row;
+  return { index, size, allocated, overuse, external, free, state, model: node.models[model] ?? "", pods };
 }
 
 // Amounts: units of the node in GiB, with one decimal only where there is one.
@@ -41,9 +41,9 @@ export function words(node, card) {
   if (card.model) parts.push(card.model);
   if (card.state === UNHEALTHY) parts.push("unhealthy");
   if (card.state === CORDONED) parts.push("cordoned");
-  parts.push(`${amount(card.promised)} of ${amount(card.size)} promised`);
-  if (card.beyond) parts.push(`${amount(card.beyond)} used beyond that`);
-  if (card.foreign) parts.push(`${amount(card.foreign)} used by others`);
+  parts.push(`${amount(card.allocated)} of ${amount(card.size)} promised`);
+  if (card.overuse) parts.push(`${amount(card.overuse)} used beyond that`);
+  if (card.external) parts.push(`${amount(card.external)} used by others`);
   if (card.state === OK) parts.push(node.open ? `${amount(card.free)} free` : "the node takes no pods");
   parts.push(plural(card.pods, "pod"));
   return parts.join(", ");
@@ -51,7 +51,7 @@ export function words(node, card) {
 
 export function zero() {
   return {
-    nodes: 0, cards: 0, size: 0, promised: 0, beyond: 0, free: 0, whole: 0, wholeFree: 0, largest: 0,
+    nodes: 0, cards: 0, size: 0, allocated: 0, overuse: 0, free: 0, whole: 0, wholeFree: 0, largest: 0,
     unhealthy: 0, cordoned: 0, closed: 0,
   };
 }
@@ -60,11 +60,11 @@ function count(node) {
   const sums = zero();
   sums.nodes = 1;
   sums.closed = node.open ? 0 : 1;
-  for (const [, size, promised, beyond, foreign, free, state] of node.cards) {
+  for (const [, size, allocated, overuse, external, free, state] of node.cards) {
     sums.cards += 1;
     sums.size += size * node.unit;
-    sums.promised += promised * node.unit;
-    sums.beyond += (beyond + foreign) * node.unit;
+    sums.allocated += allocated * node.unit;
+    sums.overuse += (overuse + external) * node.unit;
     sums.free += free * node.unit;
     if (free === size && size) { sums.whole += 1; sums.wholeFree += size * node.unit; }
     sums.largest = Math.max(sums.largest, free * node.unit);
@@ -128,7 +128,7 @@ const collator = new Intl.Collator("en", { numeric: true });
 export const SORTS = {
   "": ["name", null],
   free: ["most free", (a, b) => sumsOf(b).free - sumsOf(a).free],
-  promised: ["most promised", (a, b) => sumsOf(b).promised - sumsOf(a).promised],
+  promised: ["most promised", (a, b) => sumsOf(b).allocated - sumsOf(a).allocated],
 };
 
 export function groupKey(node, group) {

@@ -24,7 +24,7 @@ export function CardTable({ nodes, query }) {
       <tbody>${rows.slice(at * ROWS, (at + 1) * ROWS).map(({ node, position, card }) => html`<tr key=${`${node.name}/${position}`}>
         <th scope="row"><a href=${href("cards", { ...query, node: node.name, card: position })}>${node.name}</a></th>
         <td class="n">${card.index}</td><td>${card.model}</td>
-        ${[card.size, card.promised, card.beyond, card.foreign, card.free].map((units) => html`<td class="n">${gib(units, node.unit)}</td>`)}
+        ${[card.size, card.allocated, card.overuse, card.external, card.free].map((units) => html`<td class="n">${gib(units, node.unit)}</td>`)}
         <td class="n">${card.pods}</td>
         <td>${[STATES[card.state], node.status === "Ready" ? "" : node.status].filter(Boolean).join(", ")}</td>
       </tr>`)}</tbody>

@@ -126,7 +126,7 @@ def check_kubelet(scene: Scene, places: Places, name: str, node: str) -> None:
 def check_people(
     scene: Scene, places: Places, name: str, passes: set[str], why_not: Mapping[str, str]
 ) -> None:
-    """What `why`, the dashboard, `answer_fit` and `advise` say of the same."""
+    """What `why`, the dashboard, `fit` and `advise` say of the same."""
     pod = scene.pods[name]
     expected = {node for node in passes if _offers(scene, node, pod)}
     told = places.why(name)
@@ -160,7 +160,7 @@ def check_people(
 
 
 def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str]) -> None:
-    """What `answer_fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
+    """What `fit` and `advise` count of pods that ask for so much, of which nothing else is known."""
     request = request_of(pod)
     if request.shared or not request.selector.admits_all:
         return

@@ -11,10 +11,10 @@ import numpy as np
 
 from allocator.names import POD_ASSIGNED, POD_REQUEUED
 from allocator.request import ContainerRequest, PodRequest
-from gpupack.dashboard.advice import Pending, explained
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.advice import PendingPod, explain_pending_pod
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose import explain_pod
-from gpupack.inventory import load_nodes, rows
+from gpupack.inventory import build_rows, load_nodes
 from gpupack.inventory.records import NodeRow
 from gpupack.rebalance.movable_pods import MovablePods
 from gpupack.rebalance.plan_state import PlanState
@@ -78,7 +78,7 @@ class Places:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The cluster of `explain_pod`, `fit`, `advise` and the simulator."""
+        """The cluster of `why`, `fit`, `advise` and the simulator."""
         return Cluster.from_json(self.scene.text)
 
     @cached_property
@@ -100,16 +100,16 @@ class Places:
     @cached_property
     def top(self) -> dict[str, NodeRow]:
         """`gpupack top --pods`, by node."""
-        return {row.node: row for row in rows(load_nodes(self.scene.text, pods=True))}
+        return {row.node: row for row in build_rows(load_nodes(self.scene.text, pods=True))}
 
     @cached_property
-    def board(self) -> Board:
+    def board(self) -> ClusterBoard:
         """The dashboard; it hears of the last node and the last pod later than of the others."""
         nodes, pods = self._items
-        board = Board()
+        board = ClusterBoard()
         board.replace_nodes([msgspec.convert(each, KubeNode) for each in nodes[:-1]])
         board.replace_pods([msgspec.convert(each, KubePod) for each in pods[:-1]])
-        board.cluster()
+        board.get_cluster()
         for each in nodes[-1:]:
             board.put_node(msgspec.convert(each, KubeNode))
         for each in pods[-1:]:
@@ -119,7 +119,7 @@ class Places:
 
     @cached_property
     def held(self) -> PodCardUsage:
-        """What pods have, as `explain_pod` and `advise` see it."""
+        """What pods have, as `why` and `advise` see it."""
         return PodCardUsage(self.cluster)
 
     @property
@@ -136,7 +136,7 @@ class Places:
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
         told = explain_pod(self.cluster, "default", name)
         positions = {card.uuid: at for at, card in enumerate(self.top[node].cards)}
-        detail = self.board.detail(node)
+        detail = self.board.make_detail(node)
         assert detail is not None
         found = {
             "top": _units(
@@ -168,7 +168,7 @@ class Places:
         return {
             "ways out": _on(node, self.held.get_freed_units(self.cluster.state.pods[uid])),
             "preempt": _on(node, self.room(node).freed.get(uid, {})),
-            "advise": _on(node, self.held.get_freed_units(self.board.cluster().state.pods[uid])),
+            "advise": _on(node, self.held.get_freed_units(self.board.get_cluster().state.pods[uid])),
         }
 
     def room(self, node: str) -> NodeUnderPreemption:
@@ -262,10 +262,10 @@ class Places:
         """What `gpupack why` says of a pod."""
         return explain_pod(self.cluster, "default", name, ways=ways)
 
-    def pending(self, name: str) -> Pending:
+    def pending(self, name: str) -> PendingPod:
         """What the dashboard says of a pod."""
-        pod = next(pod for pod in self.board.cluster().pods.values() if pod.metadata.name == name)
-        return explained(self.board.cluster(), pod, lambda *_: None)
+        pod = next(pod for pod in self.board.get_cluster().pods.values() if pod.metadata.name == name)
+        return explain_pending_pod(self.board.get_cluster(), pod, lambda *_: None)
 
     def queued(self, name: str) -> tuple[set[str], status.WaitExplanation | None]:
         """Nodes on which the queue has room for a pod, and why it waits there, where it does."""

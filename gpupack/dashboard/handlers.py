@@ -14,8 +14,8 @@ from aiohttp import web
 
 from allocator.errors import shown
 from allocator.request import MAX_UNITS
-from gpupack.dashboard.board import Board
-from gpupack.dashboard.live import Live, Page, TooManyPagesError
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.page_hub import PageHub, PageState, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
@@ -79,7 +79,7 @@ def load_files() -> dict[str, StaticFile]:
     return found
 
 
-class Pages:
+class DashboardHandlers:
     """Answers browsers.
 
     Args:
@@ -93,15 +93,15 @@ class Pages:
 
     def __init__(
         self,
-        board: Board,
-        live: Live,
+        board: ClusterBoard,
+        live: PageHub,
         advise: Callable[[], Awaitable[None]],
         ready: Callable[[], bool],
         usage: Callable[[Mapping[str, str]], bytes] | None,
         allowed_hosts: tuple[str, ...],
     ) -> None:
         self._board = board
-        self._live = live
+        self._hub = live
         self._advise = advise
         self._ready = ready
         self._usage = usage
@@ -109,7 +109,7 @@ class Pages:
         self._files = load_files()
         self._ending = asyncio.Event()
 
-    def app(self) -> web.Application:
+    def make_app(self) -> web.Application:
         """Make the application."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
@@ -129,7 +129,7 @@ class Pages:
         )
         return app
 
-    def end(self) -> None:
+    def end_streams(self) -> None:
         """End all streams."""
         self._ending.set()
 
@@ -170,22 +170,22 @@ class Pages:
 
     async def state(self, _request: web.Request) -> web.Response:
         """GET /api/state: everything that the page shows, for scripts."""
-        if not self._live.watched:
-            with self._live.page():
+        if not self._hub.is_watched:
+            with self._hub.open_page():
                 await self._advise()
-        return web.Response(body=self._live.whole(), content_type="application/json")
+        return web.Response(body=self._hub.encode_everything(), content_type="application/json")
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /api/node?name=NODE: one node's cards with their pods."""
         name = request.query.get("name", "")
-        detail = self._board.detail(name)
+        detail = self._board.make_detail(name)
         if detail is None:
             return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
         return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /api/find?pod=TEXT: nodes with a pod whose namespace/name has this in it."""
-        found = self._board.nodes_with(request.query.get("pod", ""))
+        found = self._board.find_nodes_with_pod(request.query.get("pod", ""))
         return web.Response(body=msgspec.json.encode({"nodes": found}), content_type="application/json")
 
     async def why(self, request: web.Request) -> web.Response:
@@ -193,8 +193,8 @@ class Pages:
         query = request.query
         try:
             namespace, pod = query.get("namespace", "default"), query.get("pod", "")
-            queued = self._board.queued_as(namespace, pod)
-            found = explain_pod(self._board.cluster(), namespace, pod, queued=queued)
+            queued = self._board.find_queued(namespace, pod)
+            found = explain_pod(self._board.get_cluster(), namespace, pod, queued=queued)
         except InputError as error:
             return web.json_response({"error": str(error)}, status=404)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
@@ -203,7 +203,7 @@ class Pages:
         """GET /api/fit?units=N&cards=N&model=LIST&percent=1: what `gpupack fit -o json` says."""
         try:
             question = _read_fit_question(request.query)
-            found = answer_fit(self._board.cluster(), question)
+            found = answer_fit(self._board.get_cluster(), question)
         except InputError as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
@@ -232,21 +232,21 @@ class Pages:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /api/events: everything, and then what changes, as server-sent events."""
         try:
-            with self._live.page() as page:
+            with self._hub.open_page() as page:
                 return await self._stream(request, page)
         except TooManyPagesError as error:
             return web.Response(text=f"{error}\n", status=503, headers={"Retry-After": "30"})
 
-    async def _stream(self, request: web.Request, page: Page) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, page: PageState) -> web.StreamResponse:
         headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         answer = web.StreamResponse(headers=headers)
         answer.content_type = "text/event-stream"
         await answer.prepare(request)
         try:
-            await _send(answer, b"event: whole\ndata: " + self._live.whole() + b"\n\n")
+            await _send(answer, b"event: whole\ndata: " + self._hub.encode_everything() + b"\n\n")
             while not self._ending.is_set():
                 if await self._wait(page):
-                    await _send(answer, b"event: news\ndata: " + self._live.news_of(page) + b"\n\n")
+                    await _send(answer, b"event: news\ndata: " + self._hub.encode_changes(page) + b"\n\n")
                 else:
                     await _send(answer, b": still here\n\n")
         except (ConnectionError, TimeoutError):
@@ -254,15 +254,15 @@ class Pages:
                 request.transport.abort()
         return answer
 
-    async def _wait(self, page: Page) -> bool:
+    async def _wait(self, page: PageState) -> bool:
         """Wait for news, or for the end, or for the next beat; returns whether there is news."""
-        waits = [asyncio.ensure_future(page.news.wait()), asyncio.ensure_future(self._ending.wait())]
+        waits = [asyncio.ensure_future(page.has_changes.wait()), asyncio.ensure_future(self._ending.wait())]
         try:
             await asyncio.wait(waits, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waits:
                 each.cancel()
-        if page.news.is_set() and not self._ending.is_set():
+        if page.has_changes.is_set() and not self._ending.is_set():
             await asyncio.sleep(GAP_S)
             return True
         return False

@@ -6,13 +6,13 @@ import threading
 import webbrowser
 
 
-def can_open() -> bool:
+def can_open_browser() -> bool:
     """Whether there is a terminal with a screen: over SSH a browser would take the terminal itself."""
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     screen = sys.platform in {"darwin", "win32"} or bool(display or os.environ.get("BROWSER"))
     return sys.stdout.isatty() and screen
 
 
-def open_page(url: str) -> None:
+def open_browser(url: str) -> None:
     """Open it, without waiting for the browser."""
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -10,17 +10,17 @@ from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
 
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
-from gpupack.inventory.objects import Cluster, Node
+from gpupack.inventory.objects import InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
-from gpupack.inventory.rendering import Look, lines
-from gpupack.inventory.rows import rows
+from gpupack.inventory.rendering import RenderOptions, format_lines
+from gpupack.inventory.rows import build_rows
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cache.objects import PodLite
 
-T = TypeVar("T", Node, PodLite)
+T = TypeVar("T", InventoryNode, PodLite)
 
 GAP_S: Final = 0.2
 """One change seldom comes alone, and nobody reads faster."""
@@ -33,7 +33,7 @@ _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 _WRAP: Final = "\x1b[?7h"
 
 
-class View(Generic[T]):
+class WatchedObjects(Generic[T]):
     """Keeps all objects of one kind, as a sink of `kubeapi.reflect`.
 
     Args:
@@ -85,14 +85,14 @@ class View(Generic[T]):
         self._changed()
 
 
-def _key(item: Node | PodLite) -> tuple[str, str]:
+def _key(item: InventoryNode | PodLite) -> tuple[str, str]:
     return getattr(item.metadata, "namespace", ""), item.metadata.name
 
 
 async def watch(
     kubeconfig: str | None,
     names: Sequence[str],
-    look: Look,
+    look: RenderOptions,
     *,
     context: str | None = None,
     gap_s: float = GAP_S,
@@ -116,8 +116,8 @@ async def watch(
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
     async with await connect(kubeconfig, context) as client:
-        nodes = View(client, NODES_PATH, Node, changed.set)
-        pods = View(client, PODS_PATH, PodLite, changed.set) if look.pods else None
+        nodes = WatchedObjects(client, NODES_PATH, InventoryNode, changed.set)
+        pods = WatchedObjects(client, PODS_PATH, PodLite, changed.set) if look.pods else None
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
         screen = _Screen(nodes, pods, names, look)
         try:
@@ -145,7 +145,11 @@ class _Screen:
     """
 
     def __init__(
-        self, nodes: View[Node], pods: View[PodLite] | None, names: Sequence[str], look: Look
+        self,
+        nodes: WatchedObjects[InventoryNode],
+        pods: WatchedObjects[PodLite] | None,
+        names: Sequence[str],
+        look: RenderOptions,
     ) -> None:
         self._nodes = nodes
         self._pods = pods
@@ -162,7 +166,7 @@ class _Screen:
             InputError: a name that no node has, at the first time.
             KubeApiError: there is nothing to show, and this is why.
         """
-        views: list[View[Node] | View[PodLite]] = [self._nodes]
+        views: list[WatchedObjects[InventoryNode] | WatchedObjects[PodLite]] = [self._nodes]
         if self._pods is not None:
             views.append(self._pods)
         error = next((view.error for view in views if view.error is not None), None)
@@ -170,7 +174,7 @@ class _Screen:
             if error is not None:
                 raise error
             return
-        body, footer = lines(self._rows(), self._look)
+        body, footer = format_lines(self._rows(), self._look)
         self.old = error is not None
         if error is not None:
             footer.append(f"not up to date: {error}")
@@ -188,7 +192,7 @@ class _Screen:
         elif self._names and not there:
             return []
         pods = None if self._pods is None else list((self._pods.objects or {}).values())
-        return rows(Cluster(list(nodes.values()), pods), there)
+        return build_rows(NodesAndPods(list(nodes.values()), pods), there)
 
     def _write(self, body: list[str], footer: list[str]) -> None:
         if self._terminal:

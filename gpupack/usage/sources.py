@@ -9,50 +9,53 @@ import msgspec
 
 from allocator.errors import shown
 from gpupack.errors import InputError
-from gpupack.usage.prometheus import Prometheus, step_of
-from gpupack.usage.report import By, Report, report
-from gpupack.usage.store import read
+from gpupack.usage.prometheus import Prometheus, compute_step_s
+from gpupack.usage.report import UsageKey, UsageReport, build_report
+from gpupack.usage.store import read_history
 from kubeapi.errors import ConfigError, describe_unreachable, make_printable, shorten
 from kubeapi.urls import proxy_for
 
 
-async def from_prometheus(url: str, token: str, by: By, since: float, until: float) -> Report:
+async def report_from_prometheus(
+    url: str, token: str, by: UsageKey, since: float, until: float
+) -> UsageReport:
     """Ask Prometheus.
 
     Raises:
         InputError: it does not answer, knows nothing of gpupack, or answers something else.
     """
-    proxy = _way_to("--prometheus", url)
+    proxy = _find_proxy("--prometheus", url)
     async with aiohttp.ClientSession(proxy=proxy) as session:
         prometheus = Prometheus(session, url, token)
         periods = [
-            period async for period in prometheus.periods(since, until, step_of(since, until), by.label)
+            period
+            async for period in prometheus.fetch_periods(since, until, compute_step_s(since, until), by.label)
         ]
     if not any(period.pods for period in periods):
         raise InputError(
             f"{url} has no metrics of gpupack node for this time; docs/observability.md says how it gets them"
         )
-    return report(periods, by, since, until, f"Prometheus at {url}")
+    return build_report(periods, by, since, until, f"Prometheus at {url}")
 
 
-def from_history(path: str, by: By, since: float, until: float) -> Report:
+def report_from_history(path: str, by: UsageKey, since: float, until: float) -> UsageReport:
     """Read what a dashboard has written.
 
     Raises:
         InputError: the file is something else.
         OSError: it cannot be read.
     """
-    return report(read(Path(path)), by, since, until, path)
+    return build_report(read_history(Path(path)), by, since, until, path)
 
 
-async def from_dashboard(url: str, by: By, since: float, until: float) -> Report:
+async def report_from_dashboard(url: str, by: UsageKey, since: float, until: float) -> UsageReport:
     """Ask a running dashboard what it has sampled.
 
     Raises:
         InputError: none runs there, or it has no report; with its own sentence then.
     """
-    proxy = _way_to("--dashboard", url)
-    params = {"by": str(by), "since": _written(since), "until": _written(until)}
+    proxy = _find_proxy("--dashboard", url)
+    params = {"by": str(by), "since": _write_report(since), "until": _write_report(until)}
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60), proxy=proxy) as session,
@@ -65,32 +68,32 @@ async def from_dashboard(url: str, by: By, since: float, until: float) -> Report
             "or name --prometheus URL or --history FILE"
         ) from error
     try:
-        return msgspec.json.decode(body, type=Report)
+        return msgspec.json.decode(body, type=UsageReport)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        refused = _refusal(body)
+        refused = _read_error(body)
         if refused:
             raise InputError(f"{url}: {make_printable(shorten(refused))}") from error
         said = shorten(body[:200].decode(errors="replace"))
         raise InputError(f"{url} answers {answer.status} {said!r}; allowed: a gpupack dashboard") from error
 
 
-class _Refusal(msgspec.Struct):
+class _ErrorAnswer(msgspec.Struct):
     error: str
 
 
-def _refusal(body: bytes) -> str:
+def _read_error(body: bytes) -> str:
     """Why a dashboard gives no report, in its words; empty where it says nothing."""
     try:
-        return msgspec.json.decode(body, type=_Refusal).error
+        return msgspec.json.decode(body, type=_ErrorAnswer).error
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return ""
 
 
-def _written(moment_s: float) -> str:
+def _write_report(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).isoformat()
 
 
-def _way_to(option: str, url: str) -> str | None:
+def _find_proxy(option: str, url: str) -> str | None:
     """Find the proxy on the way to a URL; None for a direct connection.
 
     Raises:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
@@ -18,7 +18,7 @@ WATCH_S: Final = 120
 """A watch ends after so long, which is also when silence is noticed."""
 
 
-class _Sink(Generic[T]):
+class _BoardSink(Generic[T]):
     """Gives objects of one kind to the board.
 
     Args:
@@ -68,7 +68,7 @@ class _Sink(Generic[T]):
         self._changed()
 
 
-class Following:
+class BoardFeed:
     """Keeps a board up to date with a cluster.
 
     Args:
@@ -79,11 +79,13 @@ class Following:
     """
 
     def __init__(
-        self, client: KubeClient, board: Board, namespace: str | None, changed: Callable[[], None]
+        self, client: KubeClient, board: ClusterBoard, namespace: str | None, changed: Callable[[], None]
     ) -> None:
         self._namespace = namespace
-        self._nodes: _Sink[KubeNode] = _Sink(board.replace_nodes, board.put_node, board.drop_node, changed)
-        self._pods: _Sink[KubePod] = _Sink(
+        self._nodes: _BoardSink[KubeNode] = _BoardSink(
+            board.replace_nodes, board.put_node, board.drop_node, changed
+        )
+        self._pods: _BoardSink[KubePod] = _BoardSink(
             board.replace_pods,
             board.put_pod,
             board.drop_pod,
@@ -101,16 +103,16 @@ class Following:
                     group.create_task(reflector.run())
 
     @property
-    def synced(self) -> bool:
+    def is_synced(self) -> bool:
         """Whether the nodes are there, and the pods are or cannot be had."""
         return self._nodes.listed and (self._pods.listed or self._pods.error is not None)
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether something cannot be read now."""
         return self._nodes.error is not None or self._pods.error is not None
 
-    def problems(self) -> list[str]:
+    def list_problems(self) -> list[str]:
         """What keeps the page from showing everything as it is now, a sentence each."""
         found = []
         where = f" in namespace {self._namespace}" if self._namespace else ""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpupack.dashboard.board import Board
+from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.trend import Trend
 
 MAX_PAGES: Final = 64
@@ -18,24 +18,24 @@ class TooManyPagesError(Exception):
     """No further page can be told."""
 
 
-class Page:
+class PageState:
     """What one open page does not know yet. Its size is bounded by the number of nodes.
 
     Attributes:
         nodes: names of those that changed or went.
         parts: names of the parts of the page that changed.
         points: of the trend that it has not seen.
-        news: set while there is something to tell.
+        has_changes: set while there is something to tell.
     """
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
         self.parts: set[str] = set()
         self.points = 0
-        self.news = asyncio.Event()
+        self.has_changes = asyncio.Event()
 
 
-class Live:
+class PageHub:
     """What all pages show, and which of them knows what.
 
     Args:
@@ -48,15 +48,15 @@ class Live:
         opened: called when a page is opened.
     """
 
-    def __init__(self, board: Board, trend: Trend, parts: Mapping[str, Any]) -> None:
+    def __init__(self, board: ClusterBoard, trend: Trend, parts: Mapping[str, Any]) -> None:
         self._board = board
         self.trend = trend
         self._parts = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in parts.items()}
-        self._pages: set[Page] = set()
+        self._pages: set[PageState] = set()
         self.opened: Callable[[], None] = lambda: None
 
     @contextmanager
-    def page(self) -> Iterator[Page]:
+    def open_page(self) -> Iterator[PageState]:
         """Keep what one page does not know, while it is open.
 
         Raises:
@@ -64,7 +64,7 @@ class Live:
         """
         if len(self._pages) >= MAX_PAGES:
             raise TooManyPagesError(f"{MAX_PAGES} pages are open; allowed: no more; close one")
-        page = Page()
+        page = PageState()
         self._pages.add(page)
         self.opened()
         try:
@@ -73,17 +73,17 @@ class Live:
             self._pages.discard(page)
 
     @property
-    def watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether a page is open."""
         return bool(self._pages)
 
-    def flush(self) -> None:
+    def flush_nodes(self) -> None:
         """Tell pages of nodes that changed."""
         names = self._board.refresh()
         if names:
             for page in self._pages:
                 page.nodes |= names
-                page.news.set()
+                page.has_changes.set()
 
     def set_part(self, name: str, value: Any) -> None:
         """Show something else in one part, and tell pages if it differs."""
@@ -92,35 +92,39 @@ class Live:
             self._parts[name] = raw
             for page in self._pages:
                 page.parts.add(name)
-                page.news.set()
+                page.has_changes.set()
 
-    def tick(self) -> None:
+    def announce_point(self) -> None:
         """Tell pages of one more point of the trend."""
         for page in self._pages:
             page.points += 1
-            page.news.set()
+            page.has_changes.set()
 
-    def whole(self) -> bytes:
+    def encode_everything(self) -> bytes:
         """Everything, as JSON."""
         nodes = self._board.encoded
         return msgspec.json.encode(
-            {"nodes": [nodes[name] for name in sorted(nodes)], "trend": self.trend.points(), **self._parts}
+            {
+                "nodes": [nodes[name] for name in sorted(nodes)],
+                "trend": self.trend.list_points(),
+                **self._parts,
+            }
         )
 
-    def news_of(self, page: Page) -> bytes:
+    def encode_changes(self, page: PageState) -> bytes:
         """What the page does not know, as JSON; it is known from then on."""
         nodes, parts, points = page.nodes, page.parts, page.points
         page.nodes, page.parts, page.points = set(), set(), 0
-        page.news.clear()
+        page.has_changes.clear()
         encoded = self._board.encoded
         message: dict[str, Any] = {name: self._parts[name] for name in sorted(parts)}
         if nodes:
-            message["nodes"] = _present(encoded, nodes)
+            message["nodes"] = _list_encoded(encoded, nodes)
             message["gone"] = sorted(nodes - encoded.keys())
         if points:
-            message["points"] = self.trend.points()[-points:]
+            message["points"] = self.trend.list_points()[-points:]
         return msgspec.json.encode(message)
 
 
-def _present(encoded: Mapping[str, msgspec.Raw], names: Iterable[str]) -> list[msgspec.Raw]:
+def _list_encoded(encoded: Mapping[str, msgspec.Raw], names: Iterable[str]) -> list[msgspec.Raw]:
     return [encoded[name] for name in sorted(names) if name in encoded]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, fail
+from gpupack.cli.common import FAILED, context_option, exit_with_faults
 
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -45,7 +45,7 @@ output_option = click.option(
 )
 
 
-def source_of(options: dict[str, Any]) -> Any:
+def read_source(options: dict[str, Any]) -> Any:
     """Read the options of `source_options`.
 
     Raises:
@@ -60,7 +60,7 @@ def source_of(options: dict[str, Any]) -> Any:
     return ClusterSource(options["filename"], options["kubeconfig"], options["context"], options["unit_mib"])
 
 
-def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Do the asking; what is wrong becomes one line and an exit status."""
     from allocator.errors import AllocatorError
     from gpupack.errors import InputError
@@ -72,6 +72,6 @@ def ask(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return asyncio.run(work())
     except (InputError, ConfigError, AllocatorError, SchedulerError, OSError) as error:
-        fail(error)
+        exit_with_faults(error)
     except KubeApiError as error:
-        fail(error, FAILED)
+        exit_with_faults(error, FAILED)
