@@ -101,10 +101,10 @@ async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **
 async def _pages(
     client: "KubeClient", path: str, kind: type[T], what: str, params: dict[str, Any]
 ) -> list[T]:
-    class Page(msgspec.Struct):
+    class ListPage(msgspec.Struct):
         items: list[kind]  # type: ignore[valid-type]
 
-    decode = msgspec.json.Decoder(Page).decode
+    decode = msgspec.json.Decoder(ListPage).decode
     items: list[T] = []
     try:
         async for page in client.pages(path, **params):
