@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from allocator.errors import RequestError, shown
 from allocator.names import (
+    BATCH_SCHEDULER,
     DOMAIN,
     PERCENT_RESOURCE,
     PLACEHOLDER_FOR,
@@ -198,9 +200,11 @@ class _PodExplainer:
             unsought = explain_skipped_search(what_if)
         gates = list_gates(self._pod)
         notes = self._notes(found, gates) + ((unsought,) if unsought else ())
-        if gates:
-            outs = [*self._explain_queue(gates), *outs]
-            text = self._explain_gates(gates, found, together)
+        is_batch = not gates and self._pod.spec.scheduler_name == BATCH_SCHEDULER
+        if gates or is_batch:
+            outs = [*self._explain_queue([QUEUE_GATE] if is_batch else gates), *outs]
+            explain = self._explain_batch if is_batch else partial(self._explain_gates, gates)
+            text = explain(found, together)
             return self._make_answer(
                 "gated", text, nodes=found.groups, ways_out=tuple(outs), fits=found.fits, notes=notes
             )
@@ -211,6 +215,18 @@ class _PodExplainer:
             return self._make_answer("fits", text, nodes=found.groups, fits=found.fits, notes=notes)
         text = f"waits: {together or f'0 of {len(self._cluster.nodes)} nodes take {self._format_request}'}"
         return self._make_answer("pending", text, nodes=found.groups, ways_out=tuple(outs), notes=notes)
+
+    def _explain_batch(self, found: NodeResults, together: str) -> str:
+        """Say what a pod waits for that batch mode binds without kube-scheduler."""
+        text = "waits in its queue, which has it bound without kube-scheduler when its turn has come"
+        said = self._find_queue_entry([QUEUE_GATE])
+        if said is not None:
+            text += f"; the queue says {said.reason}: {said.message}"
+        elif self._scheduler_message:
+            text += f"; it was told: {self._scheduler_message}"
+        elif found.fits:
+            text += f"; {_takes(found.fits)} take it then"
+        return f"{text}; {together}" if together else text
 
     def _explain_gates(self, gates: Sequence[str], found: NodeResults, together: str) -> str:
         """Say what a pod waits for that kube-scheduler has not begun with."""
@@ -237,7 +253,7 @@ class _PodExplainer:
     def _is_of_other_scheduler(self) -> bool:
         """Whether its scheduler is another one, and the extender has bound no pod for that one."""
         name = self._pod.spec.scheduler_name
-        if not name or name == SCHEDULER_NAME:
+        if not name or name in {SCHEDULER_NAME, BATCH_SCHEDULER}:
             return False
         return not any(
             pod.spec.scheduler_name == name and POD_ASSIGNED in (pod.metadata.annotations or {})

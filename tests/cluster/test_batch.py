@@ -189,6 +189,30 @@ def test_a_queue_that_is_killed_in_a_batch_goes_on(fleet: Cluster, queue: QueueC
     check_cards(fleet)
 
 
+def test_an_api_server_that_is_killed_in_a_batch_has_every_pod_bound_once(
+    fleet: Cluster, queue: QueueController
+) -> None:
+    """Some Bindings get no answer: they may have been done, and are not sent to another node."""
+    create_all(fleet, "away", 120)
+    until(lambda: len(bound(fleet, "away")) > 5, "some pods bound", 60)
+    fleet.control.kill("kube-apiserver")
+    fleet.control.start_api_server()
+    until(lambda: len(bound(fleet, "away")) == 120, "all pods bound", 180)
+    check_cards(fleet)
+
+
+def test_nodes_that_go_in_a_batch_get_no_pod(fleet: Cluster, queue: QueueController) -> None:
+    gone = [f"node-{number:05d}" for number in range(4)]
+    create_all(fleet, "nodes", 60)
+    for node in gone:
+        fleet.api.delete(f"{NODES}/{node}")
+    create_all(fleet, "later", 40)
+    until(lambda: len(bound(fleet, "nodes")) == 60, "all pods bound", 120)
+    until(lambda: len(bound(fleet, "later")) == 40, "all later pods bound", 120)
+    assert not {pod["spec"]["nodeName"] for pod in bound(fleet, "later")} & set(gone)
+    check_cards(fleet)
+
+
 def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queue: QueueController) -> None:
     fleet.api.post(PODS, queued("large", CARD_GIB + 1, schedulerName=BATCH_SCHEDULER))
     fleet.api.post(PODS, queued("odd", 1, schedulerName=BATCH_SCHEDULER, hostNetwork=True))
@@ -207,5 +231,5 @@ def test_the_api_server_refuses_a_gated_pod(fleet: Cluster) -> None:
     fleet.api.post(PODS, queued("gated", 1, schedulingGates=[{"name": "example.com/g"}]))
     target = {"apiVersion": "v1", "kind": "Node", "name": "node-00000"}
     binding = {"metadata": {"name": "gated"}, "target": target}
-    with pytest.raises(ApiError, match="scheduling gates"):
+    with pytest.raises(ApiError, match="schedulingGates"):
         fleet.api.post(f"{PODS}/gated/binding", binding)

@@ -147,6 +147,28 @@ def other_scheduler(pod):
     pod["spec"]["schedulerName"] = "default-scheduler"
 
 
+def test_a_pod_of_batch_mode_waits_for_its_turn_and_is_told_what_the_queue_wrote():
+    def batch(pod):
+        pod["spec"]["schedulerName"] = "gpupack-batch"
+        pod["metadata"]["labels"] = {"gpupack.io/queue-name": "a"}
+
+    def told(pod):
+        batch(pod)
+        pod["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Refused", "message": "it has hostNetwork"}
+        ]
+
+    cluster = changed(World((Node("a"),), (Pod("p", 8), Pod("q", 8))), p=batch, q=told)
+    answer = explain_pod(cluster, "default", "p")
+    assert answer.state == "gated"
+    assert answer.text == (
+        "waits in its queue, which has it bound without kube-scheduler when its turn has come;"
+        " node a would take it then"
+    )
+    assert [way.kind for way in answer.ways_out] == ["queue"]
+    assert explain_pod(cluster, "default", "q").text.endswith("; it was told: it has hostNetwork")
+
+
 def test_a_pod_of_another_scheduler_waits_for_one_that_never_asks_gpupack():
     answer = explain_pod(changed(THREE, q=other_scheduler, p=other_scheduler), "default", "p")
     # The extender has bound a pod of that scheduler: it has joined it.
