@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -415,3 +416,56 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.wait_used([10, 0])
     cluster.delete("second")
     cluster.wait_used([0, 0])
+
+
+def prepared_units(cluster: Cluster) -> dict[str, list[str]]:
+    """Device IDs of all prepared claims by card, as the daemon's files have them."""
+    found: dict[str, list[str]] = {}
+    for path in (cluster.host.kubelet_dir / "plugins" / DRIVER / "claims").glob("*.json"):
+        try:
+            claim_file = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        for identifier in {one for ids in claim_file["ids"].values() for one in ids}:
+            found.setdefault(identifier.partition("::")[0], []).append(identifier)
+    return found
+
+
+def test_claims_and_ordinary_pods_in_random_order_never_have_more_than_there_is(cluster: Cluster) -> None:
+    random = Random(33)
+    path = f"{API}/namespaces/default/resourceclaimtemplates"
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    short = ("/bin/sleep", "1")
+    names = [f"mixed-{number}" for number in range(24)]
+    for size in (2, 5, 9):
+        spec = claim("x", size)["spec"]
+        cluster.api.post(path, {**kind, "metadata": {"name": f"of-{size}"}, "spec": {"spec": spec}})
+    try:
+        for name in names:
+            if random.random() < 0.5:
+                cluster.create(
+                    workload.pod(name, workload.container(gib=random.randint(1, 12), command=short))
+                )
+                continue
+            use = {"resources": {"claims": [{"name": "card"}]}}
+            claims = [{"name": "card", "resourceClaimTemplateName": f"of-{random.choice((2, 5, 9))}"}]
+            cluster.create(
+                workload.pod(name, {**workload.container(command=short), **use}, resourceClaims=claims)
+            )
+
+        wrong: list[Any] = []
+
+        def ended() -> bool:
+            units = prepared_units(cluster)
+            sizes = {SMALL: 16, LARGE: 32}
+            if any(len(ids) != len(set(ids)) or len(ids) > sizes[card] for card, ids in units.items()):
+                wrong.append(units)
+            phases = [pod["status"]["phase"] for pod in cluster.api.get(PODS)["items"]]
+            return wrong != [] or "Failed" in phases or phases.count("Succeeded") == len(names)
+
+        until(ended, "all pods have ended", 250)
+        assert wrong == []
+        assert {pod["status"]["phase"] for pod in cluster.api.get(PODS)["items"]} == {"Succeeded"}
+    finally:
+        for size in (2, 5, 9):
+            cluster.api.delete(f"{path}/of-{size}", grace_s=0)
