@@ -31,7 +31,7 @@ class Told:
             self.looked.append(entry.record.name)
             return found_why(queue, entry, now, position)
 
-        monkeypatch.setattr(explainer, "why", counted)
+        monkeypatch.setattr(explainer, "explain_pod", counted)
 
     def event(self, ref: Any, _type: str, _reason: str, message: str) -> None:
         self.events.append(f"{ref.name} {message.partition(':')[0]}")
