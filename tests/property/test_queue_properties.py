@@ -184,7 +184,7 @@ class History(QueueWorld):
         for tenant in self.queue.tenants:
             tasks = [task for task in tenant.waiting if not tenant.waiting.is_held(task.uid)]
             tasks.sort(key=lambda task: task.age_key)
-            if tenant.form is not None and tenant.form.strategy == "StrictFIFO":
+            if tenant.form is not None and tenant.form.queueing_strategy == "StrictFIFO":
                 tasks = tasks[:1]
             for task in tasks:
                 single = not isinstance(task.wants, GangRequirements)

@@ -259,11 +259,11 @@ class Promises:
     def _wrong(self, job: Job, truth: Truth) -> list[tuple[str, float]]:
         """What must not last for a job, and how long it may."""
         form = self.process.config.queues.get(job.queue)
-        if form is None or form.stop != "None" or self._held(job):
+        if form is None or form.stop_policy != "None" or self._held(job):
             return []
         if any(pod.spec.notes or pod.uid in self.world.forbidden for pod in job.pods):
             return []
-        if form.strategy == "StrictFIFO" and (
+        if form.queueing_strategy == "StrictFIFO" and (
             self.world.was_skewed or job.uid != _oldest(self.world, job.queue)
         ):
             return []
@@ -334,7 +334,7 @@ class Promises:
             if not out or not rest or len(pods) != pods[0].spec.size or pods[0].spec.queue not in truth.used:
                 continue
             form = self.process.config.queues[pods[0].spec.queue]
-            if form.stop != "None" or pods[0].spec.owner in self.world.budgets:
+            if form.stop_policy != "None" or pods[0].spec.owner in self.world.budgets:
                 continue
             waits = [pod for pod in rest if pod.waits]
             units = sum(pod.spec.units for pod in waits)
