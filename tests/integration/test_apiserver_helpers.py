@@ -114,6 +114,7 @@ async def test_discovery(call) -> None:
         "batch",
         "coordination.k8s.io",
         "policy",
+        "resource.k8s.io",
     ]
     core = (await call("GET", "/api/v1"))[1]
     assert core["groupVersion"] == "v1"
