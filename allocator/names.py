@@ -20,7 +20,7 @@ DRA_MEMORY = "memory"
 DRA_API = "/apis/resource.k8s.io/v1"
 
 # Label of the claims that the scheduler makes for pods that ask by their containers' limits.
-POD_CLAIM_LABEL = f"{DOMAIN}/pod-claim"
+CLAIM_LABEL = f"{DOMAIN}/pod-claim"
 
 # Node annotation: `dra` where pods get their cards by claims.
 NODE_SERVES = f"{DOMAIN}/serves"

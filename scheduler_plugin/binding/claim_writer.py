@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from allocator.names import DRA_API, POD_CLAIM_LABEL
+from allocator.names import CLAIM_LABEL, DRA_API
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.paths import pod_path
 from scheduler_plugin.binding.pod_claims import BoundPodClaim, claims_path
@@ -124,7 +124,7 @@ class ClaimWriter:
             body = await self._api.get(
                 f"{DRA_API}/resourceclaims",
                 timeout_s=self._timeout_s,
-                labelSelector=f"{POD_CLAIM_LABEL}=true",
+                labelSelector=f"{CLAIM_LABEL}=true",
             )
             claims = msgspec.json.decode(body)["items"]
         except (KubeApiError, KeyError, *UNREADABLE) as error:

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from allocator.ids import device_names
 from allocator.names import (
+    CLAIM_LABEL,
     DEVICE_CLASS,
     DRA_API,
     DRA_DRIVER,
     DRA_MEMORY,
     PERCENT_RESOURCE,
-    POD_CLAIM_LABEL,
     resource_name,
 )
 from allocator.quantity import canonical
@@ -165,7 +165,7 @@ def _body(pod: PodRecord, counts: Mapping[str, int]) -> dict[str, Any]:
         "metadata": {
             "name": f"{pod.name[:_MOST_NAME_CHARS].rstrip('.-')}-gpupack-{pod.uid[:8].lower()}",
             "namespace": pod.namespace,
-            "labels": {POD_CLAIM_LABEL: "true"},
+            "labels": {CLAIM_LABEL: "true"},
             "annotations": {EXTENDED_CLAIM: "true"},
             "finalizers": [FINALIZER],
             "ownerReferences": [owner],

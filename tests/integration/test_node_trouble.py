@@ -77,9 +77,9 @@ async def test_a_killed_process_leaves_the_charge_in_the_words_and_finds_it_agai
             "from pathlib import PosixPath\n"
             "from deviceplugin.app import run\n"
             "from deviceplugin.settings import Settings\n"
-            "from gpupack.signals import told_to_stop\n"
+            "from gpupack.signals import connect_stop_event\n"
             "async def main():\n"
-            "    with told_to_stop() as stop:\n"
+            "    with connect_stop_event() as stop:\n"
             f"        await run({settings!r}, stop)\n"
             "asyncio.run(main())\n"
         )

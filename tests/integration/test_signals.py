@@ -30,9 +30,9 @@ gpupack.__main__.main()
 
 TOLD_TWICE = """
 import asyncio, os, signal
-from gpupack.signals import told_to_stop
+from gpupack.signals import connect_stop_event
 async def main():
-    with told_to_stop() as stop:
+    with connect_stop_event() as stop:
         os.kill(os.getpid(), {number})
         await stop.wait()
         print("heeded", flush=True)
@@ -94,7 +94,8 @@ def test_told_before_anything_is_loaded(command, number):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("why", "ns/pod"), ("queue", "status"), ("node", "--check"), ("demo",)]
+    "arguments",
+    [("why", "ns/pod"), ("queue", "status"), ("queue", "check", "x"), ("node", "--check"), ("demo",)],
 )
 def test_a_command_that_ends_by_itself_is_not_taken_for_done(arguments):
     assert told_while_loading(arguments, "gpupack.cli.app").returncode == -signal.SIGTERM
@@ -105,7 +106,7 @@ def test_every_command_that_runs_on_heeds_signals_while_it_loads():
         path.stem
         for path in Path(cli.__path__[0]).glob("*.py")
         if any(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "serve"
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run_daemon"
             for node in ast.walk(ast.parse(path.read_text()))
         )
     }
