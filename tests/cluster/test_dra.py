@@ -357,8 +357,7 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster) 
     cluster.create(claim_pod("p8", "c8"))
     for name in ("waits", "p8"):
         until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound", 60)
-    event = cluster.wait_event("waits", "FailedPrepareDynamicResources", 60)
-    assert DRIVER in event
+    cluster.wait_event("waits", "FailedPrepareDynamicResources", 60)
     assert {cluster.pod(name)["status"]["phase"] for name in ("waits", "p8")} == {"Pending"}
     cluster.daemon.start()
     for name in ("waits", "p8"):

@@ -18,6 +18,12 @@ pytestmark = [
 ]
 
 
+TOGETHER = {
+    "all of a node's": ["mig", "memory-limits", "mps", "cdi"],
+    "queue-batch": ["queue", "queue-batch"],  # it changes what the first one brings
+}
+
+
 def by_name(objects: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
@@ -40,7 +46,7 @@ def test_what_is_applied_here_is_what_kustomize_makes(folder):
 def test_what_components_add_is_what_kustomize_makes(component, tmp_path):
     """Some have no overlay, and one brings another along that may be named beside it."""
     shutil.copytree(MANIFESTS, tmp_path / "manifests", symlinks=True)
-    named = ["mig", "memory-limits", "mps", "cdi"] if component == "all of a node's" else [component]
+    named = TOGETHER.get(component, [component])
     overlay = tmp_path / "manifests" / "overlays" / "mine"
     overlay.mkdir()
     plan = {"resources": ["../../base"], "components": [f"../../components/{name}" for name in named]}

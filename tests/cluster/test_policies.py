@@ -98,7 +98,7 @@ class Model:
 
     def gone(self) -> None:
         assert isinstance(self.policy, Learner)
-        self.policy.settled("waits", None)
+        self.policy.pod_resolved("waits", None)
 
     @staticmethod
     def ask(request: Request) -> PolicyRequest:

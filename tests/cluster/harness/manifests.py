@@ -84,7 +84,12 @@ def _build(folder: Path, objects: list[Json]) -> list[Json]:
     for name in plan.get("resources", []):
         target = folder / name
         objects += _build(target, []) if target.is_dir() else _documents(target)
-    objects += [_config_map(folder, entry) for entry in plan.get("configMapGenerator", [])]
+    for entry in plan.get("configMapGenerator", []):
+        made = _config_map(folder, entry)
+        if entry.get("behavior") == "replace":
+            replaced = made["kind"], made["metadata"]["name"]
+            objects = [one for one in objects if (one["kind"], one["metadata"]["name"]) != replaced]
+        objects.append(made)
     for name in plan.get("components", []):
         objects = _build(folder / name, objects)
     for patch in plan.get("patches", []):
