@@ -11,8 +11,8 @@ import yaml
 from gpupack.errors import InputError
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.queues import PolicyCheck, parse_config
+from scheduler_plugin.queue.controller.config_file import MAX_BYTES
 
-MAX_BYTES: Final = 1 << 20
 CONFIG_KEY: Final = "queues.yaml"
 """The key of the ConfigMap that the manifests mount."""
 

@@ -11,7 +11,7 @@ WRITE_S = 10.0
 
 
 class EvictionApi(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """EvictionApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
         """Read an object."""

@@ -206,7 +206,7 @@ class PodObject(msgspec.Struct):
 
 
 class KubeletNodeInfo(msgspec.Struct):
-    """What the kubelet says of a Node's machine."""
+    """`status.nodeInfo`: the machine as the kubelet describes it."""
 
     boot_id: str = msgspec.field(default="", name="bootID")
 

@@ -12,7 +12,7 @@ from deviceplugin.gpus.api.container_grant import ContainerGrant
 KIND: Final = "gpupack.io/claim"
 
 PREFIX: Final = "gpupack.io-claim_"
-"""What the files' names begin with; the UID of the claim follows."""
+"""Prefix of the files' names, before the UID of the claim."""
 
 
 def device_of(claim_uid: str, request: str) -> str:

@@ -25,13 +25,13 @@ from kubeapi.paths import pod_path, segment
 log = structlog.get_logger(__name__)
 
 ROOM_WAIT_S: Final = 40.0
-"""How long a claim waits for room. The kubelet gives up after 45 s; refused, it asks again a minute later."""
+"""Longest wait of a claim for room. The kubelet gives up after 45 s, and asks again a minute later."""
 
 READ_TIMEOUT_S: Final = 3.0
 
 
 class ClaimApi(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """ClaimApi reads objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
         """Read an object."""

@@ -1,4 +1,4 @@
-"""What a ResourceClaim says of this node's cards: which share of which card, and for which containers."""
+"""Read a ResourceClaim's shares of this node's cards: which share of which card, and for which containers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class ClaimObject(msgspec.Struct):
 
     @property
     def results(self) -> list[AllocatedDevice] | None:
-        """What the claim was allocated of our driver; None while it is not allocated."""
+        """Devices of our driver that the claim was allocated; None while it is not allocated."""
         allocation = self.status.allocation
         if allocation is None:
             return None
@@ -178,7 +178,7 @@ class ClaimPodSpec(msgspec.Struct, rename="camel"):
 
 
 class RequestMapping(msgspec.Struct, rename="camel"):
-    """Which request of a claim a container's limit became."""
+    """RequestMapping names the request of a claim that a container's limit became."""
 
     container_name: str
     request_name: str

@@ -56,7 +56,7 @@ class NodeKindMark:
 
     @property
     def is_right(self) -> bool:
-        """Whether the Node says which way this daemon serves."""
+        """Return True when the Node's annotation and resources match the way this daemon serves."""
         node = self._own_node.node
         return node is not None and self._patch(node) is None
 

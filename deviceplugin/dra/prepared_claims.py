@@ -28,7 +28,7 @@ FOLDER: Final = "claims"
 
 
 class PreparedDevice(msgspec.Struct, frozen=True):
-    """What the kubelet is answered of one share.
+    """PreparedDevice is a share as the kubelet is answered it.
 
     Attributes:
         request: of the claim.

@@ -1,4 +1,4 @@
-"""What limits the memory of a card's containers: the driver, else MPS, else nothing."""
+"""Choose what limits the memory of a card's containers: the driver, else MPS, else nothing."""
 
 from deviceplugin.enforcement.limit_capability import LimitCapability
 from deviceplugin.enforcement.mps_clients import MpsClients

@@ -71,7 +71,7 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
 
 def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
     """Ask about the pods of a workload, None: about all that wait."""
-    from gpupack.diagnose.listing import list_text, list_waiting, list_workload
+    from gpupack.diagnose.listing import format_pods, list_waiting, list_workload
     from gpupack.whatif.answers import as_json
     from gpupack.whatif.fetching import read_waiting
 
@@ -83,7 +83,7 @@ def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | 
             found = list_workload(
                 cluster, namespace or around.namespace, workload, time.time(), around.queued
             )
-        return as_json(found) if output == "json" else list_text(found, colour=wants_colour())
+        return as_json(found) if output == "json" else format_pods(found, colour=wants_colour())
 
     return run_question(work)
 

@@ -102,7 +102,7 @@ def list_workload(
     return PodList(_lines(cluster, pods, now_s, queued), workload.name)
 
 
-def list_text(found: PodList, *, colour: bool = False) -> str:
+def format_pods(found: PodList, *, colour: bool = False) -> str:
     """Write a list as a table; `colour`: with ANSI colours, for terminals."""
     if not found.pods:
         return "No pod waits for GPU memory."

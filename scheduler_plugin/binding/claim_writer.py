@@ -35,7 +35,7 @@ _DEALLOCATED: Final[dict[str, Any]] = {}
 
 
 class ClaimsApi(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """ClaimsApi reads and writes objects; `kubeapi.client.KubeClient` implements it."""
 
     async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
         """Read an object or a list."""

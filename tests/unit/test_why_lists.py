@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpupack.diagnose import explain_pod
-from gpupack.diagnose.listing import list_text, list_waiting, list_workload, parse_workload
+from gpupack.diagnose.listing import format_pods, list_waiting, list_workload, parse_workload
 from gpupack.errors import InputError
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
@@ -36,7 +36,7 @@ def test_all_that_wait_with_their_closest_reason() -> None:
         ("large", "pending", "TooSmall", 300.0),
         ("small", "fits", "Fits", None),
     ]
-    table = [line.split()[:5] for line in list_text(found).splitlines()]
+    table = [line.split()[:5] for line in format_pods(found).splitlines()]
     assert table == [
         ["POD", "ASKS", "AGE", "REASON", "WHY"],
         ["default/large", "20", "GiB", "5m", "TooSmall"],
@@ -46,7 +46,7 @@ def test_all_that_wait_with_their_closest_reason() -> None:
 
 def test_nobody_waits() -> None:
     found = list_waiting(cluster_of(*pods_of(Pod("runs", 4, "n1", (0,)))), NOW)
-    assert list_text(found) == "No pod waits for GPU memory."
+    assert format_pods(found) == "No pod waits for GPU memory."
 
 
 def test_one_namespace() -> None:
@@ -132,7 +132,7 @@ def test_the_pods_of_a_workload_are_listed_wherever_they_are() -> None:
         ("runs", "running", "Running"),
         ("waits", "pending", "TooSmall"),
     ]
-    assert list_text(found).splitlines()[0].split()[3] == "STATE"
+    assert format_pods(found).splitlines()[0].split()[3] == "STATE"
     with pytest.raises(InputError, match="the file has no pod of ReplicaSet/app in namespace 'team'"):
         list_workload(cluster, "team", workload, NOW)
 
@@ -151,8 +151,8 @@ def test_on_a_terminal_titles_are_bold_and_the_state_has_a_colour() -> None:
     lines = coloured.splitlines()
     assert lines[0].startswith("\x1b[33mPod default/large")
     assert "\x1b[1mWhy not:\x1b[0m" in lines
-    assert "\x1b" not in list_text(list_waiting(cluster, NOW))
-    assert "\x1b[1m" in list_text(list_waiting(cluster, NOW), colour=True)
+    assert "\x1b" not in format_pods(list_waiting(cluster, NOW))
+    assert "\x1b[1m" in format_pods(list_waiting(cluster, NOW), colour=True)
 
 
 def test_events_are_told_by_their_age() -> None:

@@ -1,4 +1,4 @@
-"""What a vendor offers for `--sharing mps`: a service beside the driver that limits its clients' memory."""
+"""Interface of a vendor's `--sharing mps`: a service beside the driver that limits its clients' memory."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -36,7 +36,7 @@ class MpsControl(Protocol):
 
 
 class CardGenerations(Protocol):
-    """What the driver says of the cards' generation. Its methods may block."""
+    """Reads the cards' generation from the driver. Its methods may block."""
 
     def architecture(self, uuid: str) -> int | None:
         """Return NVML's number of a card's architecture; None where the driver does not say."""

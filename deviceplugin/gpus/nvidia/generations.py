@@ -1,4 +1,4 @@
-"""What the driver says of the cards' generation; None where it does not. The library must be open."""
+"""Read the cards' generation from the driver; None where it does not tell. The library must be open."""
 
 import pynvml
 
