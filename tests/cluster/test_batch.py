@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
-from benchmarks.throughput import CARD_GIB, fake_node, in_parallel
+from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch_pods
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
@@ -18,6 +18,10 @@ from tests.cluster.harness.daemons import QueueController
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
 
 NODE_COUNT = 20
+BURST = 100
+UNITS = 20
+"""Of each pod: four fill a card."""
+GIB = 1 << 30
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 NODE_TERM = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
@@ -143,7 +147,9 @@ def queue(fleet: Cluster) -> Iterator[QueueController]:
 
 
 def create_all(fleet: Cluster, prefix: str, count: int) -> None:
-    bodies = [queued(f"{prefix}-{number:03d}", 20, schedulerName=BATCH_SCHEDULER) for number in range(count)]
+    bodies = [
+        queued(f"{prefix}-{number:03d}", UNITS, schedulerName=BATCH_SCHEDULER) for number in range(count)
+    ]
     in_parallel(count, lambda index: fleet.api.post(PODS, bodies[index]))
 
 
@@ -160,6 +166,52 @@ def check_cards(fleet: Cluster) -> None:
                 used[card] += units
     assert used
     assert max(used.values()) <= CARD_GIB
+
+
+def requests(fleet: Cluster, verb: str, subresource: str) -> int:
+    """How many requests of a kind about pods the API server has carried out since it started."""
+    wanted = {f'verb="{verb}"', f'subresource="{subresource}"', 'resource="pods"', 'code="20'}
+    lines = str(fleet.api.get("/metrics")).splitlines()
+    found = [line for line in lines if line.startswith("apiserver_request_total{")]
+    return sum(int(line.split()[-1]) for line in found if all(part in line for part in wanted))
+
+
+def writes(fleet: Cluster, since: str, names: set[str]) -> Counter[str]:
+    """How often each of these pods was written until all of them were bound."""
+    found: Counter[str] = Counter()
+    unbound = set(names)
+    for event in watch_pods(fleet.api, since):
+        name = event["object"]["metadata"]["name"]
+        if name not in names:
+            continue
+        found[name] += event["type"] == "MODIFIED"
+        if event["object"]["spec"].get("nodeName"):
+            unbound.discard(name)
+        if not unbound:
+            break
+    return found
+
+
+def test_a_burst_of_a_hundred_pods_is_bound_by_one_write_a_pod(
+    fleet: Cluster, queue: QueueController
+) -> None:
+    """The burst of the two-tier method: the scheduler's account, the queue's, and the pods' cards agree."""
+    queue.kill()
+    create_all(fleet, "burst", BURST)
+    names = {pod["metadata"]["name"] for pod in fleet.api.get(PODS)["items"]}
+    since = fleet.api.get(PODS, limit=1)["metadata"]["resourceVersion"]
+    patched = {part: requests(fleet, "PATCH", part) for part in ("", "status")}
+    posted = requests(fleet, "POST", "binding")
+    queue.start()
+    assert writes(fleet, since, names) == dict.fromkeys(names, 1)
+    assert requests(fleet, "POST", "binding") - posted == BURST
+    assert {part: requests(fleet, "PATCH", part) for part in ("", "status")} == patched
+    check_cards(fleet)
+    wanted = BURST * UNITS
+    assumed = 'gpupack_scheduler_gpu_memory_bytes{kind="assumed"}'
+    until(lambda: fleet.extender.metric(assumed) == wanted * GIB, "the scheduler's account", 20)
+    until(lambda: queue.status()["queues"][0]["used"] == wanted, "the queue's account", 20)
+    assert fleet.extender.metric('gpupack_extender_batch_pods_total{outcome="bound"}') == BURST
 
 
 def test_pods_are_bound_without_a_kube_scheduler(fleet: Cluster, queue: QueueController) -> None:

@@ -78,8 +78,8 @@ class _Daemon:
             return str(answer.read(), "utf-8")
 
     def metric(self, name: str) -> float:
-        """The value of a metric without labels."""
-        lines = (line.split() for line in self.http("/metrics").splitlines())
+        """The value of one metric, with its labels if it has any."""
+        lines = (line.rsplit(maxsplit=1) for line in self.http("/metrics").splitlines())
         (value,) = [float(words[1]) for words in lines if words and words[0] == name]
         return value
 
