@@ -1,5 +1,6 @@
 """Nodes and pods for the scheduler's tests, in the form in which the API server sends them."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,7 +15,9 @@ MEMORY = resource_name(1024)
 
 
 def uuid(node: str, card: int) -> str:
-    return f"GPU-{node}-{card}"
+    """Name a card of a node, in at most the 60 characters that a UUID may have."""
+    name = node if len(node) <= 50 else f"{node[:41]}-{zlib.crc32(node.encode()):08x}"
+    return f"GPU-{name}-{card}"
 
 
 def node_object(

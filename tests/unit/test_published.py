@@ -21,6 +21,13 @@ def test_a_node_with_everything() -> None:
     assert (published.models, published.numa) == (("T4", "H100"), (0, -1))
 
 
+def test_a_node_of_the_tests_may_have_the_longest_name() -> None:
+    """Karpenter's kwok provider makes names of random words, some of them too long for a UUID."""
+    name = "n" * 253
+    assert read_published(node(name, (8,) * 16), 1024).exclusion is Exclusion.NONE
+    assert uuid(name, 0) != uuid("n" * 252, 0)
+
+
 def test_a_broken_or_cordoned_card_is_full() -> None:
     made = node("n", (8, 8, 8), (1, 2, 3), healthy=(False, True, True), cordon=f" {uuid('n', 2)},")
     published = read_published(made, 1024)
