@@ -70,6 +70,9 @@ NODE_HOST = f"{DOMAIN}/host"
 # Taint with which a new node is born; the node daemon takes it away.
 STARTUP_TAINT = f"startup-taint.cluster-autoscaler.kubernetes.io/{DOMAIN.partition('.')[0]}"
 
+# Node taint and label written by users: nodes of batch mode alone.
+BATCH_POOL = f"{DOMAIN}/batch"
+
 # Node label written by users: the DaemonSet's nodes.
 NODE_LABEL = f"{DOMAIN}/node"
 

@@ -18,6 +18,7 @@ from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget, DisruptionBudgets
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.objects import NodeLite, PodLite
@@ -112,6 +113,8 @@ async def run(
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.unschedulable_pods, events, elector))
         looks = RefusedPodRetrier(extender, client, clock, lambda: watcher.stale, elector)
         metrics.follow_retrier(looks)
+        shared = SharedNodes()
+        metrics.follow_shared_nodes(shared, clock)
         preemption = None
         if settings.preemption:
             preemption = PreemptionService(state, policies, budgets, client, clock, events, watcher, elector)
@@ -128,7 +131,7 @@ async def run(
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
             retrier=looks,
-            batch=_make_batch_committer(settings, binder, watcher, follower),
+            batch=_make_batch_committer(settings, binder, watcher, follower, shared),
             standby_is_ready=label is not None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
@@ -160,36 +163,49 @@ async def run(
 
 
 def _make_batch_committer(
-    settings: Settings, binder: Binder, watcher: Watcher, follower: LeaseFollower | None
+    settings: Settings,
+    binder: Binder,
+    watcher: Watcher,
+    follower: LeaseFollower | None,
+    shared: SharedNodes,
 ) -> BatchCommitter | None:
     """Bind pods of batch mode, where the settings say so."""
     if not settings.commit:
         return None
-    checks = _checks(watcher, binder.committer.state, binder.clock)
-    return BatchCommitter(binder, checks, lambda: watcher.stale, follower)
+    shared.lost.connect(lambda why: log.warning("batch mode pauses on shared nodes", why=why))
+    checks = _checks(watcher, binder.committer.state, binder.clock, shared)
+    return BatchCommitter(binder, checks, lambda: watcher.stale, follower, shared)
 
 
-def _checks(watcher: Watcher, state: ClusterState, clock: Callable[[], float]) -> KubernetesChecks:
+def _checks(
+    watcher: Watcher, state: ClusterState, clock: Callable[[], float], shared: SharedNodes
+) -> KubernetesChecks:
     """Keep kube-scheduler's checks up to date; the watcher must read `HostNode` and `HostPod`."""
     checks = KubernetesChecks(state)
 
     def take_node(kind: Kind, node: NodeLite) -> None:
         if kind == "DELETED":
             checks.delete_node(node.metadata.name)
+            shared.delete_node(node.metadata.name)
         else:
             checks.apply_node(cast("HostNode", node))
+            shared.apply_node(cast("HostNode", node))
 
     def take_pod(kind: Kind, pod: PodLite) -> None:
         if kind == "DELETED":
             checks.delete_pod(pod.metadata.uid)
+            shared.delete_pod(pod.metadata.uid)
         else:
             checks.apply_pod(cast("HostPod", pod), clock())
+            shared.apply_pod(cast("HostPod", pod), clock())
 
     def replace_nodes(nodes: Sequence[NodeLite]) -> None:
         checks.replace(cast("Sequence[HostNode]", nodes), None, clock())
+        shared.replace_nodes(cast("Sequence[HostNode]", nodes))
 
     def replace_pods(pods: Sequence[PodLite]) -> None:
         checks.replace(None, cast("Sequence[HostPod]", pods), clock())
+        shared.replace_pods(cast("Sequence[HostPod]", pods), clock())
 
     watcher.node_sink.applied.connect(take_node)
     watcher.pod_sink.applied.connect(take_pod)

@@ -1,4 +1,4 @@
-"""The rule of `batch_eligibility` in CEL, as `manifests/components/queue-batch` has it.
+"""The rule of `batch_eligibility` in CEL, as the manifests of batch mode have it.
 
 `python -m tests.batch_policy` writes the manifests again.
 """
@@ -8,10 +8,12 @@ from pathlib import Path
 from textwrap import fill, indent
 from typing import Final
 
-from allocator.names import BATCH_SCHEDULER, QUEUE_NAME, SCHEDULER_NAME
+from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_NAME, SCHEDULER_NAME
 from scheduler_plugin.scheduling import batch_eligibility as rules
 
-COMPONENT: Final = Path(__file__).parents[1] / "manifests/components/queue-batch"
+COMPONENTS: Final = Path(__file__).parents[1] / "manifests/components"
+COMPONENT: Final = COMPONENTS / "queue-batch"
+OWN_NODES: Final = COMPONENTS / "queue-batch-own-nodes"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _ASKS: Final = (
     "(object.spec.containers + object.spec.?initContainers.orValue([])).exists(container,"
@@ -137,9 +139,39 @@ def write_gate() -> str:
 """
 
 
-FILES: Final = {"policy.yaml": write_policy, "gate.yaml": write_gate}
+def write_own_nodes() -> str:
+    """The patch of the policies that has their pods go to batch mode's own nodes."""
+    key = BATCH_POOL.replace("/", "~1")
+    own = f'Object.spec.tolerations{{key: "{BATCH_POOL}", operator: "Exists", effect: "NoSchedule"}}'
+    steps = " + ".join(
+        (
+            "(has(object.spec.nodeSelector) ? [] : "
+            '[JSONPatch{op: "add", path: "/spec/nodeSelector", value: {}}])',
+            f'[JSONPatch{{op: "add", path: "/spec/nodeSelector/{key}", value: "true"}}]',
+            "(has(object.spec.tolerations) ? [] : "
+            '[JSONPatch{op: "add", path: "/spec/tolerations", value: []}])',
+            f'[JSONPatch{{op: "add", path: "/spec/tolerations/-", value: {own}}}]',
+        )
+    )
+    return f"""\
+# `python -m tests.batch_policy` writes this file.
+- op: add
+  path: /spec/mutations/-
+  value:
+    patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+{_folded(steps, 8)}
+"""
+
+
+FILES: Final = {
+    COMPONENT / "policy.yaml": write_policy,
+    COMPONENT / "gate.yaml": write_gate,
+    OWN_NODES / "own-nodes.yaml": write_own_nodes,
+}
 
 
 if __name__ == "__main__":
-    for name, write in FILES.items():
-        (COMPONENT / name).write_text(write())
+    for path, write in FILES.items():
+        path.write_text(write())

@@ -13,6 +13,7 @@ from scheduler_plugin.binding.batch_committer import BatchCommitter
 from scheduler_plugin.binding.batch_protocol import CommitCall, NodeCandidate, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder
 from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
@@ -100,7 +101,9 @@ class BatchWorld:
             after_another=False,
             sleep=self.sleep,
         )
-        self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale, follower)
+        self.shared = SharedNodes()
+        self.shared.replace_pods([], self.now)
+        self.committer = BatchCommitter(self.binder, self.checks, lambda: self.stale, follower, self.shared)
         self.version = 1
         for name in ("n", "m"):
             self.node(name)
@@ -122,19 +125,28 @@ class BatchWorld:
         for _ in range(10):
             await asyncio.sleep(0)
 
-    def node(self, name: str, sizes: Sequence[int] = (16, 16), **more: Any) -> None:
+    def node(
+        self,
+        name: str,
+        sizes: Sequence[int] = (16, 16),
+        spec: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
         self.version += 1
         raw: dict[str, Any] = node_object(
             name, sizes, version=self.version, allocatable_units=sum(sizes), **more
         )
+        raw["spec"] = dict(spec or {})
         found = msgspec.convert(raw, HostNode)
         self.state.apply_node(found, self.now)
         self.checks.apply_node(found)
+        self.shared.apply_node(found)
 
     def lose_node(self, name: str) -> None:
         self.version += 1
         self.state.delete_node(name, str(self.version), self.now)
         self.checks.delete_node(name)
+        self.shared.delete_node(name)
 
     def pod(self, name: str, units: int = 8, **more: Any) -> None:
         self.version += 1
@@ -148,6 +160,7 @@ class BatchWorld:
         found = msgspec.json.decode(json.dumps(self.api.objects[name]), type=HostPod)
         self.state.apply_pod(found, self.now)
         self.checks.apply_pod(found, self.now)
+        self.shared.apply_pod(found, self.now)
 
     def candidates(self, name: str, *nodes: str, stale: bool = False) -> PodCandidates:
         """A pod's list, scored at the nodes as they are now, or `stale`."""

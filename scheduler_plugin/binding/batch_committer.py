@@ -18,6 +18,7 @@ from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodCandidates, PodResult
 from scheduler_plugin.binding.binder import Binder, LeaderStatus
 from scheduler_plugin.binding.committer import PendingBinding
+from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.binding.two_tier import ScoredNode, merge_candidates
 from scheduler_plugin.errors import CommitError
 from scheduler_plugin.scheduling.filtering import filter_nodes
@@ -41,6 +42,8 @@ class BatchCommitter:
         checks: What kube-scheduler's filters say.
         stale: Says why the cluster's view cannot be trusted, empty when it can.
         leadership: With which batch pods are bound; None: with the binder's own.
+        shared: Tells which nodes another scheduler uses, too; None: those without a taint, and none is ever
+            left out.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class BatchCommitter:
         checks: KubernetesChecks,
         stale: Callable[[], str],
         leadership: LeaderStatus | None = None,
+        shared: SharedNodes | None = None,
     ) -> None:
         self._binder = binder
         self._checks = checks
         self._stale = stale
         self._leadership = leadership
+        self._shared = shared if shared is not None else SharedNodes()
         self._opened: float | None = None
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(UNDER_WAY)
@@ -130,7 +135,11 @@ class BatchCommitter:
             return f"its schedulerName is not {BATCH_SCHEDULER}"
         why = "no node of its list is there any more"
         for candidate in self._order(pod):
-            why = self._checks.find_rejection(pod.uid, candidate.node, now, margin=headroom)
+            node = candidate.node
+            margin = 0.0 if self._shared.is_own(node) else headroom
+            why = self._shared.explain_stop(node, now) or self._checks.find_rejection(
+                pod.uid, node, now, margin=margin
+            )
             if why:
                 continue
             try:

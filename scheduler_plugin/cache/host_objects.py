@@ -75,6 +75,7 @@ class HostCondition(KubeStruct):
 class HostPodStatus(PodLiteStatus):
     """`status` of a pod."""
 
+    reason: str = ""
     conditions: tuple[HostCondition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None

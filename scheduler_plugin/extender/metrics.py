@@ -1,6 +1,6 @@
 """The metrics of the extender."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from scheduler_plugin.scheduling.reasons import REASONS
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
     from scheduler_plugin.binding.binder import LeaderStatus
+    from scheduler_plugin.binding.shared_nodes import SharedNodes
     from scheduler_plugin.extender.retry import RefusedPodRetrier
     from scheduler_plugin.preemption.preemptor import Preemptor
 
@@ -88,6 +89,10 @@ class Metrics:
         )
         looks.fits.connect(lambda _uid: found.inc())
 
+    def follow_shared_nodes(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
+        """Tell what batch mode knows of nodes that another scheduler uses, too."""
+        self.registry.register(SharedNodesMetrics(shared, clock))
+
     def follow_preemptor(self, preemptor: "Preemptor") -> None:
         """Count what a preemptor does."""
         attempts = Counter(
@@ -114,6 +119,35 @@ class Metrics:
     def render(self) -> bytes:
         """Write everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class SharedNodesMetrics(Collector):
+    """SharedNodesMetrics reads what batch mode knows of shared nodes when Prometheus scrapes.
+
+    Args:
+        shared: The nodes.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, shared: "SharedNodes", clock: Callable[[], float]) -> None:
+        self._shared = shared
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """Read it."""
+        failed = CounterMetricFamily(
+            "gpupack_extender_batch_failed_pods",
+            "Pods that kubelets failed (OutOf...) on shared nodes with pods of batch mode, by what was short.",
+            labels=["resource"],
+        )
+        for resource in sorted({"cpu", "memory", *self._shared.failed}):
+            failed.add_metric([resource], self._shared.failed[resource])
+        yield failed
+        yield GaugeMetricFamily(
+            "gpupack_extender_batch_paused",
+            "1 while batch mode binds no pod on shared nodes, because a kubelet had to fail one.",
+            value=int(self._shared.is_stopped(self._clock())),
+        )
 
 
 class ClusterMetrics(Collector):

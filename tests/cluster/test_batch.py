@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import BATCH_POOL, BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch_pods
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
 from tests.cluster.harness import ApiError, Cluster, until
@@ -104,6 +104,42 @@ def test_a_pod_has_the_scheduler_or_the_gate_as_the_code_says(policies: Cluster,
     assert is_batch is (list(SPECS).index(name) < list(SPECS).index("claim"))
 
 
+def test_a_pod_goes_to_the_nodes_of_batch_mode_beside_its_own_rules(policies: Cluster) -> None:
+    """The API server adds tolerations of its own to every pod."""
+    own = {"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute", "tolerationSeconds": 7}
+    pool = {"key": BATCH_POOL, "operator": "Exists", "effect": "NoSchedule"}
+    found = policies.api.post(PODS, queued("p"), dryRun="All")["spec"]
+    added = found["tolerations"]
+    assert found["nodeSelector"] == {BATCH_POOL: "true"}
+    assert pool in added
+    pod = queued("p", nodeSelector={"a": "b"}, tolerations=[own])
+    found = policies.api.post(PODS, pod, dryRun="All")["spec"]
+    assert found["nodeSelector"] == {"a": "b", BATCH_POOL: "true"}
+    assert own in found["tolerations"]
+    assert [each for each in found["tolerations"] if each not in added] == [own]
+    assert len(found["tolerations"]) == len(added) + 1
+    left = policies.api.post(PODS, queued("p", hostNetwork=True), dryRun="All")["spec"]
+    assert "nodeSelector" not in left
+    assert pool not in left["tolerations"]
+
+
+def test_on_shared_nodes_a_pods_rules_are_its_own(policies: Cluster) -> None:
+    components = [MANIFESTS / "components" / name for name in ("queue", "queue-batch")]
+    shared = build(MANIFESTS / "base", *components)
+    own = build(MANIFESTS / "overlays/queue-batch")
+
+    def is_free() -> bool:
+        spec = policies.api.post(PODS, queued("p"), dryRun="All")["spec"]
+        return spec["schedulerName"] == BATCH_SCHEDULER and "nodeSelector" not in spec
+
+    try:
+        apply_all(policies.api, shared)
+        until(is_free, "the other policy in force", 60)
+    finally:
+        apply_all(policies.api, own)
+        until(lambda: not is_free(), "the policy in force again", 60)
+
+
 def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(policies: Cluster) -> None:
     namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
     policies.api.post("/api/v1/namespaces", namespace)
@@ -117,6 +153,7 @@ def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(polici
     pod = ask()
     assert pod["metadata"]["labels"] == {QUEUE_NAME: "a"}
     assert pod["spec"]["schedulerName"] == BATCH_SCHEDULER
+    assert pod["spec"]["nodeSelector"] == {BATCH_POOL: "true"}
     assert "schedulingGates" not in pod["spec"]
     pod = ask(hostNetwork=True)
     assert pod["metadata"]["labels"] == {QUEUE_NAME: "a"}

@@ -25,6 +25,7 @@ OVERLAYS = {
     "monitoring": [f"monitoring.{part}.enabled=true" for part in ("serviceMonitor", "rules", "dashboard")],
     "nvidia-runtime-class": ["node.runtimeClassName=nvidia"],
     "queue": ["queue.enabled=true"],
+    "queue-batch": ["queue.enabled=true", "queue.batch.enabled=true"],
     "scheduler-name-by-hand": ["schedulerName=by-hand"],
     "scheduler-name-v1beta1": ["schedulerName=v1beta1"],
     "simulated-gpus": ["simulatedGpus.enabled=true"],
@@ -37,12 +38,16 @@ COMPONENTS = {
     "memory-limits": ["memoryLimits.enabled=true"],
     "mig": ["mig.enabled=true"],
     "mps": ["mps.enabled=true"],
+    "queue-batch": ["queue.enabled=true", "queue.batch.enabled=true", "queue.batch.sharedNodes=true"],
+    "queue-batch-own-nodes": ["queue.enabled=true", "queue.batch.enabled=true"],
     "visible-devices": ["visibleDevices.enabled=true"],
 }
-TOGETHER = {"dra": ("dra", "dra-scheduler")}
-"""Components that one value brings."""
-WITHOUT_VALUE = {"queue-batch"}
-"""Overlays and components that Helm does not have yet; docs/queue.md says so."""
+TOGETHER = {
+    "dra": ("dra", "dra-scheduler"),
+    "queue-batch": ("queue", "queue-batch"),
+    "queue-batch-own-nodes": ("queue", "queue-batch", "queue-batch-own-nodes"),
+}
+"""Components that one value brings, or that stand on others."""
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -84,8 +89,6 @@ def test_the_defaults_are_the_base_and_its_namespace_is_the_users() -> None:
 
 @pytest.mark.parametrize("overlay", sorted(path.parent.name for path in MANIFESTS.glob("overlays/*/kust*")))
 def test_each_overlay_is_a_value(overlay: str) -> None:
-    if overlay in WITHOUT_VALUE:
-        return
     assert template("namespace.create=true", *OVERLAYS[overlay]) == by_name(
         build(MANIFESTS / "overlays" / overlay)
     )
@@ -94,7 +97,7 @@ def test_each_overlay_is_a_value(overlay: str) -> None:
 @pytest.mark.parametrize("component", sorted(path.name for path in MANIFESTS.glob("components/*")))
 def test_each_component_is_a_value(component: str) -> None:
     others = {name for names in TOGETHER.values() for name in names} - TOGETHER.keys()
-    if component in OVERLAYS or component in WITHOUT_VALUE | others:
+    if component not in COMPONENTS and component in OVERLAYS.keys() | others:
         return
     folders = [MANIFESTS / "components" / name for name in TOGETHER.get(component, (component,))]
     built = build(MANIFESTS / "base", *folders)
@@ -188,6 +191,31 @@ def test_queues_are_values(tmp_path: Path) -> None:
     made = helm("template", "gpupack", str(CHART), "--namespace", NAMESPACE, "--values", str(values)).stdout
     objects = by_name([one for one in yaml.safe_load_all(made) if one])
     assert yaml.safe_load(objects["ConfigMap", "gpupack-queues"]["data"]["queues.yaml"]) == wanted
+
+
+def test_in_batch_mode_the_queues_values_are_those_of_its_container() -> None:
+    both = ("queue.enabled=true", "queue.batch.enabled=true")
+    objects = template(
+        *both,
+        "queue.args.log-format=json",
+        "queue.resources.limits.memory=1Gi",
+        "scheduler.args.log-format=text",
+        namespace="gpus",
+    )
+    assert NAMESPACE not in json.dumps(list(objects.values()))
+    assert ("Deployment", "gpupack-queue") not in objects
+    pod = objects["Deployment", "gpupack-scheduler"]["spec"]["template"]["spec"]
+    containers = {each["name"]: each for each in pod["containers"]}
+    assert containers["queue"]["resources"] == {"limits": {"memory": "1Gi"}}
+    assert {"--log-format=json", "--follow-lease=gpus/gpupack-scheduler"} <= set(containers["queue"]["args"])
+    assert {"--log-format=text", "--commit"} <= set(containers["gpupack"]["args"])
+
+
+@pytest.mark.parametrize("values", [(), ("queue.enabled=true", "scheduler.mode=join")])
+def test_batch_mode_without_a_kube_scheduler_of_ours_is_refused(values: tuple[str, ...]) -> None:
+    chosen = [word for value in ("queue.batch.enabled=true", *values) for word in ("--set", value)]
+    done = helm("template", "gpupack", str(CHART), *chosen, check=False)
+    assert "queue.batch.enabled wants queue.enabled=true and scheduler.mode=own" in done.stderr
 
 
 @pytest.mark.parametrize(

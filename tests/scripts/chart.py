@@ -163,6 +163,15 @@ def schema() -> dict[str, Any]:
                 enabled=_BOOL,
                 replicas=replicas,
                 configuration=said("The file of the queues (docs/queue.md); empty: one queue.", _OBJECT),
+                batch=closed(
+                    {
+                        "enabled": _BOOL,
+                        "sharedNodes": said(
+                            "Also on nodes without the label and the taint gpupack.io/batch.", _BOOL
+                        ),
+                    },
+                    "Bind pods without kube-scheduler; the queue runs in the scheduler's pod.",
+                ),
             ),
             "The borrowing queue.",
         ),

@@ -25,6 +25,7 @@ from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.status import DaemonStatus
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.cli.app import cli
+from scheduler_plugin.binding.shared_nodes import SharedNodes
 from scheduler_plugin.extender.metrics import ClusterMetrics
 from scheduler_plugin.extender.metrics import Metrics as SchedulerMetrics
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
@@ -85,6 +86,7 @@ def scheduler_metrics() -> str:
     metrics = SchedulerMetrics(ClusterMetrics(state, fresh, UnschedulablePods(state.pods), events))
     metrics.follow_preemptor(MagicMock())
     metrics.follow_retrier(MagicMock())
+    metrics.follow_shared_nodes(SharedNodes(), lambda: 0.0)
     return _metrics(metrics.registry)
 
 

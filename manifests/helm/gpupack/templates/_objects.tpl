@@ -21,6 +21,11 @@ gpupack.objects writes every object of some files.
 {{- end }}
 {{- end }}
 
+{{/* gpupack.file is the text of one of the files, for the namespace of the release: root, path. */}}
+{{- define "gpupack.file" }}
+{{- replace "gpupack-system" .root.Release.Namespace (.root.Files.Get (printf "files/%s" .path)) }}
+{{- end }}
+
 {{/* gpupack.object writes one object: root, object, component. */}}
 {{- define "gpupack.object" }}
 {{- $object := .object }}
@@ -55,8 +60,10 @@ gpupack.objects writes every object of some files.
 {{- with $component.podLabels }}
 {{- $_ := set $template.metadata "labels" (merge (deepCopy $template.metadata.labels) .) }}
 {{- end }}
+{{- $given := $component }}
 {{- range $container := $pod.containers }}
 {{- if eq $container.image "gpupack" }}
+{{- $component := ternary $.root.Values.queue $given (eq $container.name "queue") }}
 {{- $_ := set $container "image" (printf "%s:%s" $image.repository (default $.root.Chart.AppVersion $image.tag)) }}
 {{- $_ := set $container "imagePullPolicy" $image.pullPolicy }}
 {{- with $component.resources }}{{ $_ := set $container "resources" . }}{{ end }}
