@@ -113,8 +113,6 @@ async def run(
         metrics = Metrics(ClusterMetrics(state, watcher, reporter.unschedulable_pods, events, elector))
         looks = RefusedPodRetrier(extender, client, clock, lambda: watcher.stale, elector)
         metrics.follow_retrier(looks)
-        shared = SharedNodes()
-        metrics.follow_shared_nodes(shared, clock)
         preemption = None
         if settings.preemption:
             preemption = PreemptionService(state, policies, budgets, client, clock, events, watcher, elector)
@@ -131,7 +129,7 @@ async def run(
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,
             retrier=looks,
-            batch=_make_batch_committer(settings, binder, watcher, follower, shared),
+            batch=_make_batch_committer(settings, binder, watcher, follower, metrics),
             standby_is_ready=label is not None,
         )
         app = make_app(service, only_known_clients=settings.tls_client_ca is not None)
@@ -167,11 +165,13 @@ def _make_batch_committer(
     binder: Binder,
     watcher: Watcher,
     follower: LeaseFollower | None,
-    shared: SharedNodes,
+    metrics: Metrics,
 ) -> BatchCommitter | None:
     """Bind pods of batch mode, where the settings say so."""
     if not settings.commit:
         return None
+    shared = SharedNodes()
+    metrics.follow_shared_nodes(shared, binder.clock)
     shared.lost.connect(lambda why: log.warning("batch mode pauses on shared nodes", why=why))
     checks = _checks(watcher, binder.committer.state, binder.clock, shared)
     return BatchCommitter(binder, checks, lambda: watcher.stale, follower, shared)

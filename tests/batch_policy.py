@@ -139,17 +139,21 @@ def write_gate() -> str:
 """
 
 
+def write_missing(field: str, value: str) -> str:
+    """The step that makes a field of the spec where there is none."""
+    step = f'[JSONPatch{{op: "add", path: "/spec/{field}", value: {value}}}]'
+    return f"(has(object.spec.{field}) ? [] : {step})"
+
+
 def write_own_nodes() -> str:
     """The patch of the policies that has their pods go to batch mode's own nodes."""
     key = BATCH_POOL.replace("/", "~1")
     own = f'Object.spec.tolerations{{key: "{BATCH_POOL}", operator: "Exists", effect: "NoSchedule"}}'
     steps = " + ".join(
         (
-            "(has(object.spec.nodeSelector) ? [] : "
-            '[JSONPatch{op: "add", path: "/spec/nodeSelector", value: {}}])',
+            write_missing("nodeSelector", "{}"),
             f'[JSONPatch{{op: "add", path: "/spec/nodeSelector/{key}", value: "true"}}]',
-            "(has(object.spec.tolerations) ? [] : "
-            '[JSONPatch{op: "add", path: "/spec/tolerations", value: []}])',
+            write_missing("tolerations", "[]"),
             f'[JSONPatch{{op: "add", path: "/spec/tolerations/-", value: {own}}}]',
         )
     )

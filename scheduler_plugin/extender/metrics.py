@@ -137,7 +137,7 @@ class SharedNodesMetrics(Collector):
         """Read it."""
         failed = CounterMetricFamily(
             "gpupack_extender_batch_failed_pods",
-            "Pods that kubelets failed (OutOf...) on shared nodes with pods of batch mode, by what was short.",
+            "Pods that kubelets failed (OutOf...) on shared nodes with pods of batch mode, by resource.",
             labels=["resource"],
         )
         for resource in sorted({"cpu", "memory", *self._shared.failed}):

@@ -1,4 +1,4 @@
-"""Batch mode beside kube-scheduler on the same nodes: headroom, a count of lost races, and a pause by itself."""
+"""Batch mode beside kube-scheduler on the same nodes: headroom, a count of lost races, and a pause."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_what_failed_before_this_process_began_is_history() -> None:
     shared.replace_pods([failed("before"), failed("since")], 0)
     assert (shared.is_stopped(0), shared.failed.total()) == (True, 1)
     shared.replace_pods([], 0)
-    assert not (shared._counted or shared._on or shared._node_of)
+    assert (shared._counted, shared._on, shared._node_of) == (set(), {}, {})
 
 
 def test_the_count_and_the_pause_are_metrics() -> None:
