@@ -127,7 +127,7 @@ class QueueBench:
             node = msgspec.convert(raw, QueueNode)
             self.queue.state.apply_node(node, 0.0)
             self.queue.set_node(f"n{number:05}", read_node_facts(node))
-        policy: Any = self.queue.room.policies.get_policy(PodRequest(()))
+        policy: Any = self.queue.capacity.policies.get_policy(PodRequest(()))
         self._pick, self._score = policy.pick, policy.score
         policy.pick, policy.score = self.pick, self.score
 
@@ -153,13 +153,13 @@ class QueueBench:
         pod = msgspec.convert(raw, QueuePod)
         self.queue.state.apply_pod(pod, 0.0)
         self.queue.apply_pod(pod, 0.0)
-        wants = self.queue.entries[pod.metadata.uid].wants
+        wants = self.queue.queued_pods[pod.metadata.uid].requirements
         assert wants is not None
         # Asked before: the queue knows where each kind that waits would fit.
-        self.queue.room.fits(wants)
+        self.queue.capacity.mask_fits(wants)
         start = time.perf_counter()
-        fits = self.queue.room.fits(wants)
-        node = self.queue.admission.ahead.place(pod.metadata.uid, wants, fits, 0.0)
+        fits = self.queue.capacity.mask_fits(wants)
+        node = self.queue.admission.placer.place_pod(pod.metadata.uid, wants, fits, 0.0)
         took = time.perf_counter() - start
         assert node
         return took

@@ -54,7 +54,7 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
     state = ClusterState(rules=QueueChargeRules())
     queue = Queue(config, state, ClusterPolicies("fragmentation"))
-    queue.stages.set_jobs([])
+    queue.job_stages.set_jobs([])
     full = (CARD_UNITS,) * CARDS
     for number in range(nodes):
         raw: Any = node_object(f"n{number:05}", full, full, version=number + 1, cpu="512", memory="4000Gi")
@@ -80,7 +80,7 @@ async def shares(queue: Queue, seconds: float) -> tuple[float, float]:
     writer = PodWriter(nothing, lambda: True, 1.0)
     controller = Controller(queue, writer, Silent(), lambda: time.monotonic() - began, lambda: True)
     task = asyncio.create_task(controller.run())
-    controller.note()
+    controller.record_change()
     await asyncio.sleep(SETTLE_S)
     found = []
     for changes in (False, True):
@@ -88,7 +88,7 @@ async def shares(queue: Queue, seconds: float) -> tuple[float, float]:
         while time.monotonic() - at < seconds:
             await asyncio.sleep(CHANGE_S)
             if changes:
-                controller.note()
+                controller.record_change()
         found.append((time.process_time() - used) / (time.monotonic() - at))
     task.cancel()
     return found[0], found[1]
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"machine: {machine()}")
     queue = full_queue(options.tenants, options.waiting, options.nodes)
-    list(queue.decide(0.0))
+    list(queue.admit_workloads(0.0))
     explain_waiting(queue, 0.0)
     used = time.process_time()
     explain_waiting(queue, 0.0)

@@ -57,7 +57,7 @@ class Bench:
         self.state = ClusterState(rules=QueueChargeRules())
         config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
         self.queue = Queue(config, self.state, ClusterPolicies("fragmentation"))
-        self.queue.stages.set_jobs([])
+        self.queue.job_stages.set_jobs([])
         self.version = 1
         self.running: list[dict[str, Any]] = []
         for number in range(nodes):
@@ -99,7 +99,7 @@ class Bench:
     def decide(self, most: int | None = None) -> list[float]:
         """Decide until nobody can be released, or so many are; seconds of each decision."""
         took, began = [], time.perf_counter()
-        for release in self.queue.decide(0.0):
+        for release in self.queue.admit_workloads(0.0):
             took.append(time.perf_counter() - began)
             self.running += [{"uid": member.uid, "node": member.node} for member in release.members]
             if len(took) == most:
@@ -143,10 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bench.pod(number)
             number += 1
         bench.decide()
-        if sum(len(tenant.waiting) for tenant in bench.queue.tenants) > min(500, options.waiting // 2):
+        if sum(len(tenant.waiting) for tenant in bench.queue.queues) > min(500, options.waiting // 2):
             break
     print(f"full: {len(bench.running)} pods run on {options.nodes} nodes")
-    while sum(len(tenant.waiting) for tenant in bench.queue.tenants) < options.waiting:
+    while sum(len(tenant.waiting) for tenant in bench.queue.queues) < options.waiting:
         bench.pod(number)
         number += 1
     bench.decide()

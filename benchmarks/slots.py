@@ -46,12 +46,12 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
                 return borrowing or group.key.kind is slot
 
             choice = pick_workload(slot, [owner], near=lambda _tenant, _group: True, may=may)
-            sat[at].append("" if choice is None else choice.task.uid)
+            sat[at].append("" if choice is None else choice.workload.uid)
             if choice is not None:
-                owner.waiting.remove(choice.task.uid)
-                running.append(choice.task)
+                owner.waiting.remove(choice.workload.uid)
+                running.append(choice.workload)
         for task in running:
-            owner.waiting.finished(task.uid, task.job)
+            owner.waiting.finish_first_stage(task.uid, task.job)
     return sat
 
 

@@ -54,7 +54,7 @@ class QueueWorld:
         self.version = 1
         self.now = 0.0
         self.objects: dict[str, dict[str, Any]] = {}
-        self.queue.stages.set_jobs([])
+        self.queue.job_stages.set_jobs([])
 
     def configure(self, config: str) -> None:
         self.queue.configure(parse_config("queues.yaml", config))
@@ -104,11 +104,11 @@ class QueueWorld:
             "spec": {"completions": completions, "template": {"metadata": {"annotations": notes}}},
             "status": {"succeeded": succeeded, "conditions": conditions},
         }
-        self.queue.stages.set_job(read_job(msgspec.convert(raw, QueueJob)))
+        self.queue.job_stages.set_job(read_job(msgspec.convert(raw, QueueJob)))
 
     def lose_job(self, name: str) -> None:
         """Delete a Job."""
-        self.queue.stages.lose_job(f"job-{name}")
+        self.queue.job_stages.remove_job(f"job-{name}")
 
     def made_by(self, job: str) -> dict[str, Any]:
         """Metadata of a pod that a Job made."""
@@ -155,7 +155,7 @@ class QueueWorld:
 
     def decide(self) -> list[AdmittedWorkload]:
         """Let the queue decide; the gates are gone when this returns."""
-        releases = list(self.queue.decide(self.now))
+        releases = list(self.queue.admit_workloads(self.now))
         for release in releases:
             for member in release.members:
                 self.objects[member.uid]["metadata"]["annotations"].pop(POD_REQUEUED, None)
@@ -164,10 +164,10 @@ class QueueWorld:
 
     def take_back(self) -> list[Requeue]:
         """Let the queue take releases back; what is requeued waits again when this returns."""
-        backs = self.queue.expire(self.now)
+        backs = self.queue.find_requeues(self.now)
         for back in backs:
             if back.requeue:
-                self.requeue(back.entry.uid)
+                self.requeue(back.queued_pod.uid)
         return backs
 
     def requeue(self, uid: str) -> None:
@@ -191,7 +191,7 @@ class QueueWorld:
     def bind_to(self, uid: str, node: str) -> None:
         """Bind a released pod that has no room, to the first cards of a node."""
         row = self.state.nodes.rows[node]
-        units = self.queue.entries[uid].record.charged
+        units = self.queue.queued_pods[uid].record.charged
         assert units is not None
         cards = ((self.state.nodes.uuids[row][0], units.demands[0].per_card),)
         self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})

@@ -170,7 +170,7 @@ def replay_one(
     used = config if variant.borrowing else without_borrowing(config)
     placer = Placer(cluster, ranked)
     replaying = QueuedReplayState(cluster, placer, what, used)
-    story = follow(replaying, [cluster.kind(each.pod, options.card_policy) for each in what.arrivals])
+    story = follow(replaying, [cluster.get_kind(each.pod, options.card_policy) for each in what.arrivals])
     result = replay_result(story, what, cluster, time.perf_counter() - began)
     return _named(options, variant, seed) | result | queued_result(replaying, what, config)
 

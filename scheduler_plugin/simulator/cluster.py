@@ -99,7 +99,7 @@ class SimulatedCluster:
             dtype=np.int64,
         )
 
-    def kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
+    def get_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         """Make a pod's request ready; the same object for equal requests."""
         key = (
             pod.cpu_milli,
@@ -155,7 +155,7 @@ class SimulatedCluster:
         result: BoolArray = np.isin(self._model_of_row, wanted)
         return result
 
-    def fitting(self, kind: SimulatedPodKind) -> RowArray:
+    def filter_rows(self, kind: SimulatedPodKind) -> RowArray:
         """Rows that can take a pod now, in the order of their names."""
         arrays = self.arrays
         fits: BoolArray = np.ones(arrays.row_count, dtype=np.bool_)
@@ -188,7 +188,7 @@ class SimulatedCluster:
             for demand in ask.demands
         )
 
-    def misfit(self, kind: SimulatedPodKind) -> str:
+    def explain_misfit(self, kind: SimulatedPodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
         arrays, ask = self.arrays, kind.ask
         if kind.nodes is not None and not kind.nodes.any():
@@ -211,8 +211,8 @@ class SimulatedCluster:
         # Each of its containers would find its cards, but for the others.
         return "not enough cards free"
 
-    def choose(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
-        """Choose cards as bind does on one of `fitting`'s rows: units by card.
+    def choose_cards(self, kind: SimulatedPodKind, row: int, policy: NodePolicy) -> Mapping[int, int]:
+        """Choose cards as bind does on one of `filter_rows`'s rows: units by card.
 
         Args:
             kind: Of the pod.
@@ -234,11 +234,11 @@ class SimulatedCluster:
             cards = self._cards[row] = list(build_cards(self.arrays, row))
         return dict.fromkeys(choose(cards, units, count, kind.ask.card_policy) or (), units)
 
-    def take(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
+    def add_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Put a pod on a row's cards."""
         self._add(kind, row, charge, 1)
 
-    def give_back(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
+    def remove_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Take a pod away from a row's cards."""
         self._add(kind, row, charge, -1)
 

@@ -55,7 +55,7 @@ def typical(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkl
     """The typical workload of a pod list: every kind, by how often it is there."""
     workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
-        workload.add(cluster.kind(pod, "").ask, count)
+        workload.add(cluster.get_kind(pod, "").ask, count)
     return workload
 
 
@@ -94,8 +94,8 @@ def run(
     start = clock()
     apart = 0.0
     for number, pod in enumerate(pods):
-        kind = cluster.kind(pod, card_policy)
-        placed = placer.place(kind, str(number))
+        kind = cluster.get_kind(pod, card_policy)
+        placed = placer.place_pod(kind, str(number))
         if isinstance(placed, PlacedPod):
             outcome.placed += 1
             taken += placed.units

@@ -68,7 +68,7 @@ class Placer:
         pods = [(kind.ask, uids) for kind, uids in waiting().items()]
         self._reader.waiting(self._cluster.arrays, pods)
 
-    def place(self, kind: SimulatedPodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
+    def place_pod(self, kind: SimulatedPodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
         """Place a pod; the reason when it cannot be.
 
         Args:
@@ -77,13 +77,13 @@ class Placer:
             among: bool[R], rows that come into question; None: all.
         """
         cluster, ask = self._cluster, kind.ask
-        rows = cluster.fitting(kind)
+        rows = cluster.filter_rows(kind)
         if among is not None:
             rows = rows[among[rows]]
         if not rows.size:
             if self._learner is not None:
                 self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))
-            return cluster.misfit(kind)
+            return cluster.explain_misfit(kind)
         scores = self._scores(kind, uid, rows)
         best = int(scores.argmin())
         held = not scores[best] < np.inf
@@ -92,8 +92,8 @@ class Placer:
             self._counter.record_attempt(cluster.arrays, uid, None if held else row)
         if held:
             return HELD
-        charge = cluster.choose(kind, row, self._policy)
-        cluster.take(kind, row, charge)
+        charge = cluster.choose_cards(kind, row, self._policy)
+        cluster.add_pod(kind, row, charge)
         if self._learner is not None:
             self._learner.pod_resolved(uid, ask)
         return PlacedPod(row, charge)
@@ -105,9 +105,9 @@ class Placer:
             return compute_scores(self._policy, self._cluster.arrays, ask, rows)
         return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)
 
-    def end(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
+    def remove_pod(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
         """Take a pod away that has ended."""
-        self._cluster.give_back(kind, place.row, place.charge)
+        self._cluster.remove_pod(kind, place.row, place.charge)
         if self._learner is not None:
             self._learner.pod_resolved(uid, None)
 

@@ -167,7 +167,7 @@ class QueuedReplayState(ReplayState):
         # A second stage waits for those of its first one, too, that have not arrived yet.
         for number, arrival in enumerate(replay.arrivals):
             if arrival.pod.data:
-                self.tenants[self.queues[number]].waiting.begun(f"{number:09}", arrival.pod.job)
+                self.tenants[self.queues[number]].waiting.begin_first_stage(f"{number:09}", arrival.pod.job)
 
     def arrive(self, number: int, kind: SimulatedPodKind) -> None:
         """Let a pod wait, and release what can be released."""
@@ -181,9 +181,9 @@ class QueuedReplayState(ReplayState):
         if self.story.placed_s[number] is None:
             self.story.turned_away.append(number)
 
-    def end(self, ended: Running) -> None:
+    def remove_pod(self, ended: Running) -> None:
         """Take a pod away that has ended."""
-        super().end(ended)
+        super().remove_pod(ended)
         self._leave(ended)
         self._finish(ended.number)
 
@@ -207,13 +207,15 @@ class QueuedReplayState(ReplayState):
 
     def _finish(self, number: int) -> None:
         """Nobody waits for a pod any more."""
-        self.tenants[self.queues[number]].waiting.finished(f"{number:09}", self.arrivals[number].pod.job)
+        self.tenants[self.queues[number]].waiting.finish_first_stage(
+            f"{number:09}", self.arrivals[number].pod.job
+        )
 
     def _leave(self, pod: Running) -> None:
         """A pod runs no more."""
         del self._runs[pod.number]
         self._began_units -= self._began_s.pop(pod.number) * pod.kind.units
-        self._places.leave(str(pod.number))
+        self._places.vacate(str(pod.number))
         self._use(self.queues[pod.number], pod, -1)
 
     def _began(self, pod: Running) -> None:
@@ -225,7 +227,7 @@ class QueuedReplayState(ReplayState):
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Release until nobody can be; a kind that fitted nowhere is tried again where something ended."""
         self._placer.count_waiting(now, self._waiting_uids)
-        self._room.grab()
+        self._room.charge_freed()
         self._unstick(rows)
         while self._release_kept(now) or self._release_next(now) or self._reclaim(now):
             pass
@@ -235,7 +237,7 @@ class QueuedReplayState(ReplayState):
         found: dict[SimulatedPodKind, list[str]] = {}
         for tenant in self.tenants.values():
             for task in tenant.waiting:
-                found.setdefault(task.wants, []).append(str(int(task.uid)))
+                found.setdefault(task.requirements, []).append(str(int(task.uid)))
         return found
 
     def _unstick(self, rows: set[int]) -> None:
@@ -248,12 +250,12 @@ class QueuedReplayState(ReplayState):
 
     def _release_kept(self, now: float) -> bool:
         """Release a pod onto what was kept for it."""
-        for uid, row in self._room.ready():
+        for uid, row in self._room.list_ready():
             name = self.queues[int(uid)]
             task = self.tenants[name].waiting.get(uid)
-            if task is None or not self._may(self.tenants[name], task.wants, row):
+            if task is None or not self._may(self.tenants[name], task.requirements, row):
                 continue
-            self._room.give_up(uid)
+            self._room.remove(uid)
             self._unstick({row})
             if self._release(name, task, now, self._only({row})):
                 return True
@@ -287,7 +289,7 @@ class QueuedReplayState(ReplayState):
         unplaced: set[SimulatedPodKind] = set()
 
         def may(tenant: LendingQueue[SimulatedPodKind], group: WorkloadGroup[SimulatedPodKind]) -> bool:
-            kind = group.key.wants
+            kind = group.key.requirements
             if kind in self._stuck or kind in unplaced:
                 return False
             return self._may(self.tenants[tenant.name], kind, row, group)
@@ -296,18 +298,18 @@ class QueuedReplayState(ReplayState):
             data = group.key.data
             if row is not None:
                 return self._places.is_near(data, row)
-            return bool(self._near(data)[self._cluster.fitting(group.key.wants)].any())
+            return bool(self._near(data)[self._cluster.filter_rows(group.key.requirements)].any())
 
         while True:
             choice = pick_workload(slot, order, near=near, may=may, locality=self._places.by_data)
             if choice is None or (near_only and choice.relaxed):
                 return False
             among = None if row is None else self._only({row})
-            if among is None and choice.task.data and self._places.by_data and not choice.relaxed:
-                among = self._near(choice.task.data)
-            if self._release(choice.tenant, choice.task, now, among):
+            if among is None and choice.workload.data and self._places.by_data and not choice.relaxed:
+                among = self._near(choice.workload.data)
+            if self._release(choice.queue, choice.workload, now, among):
                 return True
-            (self._stuck if among is None else unplaced).add(choice.task.wants)
+            (self._stuck if among is None else unplaced).add(choice.workload.requirements)
 
     def _may(
         self,
@@ -317,7 +319,7 @@ class QueuedReplayState(ReplayState):
         group: WorkloadGroup[SimulatedPodKind] | None = None,
     ) -> bool:
         """Whether quota, order and, where a row is given, slots and room of that row let a pod go."""
-        if not tenant.is_open or not self._cohorts[tenant.name].allows(tenant.name, kind.units):
+        if not tenant.is_open or not self._cohorts[tenant.name].allows_units(tenant.name, kind.units):
             return False
         if row is not None and group is not None and not self._cluster.fits(kind, row):
             return False
@@ -328,14 +330,14 @@ class QueuedReplayState(ReplayState):
     def _release(
         self, name: str, task: QueuedWorkload[SimulatedPodKind], now: float, among: BoolArray | None
     ) -> bool:
-        number, kind = int(task.uid), task.wants
+        number, kind = int(task.uid), task.requirements
         if not self._try(number, kind, now, among):
             return False
         self.tenants[name].waiting.remove(task.uid)
-        self._room.give_up(task.uid)
+        self._room.remove(task.uid)
         self._began_s[number] = now
         self._began_units += now * kind.units
-        self._places.sit(str(number), self._runs[number].place.row, task.kind)
+        self._places.occupy(str(number), self._runs[number].place.row, task.kind)
         self._use(name, self._runs[number], 1)
         self._waiting -= 1
         self._waiting_milli -= kind.asked
@@ -358,7 +360,7 @@ class QueuedReplayState(ReplayState):
         tenant, ask = self.tenants[name], pod.kind.ask
         tenant.has = tenant.has.plus(QueueResources(pod.place.units, ask.cpu_milli, ask.memory_bytes), pods)
         tenant.pods += pods
-        self._cohorts[name].use(name, pods * pod.place.units)
+        self._cohorts[name].add_units(name, pods * pod.place.units)
 
     # Who waits long, and lenders.
 
@@ -372,10 +374,10 @@ class QueuedReplayState(ReplayState):
             group = _oldest(tenant.waiting) if name not in served and tenant.is_open else None
             if group is None or now - group.oldest().since < patience:
                 continue
-            kind = group.key.wants
-            if not self._cohorts[name].allows(name, kind.units) or self._cluster.fitting(kind).size:
+            kind = group.key.requirements
+            if not self._cohorts[name].allows_units(name, kind.units) or self._cluster.filter_rows(kind).size:
                 continue
-            self.kept += self._room.keep(group.oldest().uid, kind)
+            self.kept += self._room.reserve(group.oldest().uid, kind)
 
     def _reclaim(self, now: float) -> bool:
         """Evict what others borrowed of the oldest pod's queue, so that it fits; whether anybody was."""
@@ -384,7 +386,7 @@ class QueuedReplayState(ReplayState):
         for name, tenant in self.tenants.items():
             borrowed = self._borrowed(self._cohorts[name], name) if tenant.is_open else []
             for task in _in_order(tenant) if borrowed else ():
-                gone, row = self._who_goes(name, task.wants, borrowed)
+                gone, row = self._who_goes(name, task.requirements, borrowed)
                 for pod in gone:
                     self._evict(pod, now)
                 self._unstick({pod.place.row for pod in gone})
@@ -405,18 +407,18 @@ class QueuedReplayState(ReplayState):
             for pod in gone:
                 queue = self.queues[pod.number]
                 freed[queue] = freed.get(queue, 0) + pod.place.units
-            return cohort.lacks(name, kind.units, freed)
+            return cohort.compute_missing(name, kind.units, freed)
 
-        if not cohort.is_own(name, kind.units):
+        if not cohort.fits_nominal(name, kind.units):
             return [], None
-        if self._cluster.fitting(kind).size:
+        if self._cluster.filter_rows(kind).size:
             return with_quota([], borrowed, lacks) or [], None
         return victims(self._cluster, kind, borrowed, lacks) or ([], None)
 
     def _borrowed(self, cohort: Cohort, lender: str) -> list[Running]:
         """The pods with which others exceed their own quota, the youngest first."""
         found = []
-        for name in cohort.borrowers(lender):
+        for name in cohort.list_borrowers(lender):
             left = cohort.accounts[name].borrowed
             mine = [pod for number, pod in self._runs.items() if self.queues[number] == name]
             for pod in sorted(mine, key=lambda pod: -pod.number):
@@ -430,7 +432,7 @@ class QueuedReplayState(ReplayState):
         """Take a pod away; it is made again, and waits."""
         self._running.remove(pod)
         heapq.heapify(self._running)
-        super().end(pod)
+        super().remove_pod(pod)
         self._leave(pod)
         self.evicted += 1
         self._wait(pod.number, pod.kind, now)
@@ -438,11 +440,11 @@ class QueuedReplayState(ReplayState):
 
 def _in_order(tenant: SimulatedQueue) -> list[QueuedWorkload[SimulatedPodKind]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
-    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
+    groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
     return tasks[: 1 if tenant.strict else LOOKED_AT]
 
 
 def _oldest(waiting: WaitingWorkloads[SimulatedPodKind]) -> WorkloadGroup[SimulatedPodKind] | None:
-    groups = chain.from_iterable(waiting.groups(kind) for kind in SlotType)
+    groups = chain.from_iterable(waiting.list_groups(kind) for kind in SlotType)
     return min(groups, key=lambda group: group.oldest().age_key, default=None)

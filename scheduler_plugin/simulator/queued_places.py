@@ -35,24 +35,24 @@ class SimulatedPlaces:
             self._slots.set_node(node.name, NodeFacts(labels), node.cards)
             self._locality.set_node(node.name, labels)
 
-    def sit(self, uid: str, row: int, kind: SlotType) -> None:
+    def occupy(self, uid: str, row: int, kind: SlotType) -> None:
         """A pod runs on a row."""
-        self._slots.sit(uid, self.names[row], kind)
+        self._slots.occupy(uid, self.names[row], kind)
 
-    def leave(self, uid: str) -> None:
+    def vacate(self, uid: str) -> None:
         """A pod has ended."""
-        self._slots.leave(uid)
+        self._slots.vacate(uid)
 
     def idle(self, row: int) -> list[SlotType]:
         """Types of slots of which a row has idle ones."""
-        return [kind for kind in SlotType if self._slots.idle(self.names[row], kind)]
+        return [kind for kind in SlotType if self._slots.count_idle(self.names[row], kind)]
 
     def near(self, data: frozenset[str], count: int) -> BoolArray:
         """Rows that some data is near to, bool[count]."""
         rows = np.zeros(count, dtype=np.bool_)
-        rows[[self._rows[name] for name in self._locality.nodes_near(data)]] = True
+        rows[[self._rows[name] for name in self._locality.list_near_nodes(data)]] = True
         return rows
 
     def is_near(self, data: frozenset[str], row: int) -> bool:
         """Whether some data is near a row."""
-        return self._locality.near(self.names[row], data)
+        return self._locality.is_near(self.names[row], data)

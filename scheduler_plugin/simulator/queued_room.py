@@ -40,7 +40,7 @@ class SimulatedReservations:
         """UIDs of the tasks for which something is kept."""
         return tuple(self._kept)
 
-    def keep(self, uid: str, kind: SimulatedPodKind) -> bool:
+    def reserve(self, uid: str, kind: SimulatedPodKind) -> bool:
         """Keep the cards of one node that need the fewest units to become free; False where none will do."""
         arrays = self._cluster.arrays
         if not kind.ask.demands:
@@ -60,10 +60,10 @@ class SimulatedReservations:
         if best is None:
             return False
         self._kept[uid] = _SimulatedReservation(kind, best[2], best[3])
-        self.grab()
+        self.charge_freed()
         return True
 
-    def grab(self) -> None:
+    def charge_freed(self) -> None:
         """Take what has become free of the cards that are kept."""
         for kept in self._kept.values():
             for card in kept.needs:
@@ -72,7 +72,7 @@ class SimulatedReservations:
                     self._cluster.block(kept.row, card, units)
                     kept.blocked[card] = kept.blocked.get(card, 0) + units
 
-    def give_up(self, uid: str) -> int | None:
+    def remove(self, uid: str) -> int | None:
         """Keep nothing for a pod any more; the row where something was."""
         kept = self._kept.pop(uid, None)
         if kept is None:
@@ -81,7 +81,7 @@ class SimulatedReservations:
             self._cluster.block(kept.row, card, -units)
         return kept.row
 
-    def ready(self) -> list[tuple[str, int]]:
+    def list_ready(self) -> list[tuple[str, int]]:
         """Tasks that fit on what is kept for them, and the rows; what they do not need is kept on."""
         found = []
         for uid, kept in self._kept.items():

@@ -85,11 +85,11 @@ class ReplayState:
             if kind in self._held:
                 self._backfill(now, set())
 
-    def look(self, kinds: Iterable[SimulatedPodKind]) -> None:
+    def find_placeable(self, kinds: Iterable[SimulatedPodKind]) -> None:
         """Find out which pods an empty cluster can take; before the first arrives."""
         for kind in kinds:
             if kind not in self._possible:
-                self._possible[kind] = bool(self._cluster.fitting(kind).size)
+                self._possible[kind] = bool(self._cluster.filter_rows(kind).size)
 
     def end_until(self, now: float) -> None:
         """Let everything happen that ends before or at a time."""
@@ -98,14 +98,14 @@ class ReplayState:
             rows: set[int] = set()
             while self._running and self._running[0].ends_s == at:
                 ended = heapq.heappop(self._running)
-                self.end(ended)
+                self.remove_pod(ended)
                 rows.add(ended.place.row)
             self._backfill(at, rows)
             self.sample(at)
 
-    def end(self, ended: Running) -> None:
+    def remove_pod(self, ended: Running) -> None:
         """Take a pod away that has ended."""
-        self._placer.end(ended.kind, ended.place, str(ended.number))
+        self._placer.remove_pod(ended.kind, ended.place, str(ended.number))
         self._used -= ended.place.units
 
     def sample(self, at: float) -> None:
@@ -143,7 +143,7 @@ class ReplayState:
         return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
     def _try(self, number: int, kind: SimulatedPodKind, now: float, among: BoolArray | None = None) -> bool:
-        placed = self._placer.place(kind, str(number), among)
+        placed = self._placer.place_pod(kind, str(number), among)
         if not isinstance(placed, PlacedPod):
             (self._held.add if placed == HELD else self._held.discard)(kind)
             return False
@@ -177,7 +177,7 @@ def replay(
     Returns:
         What happened; the same for the same arguments.
     """
-    kinds = [cluster.kind(arrival.pod, card_policy) for arrival in arrivals]
+    kinds = [cluster.get_kind(arrival.pod, card_policy) for arrival in arrivals]
     return follow(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
 
 
@@ -188,7 +188,7 @@ def follow(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> ReplayR
         replaying: With the arrivals.
         kinds: Of each arrival.
     """
-    replaying.look(kinds)
+    replaying.find_placeable(kinds)
     for number, (arrival, kind) in enumerate(zip(replaying.arrivals, kinds, strict=True)):
         replaying.end_until(arrival.at_s)
         replaying.arrive(number, kind)

@@ -164,8 +164,8 @@ def test_pods_go_where_their_data_is(trace):
         cluster = SimulatedCluster(what.nodes)
         placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
         replaying = QueuedReplayState(cluster, placer, what, config)
-        kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
-        replaying.look(kinds)
+        kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
+        replaying.find_placeable(kinds)
         for number, kind in enumerate(kinds):
             replaying.arrive(number, kind)
         assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
@@ -284,8 +284,8 @@ def test_slots_near_data_and_pods_to_come(trace):
     cluster = SimulatedCluster(what.nodes)
     placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
     replaying = QueuedReplayState(cluster, placer, what, parse_config("q", config))
-    kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
-    replaying.look(kinds)
+    kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
+    replaying.find_placeable(kinds)
     replaying.arrive(0, kinds[0])
     assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [False, True]
 
@@ -298,8 +298,8 @@ def test_every_pod_that_waits_counts(trace):
     cluster = SimulatedCluster(what.nodes)
     policy = make_simulated_policy("weighted-balance", {}, None)
     replaying = QueuedReplayState(cluster, Placer(cluster, policy), what, parse_config("q", COHORT))
-    kinds = [cluster.kind(each.pod, "least-used") for each in what.arrivals]
-    replaying.look(kinds)
+    kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
+    replaying.find_placeable(kinds)
     for number, kind in enumerate(kinds):
         replaying.end_until(what.arrivals[number].at_s)
         replaying.arrive(number, kind)

@@ -81,15 +81,15 @@ class History(QueueWorld):
             self._change_node,
         )
         self.random.choice(happens)()
-        self.queue.expire(self.now)
-        self.kept_for_gangs += sum(bool(entry.gang) for entry, _ in self.queue.keep_room(self.now))
+        self.queue.find_requeues(self.now)
+        self.kept_for_gangs += sum(bool(entry.gang) for entry, _ in self.queue.update_reservations(self.now))
         self._decide()
 
     def _gang(self) -> None:
         self._pods(self.random.choice((2, 3)), gang=f"g{self.count}")
 
     def _bind(self) -> None:
-        for uid in self._in(Phase.RELEASED):
+        for uid in self._in(Phase.ADMITTED):
             if self.state.get_assumed(uid) is not None:
                 self.bind(uid)
 
@@ -100,8 +100,8 @@ class History(QueueWorld):
 
     def _lose(self) -> None:
         """kube-scheduler finds no node for a released pod; who made it deletes it later."""
-        for uid in self._in(Phase.RELEASED)[:1]:
-            if self.queue.entries[uid].given_back:
+        for uid in self._in(Phase.ADMITTED)[:1]:
+            if self.queue.queued_pods[uid].capacity_freed:
                 self.delete(uid)
                 return
             failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
@@ -118,10 +118,12 @@ class History(QueueWorld):
 
     def check(self) -> None:
         """What holds after every step."""
-        for uid in self.queue.room.kept.tasks:
-            (task,) = (task for tenant in self.queue.tenants for task in tenant.waiting if task.uid == uid)
-            members = {pod for pod, _ in self.queue.amounts.members(task.wants, uid)}
-            assert self.queue.room.kept.pods(uid).keys() == members, f"room is kept for all of {uid} or none"
+        for uid in self.queue.capacity.reservations.workload_uids:
+            (task,) = (task for tenant in self.queue.queues for task in tenant.waiting if task.uid == uid)
+            members = {pod for pod, _ in self.queue.quota_usage.list_members(task.requirements, uid)}
+            assert self.queue.capacity.reservations.get_by_pod(uid).keys() == members, (
+                f"room is kept for all of {uid} or none"
+            )
         for name, record in self.state.node_records.items():
             taken = [0] * len(record.sizes)
             pods = [(pod.charged, pod.assigned) for pod in record.pods.values()]
@@ -132,20 +134,20 @@ class History(QueueWorld):
                 for uuid, units in charge(asked, assigned).items():
                     taken[record.uuids.index(uuid)] += units
             assert all(n <= size for n, size in zip(taken, record.sizes, strict=True)), f"{name}: {taken}"
-        ungated: dict[str, int] = {tenant.name: 0 for tenant in self.queue.tenants}
-        for entry in self.queue.entries.values():
-            if entry.phase is not Phase.GATED and entry.wants is not None:
-                ungated[entry.ticket.queue] += entry.wants.units
+        ungated: dict[str, int] = {tenant.name: 0 for tenant in self.queue.queues}
+        for entry in self.queue.queued_pods.values():
+            if entry.phase is not Phase.GATED and entry.requirements is not None:
+                ungated[entry.queue_info.queue] += entry.requirements.units
         for name, units in ungated.items():
-            cohort = self.queue.tenants.cohort(name)
-            room = None if cohort is None else cohort.headroom(name)
-            assert self.queue.tenants[name].units == units, f"{name}: who is not bound may be bound any time"
+            cohort = self.queue.queues.get_cohort(name)
+            room = None if cohort is None else cohort.compute_headroom(name)
+            assert self.queue.queues[name].units == units, f"{name}: who is not bound may be bound any time"
             assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
         idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
         assert not idle, f"{idle} could be released and were not"
 
     def _decide(self) -> None:
-        decisions = self.queue.decide(self.now)
+        decisions = self.queue.admit_workloads(self.now)
         while True:
             # With slots a node is offered, without them the whole cluster.
             offers = list(self.state.nodes.rows) if self.slots else [""]
@@ -162,8 +164,8 @@ class History(QueueWorld):
 
     def _check_locality(self, release: AdmittedWorkload, near: list[str]) -> None:
         """Data is passed by only when nobody is near it, or needs none."""
-        if release.relaxed and not isinstance(release.task.wants, GangRequirements):
-            assert not near, f"{release.task.uid} goes far from its data and {near} would not"
+        if release.relaxed and not isinstance(release.workload.requirements, GangRequirements):
+            assert not near, f"{release.workload.uid} goes far from its data and {near} would not"
 
     def _pods(self, count: int = 1, gang: str = "") -> None:
         queue = self.random.choice("abc")
@@ -177,41 +179,43 @@ class History(QueueWorld):
             self.pod(name, units, queue=queue, created=self.count, data=data, job=job, gang=gang, size=size)
 
     def _in(self, phase: Phase) -> list[str]:
-        return [uid for uid, entry in self.queue.entries.items() if entry.phase is phase]
+        return [uid for uid, entry in self.queue.queued_pods.items() if entry.phase is phase]
 
     def _admissible(self) -> Iterator[tuple[QueueState, QueuedWorkload[Needs]]]:
         """Waiting tasks that stage, order and quota would let go; gangs are not looked at."""
-        for tenant in self.queue.tenants:
+        for tenant in self.queue.queues:
             tasks = [task for task in tenant.waiting if not tenant.waiting.is_held(task.uid)]
             tasks.sort(key=lambda task: task.age_key)
             if tenant.form is not None and tenant.form.queueing_strategy == "StrictFIFO":
                 tasks = tasks[:1]
             for task in tasks:
-                single = not isinstance(task.wants, GangRequirements)
+                single = not isinstance(task.requirements, GangRequirements)
                 if (
                     single
                     and tenant.is_open
-                    and self.queue.tenants.allows(tenant.name, task.wants.units, task.uid)
+                    and self.queue.queues.allows_units(tenant.name, task.requirements.units, task.uid)
                 ):
                     yield tenant, task
 
     def _fits(self, task: QueuedWorkload[Needs], *, near: bool = False, on: str = "") -> bool:
         """Whether a card can take a task now, by the scalar code; `near`: one near its data; `on` a node."""
-        assert isinstance(task.wants, PodRequirements)
+        assert isinstance(task.requirements, PodRequirements)
         for name, row in self.state.nodes.rows.items():
             if on not in {"", name}:
                 continue
-            if self.slots and not any(self.queue.slots.idle(name, kind) for kind in SlotType):
+            if self.slots and not any(self.queue.slots.count_idle(name, kind) for kind in SlotType):
                 continue
-            if near and task.data and not self.queue.locality.near(name, task.data):
+            if near and task.data and not self.queue.locality.is_near(name, task.data):
                 continue
-            kept = self.queue.room.kept.from_others(task.uid, name, self.state.nodes.uuids[row]).cards
+            kept = self.queue.capacity.reservations.sum_others(
+                task.uid, name, self.state.nodes.uuids[row]
+            ).cards
             cards = [
                 replace(card, used_units=card.size_units) if card.index in kept else card
                 for card in build_cards(self.state.nodes, row)
             ]
-            fits = place(cards, task.wants.request, "least-used") is not None
-            if fits and self.queue.room.allowed(task.wants, name):
+            fits = place(cards, task.requirements.request, "least-used") is not None
+            if fits and self.queue.capacity.is_allowed(task.requirements, name):
                 return True
         return False
 
@@ -238,7 +242,7 @@ def _tenants(weights: list[int], room: int) -> tuple[QueueWorld, list[str]]:
 
 def _is_fair(world: QueueWorld, weights: list[int]) -> bool:
     """Nobody would have more by its weight than another one, if it had one pod less."""
-    tenants = sorted(world.queue.tenants, key=lambda tenant: tenant.name)
+    tenants = sorted(world.queue.queues, key=lambda tenant: tenant.name)
     has = [(tenant.units // 2, weight) for tenant, weight in zip(tenants, weights, strict=True)]
     return all((one - 1) / of_one <= other / of_other for one, of_one in has for other, of_other in has)
 
@@ -285,7 +289,7 @@ def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
 
     for _ in names[1:]:
         end(rng.choice(sorted(first)))
-    assert all(tenant.units for tenant in world.queue.tenants), "each has a pod before one of them has two"
+    assert all(tenant.units for tenant in world.queue.queues), "each has a pod before one of them has two"
     for _ in range(room):
         end(rng.choice(running))
     for uid in sorted(first):
@@ -310,7 +314,7 @@ def test_no_pod_starves(seed: int) -> None:
         for uid in [uid for uid, end in ends.items() if end <= step]:
             del ends[uid]
             world.delete(uid)
-        world.queue.keep_room(world.now)
+        world.queue.update_reservations(world.now)
         for release in world.decide():
             (member,) = release.members
             world.bind(member.uid)

@@ -94,7 +94,7 @@ class Cluster:
         config = world.queue.config
         queues = dict(config.queues)
         for name in "ac":
-            idle = max(0, (queues[name].nominal_quota or 0) - world.queue.tenants[name].units)
+            idle = max(0, (queues[name].nominal_quota or 0) - world.queue.queues[name].units)
             limit = queues[name].lending_limit
             queues[name] = replace(queues[name], lending_limit=idle if limit is None else min(limit, idle))
         world.queue.configure(replace(config, queues=queues))
@@ -105,7 +105,7 @@ class Cluster:
 
 def reclaimed(world: QueueWorld) -> ReclaimPlan | None:
     reclaimer = Reclaimer(world.queue)
-    found = [reclaim for _ in range(3) for reclaim in reclaimer.find(world.now)]
+    found = [reclaim for _ in range(3) for reclaim in reclaimer.find_plans(world.now)]
     return found[0] if found else None
 
 
@@ -127,20 +127,20 @@ def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
     if reclaim is None:
         return
     gone = {victim.uid for victim in reclaim.victims}
-    priority = world.queue.entries["uid-b0"].record.priority
+    priority = world.queue.queued_pods["uid-b0"].record.priority
     assert all(victim.record.priority <= priority for victim in reclaim.victims)
     # Pods of several sizes are placed one after the other, not in every way.
-    sizes = {entry.wants for entry in world.queue.entries.values() if entry.gang}
+    sizes = {entry.requirements for entry in world.queue.queued_pods.values() if entry.gang}
     for uid in gone if len(sizes) <= 1 else ():
         assert not cluster.starts_without(gone - {uid}), f"{uid} need not go"
-    reclaim.keep(world.queue)
-    world.queue.keep_room(world.now)
+    reclaim.reserve(world.queue)
+    world.queue.update_reservations(world.now)
     released = []
     for number, victim in enumerate(reclaim.victims):
-        assert victim.wants is not None
+        assert victim.requirements is not None
         world.delete(victim.uid)
         if world.queue.config.slots is None:
-            world.pod(f"again{number}", victim.wants.units, queue=victim.ticket.queue, created=900)
+            world.pod(f"again{number}", victim.requirements.units, queue=victim.queue_info.queue, created=900)
         released += world.released()
     assert "b0" in released
 

@@ -52,7 +52,7 @@ class Busy:
         for uid in [uid for uid, end in self.ends.items() if end <= step]:
             del self.ends[uid]
             world.delete(uid)
-        world.queue.keep_room(world.now)
+        world.queue.update_reservations(world.now)
         for release in world.decide():
             for member in release.members:
                 world.bind(member.uid)
@@ -154,8 +154,8 @@ def test_nobody_starves_for_quota(small_of: str, size: int) -> None:
         cluster.step(step, coming=16 if step < 2 else 5)
         if set(large) <= set(cluster.released):
             assert step <= 10 + KEPT_AFTER + 2 * (LONG + 1)
-            assert "G" not in str(cluster.world.queue.tenants.kept), "nothing more is kept for it"
+            assert "G" not in str(cluster.world.queue.queues.reserved_quota), "nothing more is kept for it"
             return
         if step > LONG:
-            assert cluster.world.queue.tenants["b"].units >= 64 - 16, "its own is used"
+            assert cluster.world.queue.queues["b"].units >= 64 - 16, "its own is used"
     pytest.fail("it was never released")

@@ -106,8 +106,8 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
     world.state.apply_pod(msgspec.convert(sick, QueuePod), 0.0)
     waiting = world.pod("w", 5)
 
-    entry = world.queue.entries[waiting]
-    assert world.queue.room.fits(entry.wants).any() == fits
+    entry = world.queue.queued_pods[waiting]
+    assert world.queue.capacity.mask_fits(entry.requirements).any() == fits
     assert (world.released() == ["w"]) == fits
     objects = [
         sick | {"kind": "Pod"},

@@ -99,7 +99,7 @@ def test_a_pod_with_something_wrong_waits_and_the_others_go_on(
     uid = world.pod("wrong", **pod)  # type: ignore[arg-type]
     world.pod("right")
     assert world.released() == ["right"]
-    assert says in world.queue.refusal(world.queue.entries[uid])
+    assert says in world.queue.explain_refusal(world.queue.queued_pods[uid])
 
 
 def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:
@@ -142,7 +142,7 @@ def test_data_that_is_near_comes_first_and_locality_is_relaxed_when_nobody_is_ne
     world.node("n2", (16,), labels={"topology.kubernetes.io/rack": "r2", "data.gpupack.io/d": ""})
     near = world.pod("near", 4, data="d", created=9)
     far = world.pod("far", 4, data="nowhere", created=1)
-    releases = {release.task.uid: release for release in world.decide()}
+    releases = {release.workload.uid: release for release in world.decide()}
     assert not releases[near].relaxed
     assert releases[near].members[0].node == "n2"
     assert releases[far].relaxed
@@ -164,16 +164,16 @@ def test_everything_is_found_again_after_a_restart() -> None:
         again.objects[raw["metadata"]["uid"]] = raw
         again._send(raw)
     for name in ("a", "b"):
-        assert again.queue.tenants[name].units == world.queue.tenants[name].units
-        assert len(again.queue.tenants[name].waiting) == len(world.queue.tenants[name].waiting)
+        assert again.queue.queues[name].units == world.queue.queues[name].units
+        assert len(again.queue.queues[name].waiting) == len(world.queue.queues[name].waiting)
 
 
 def test_needs_of_pods_that_are_gone_are_forgotten(world: QueueWorld) -> None:
     """Pods of a thousand kinds come and go; what is remembered of them does not stay."""
     for number in range(1000):
         uid = world.pod(f"p{number}", 1, spec={"nodeSelector": {"kind": str(number)}})
-        world.queue.room.fits(world.queue.entries[uid].wants)  # type: ignore[arg-type]
+        world.queue.capacity.mask_fits(world.queue.queued_pods[uid].requirements)  # type: ignore[arg-type]
         world.delete(uid)
         world.queue.forget_unused()
-    assert len(world.queue._shapes) <= FORGOTTEN_FROM
-    assert len(world.queue.room._masks) <= FORGOTTEN_FROM + 1
+    assert len(world.queue._requirement_pool) <= FORGOTTEN_FROM
+    assert len(world.queue.capacity._masks) <= FORGOTTEN_FROM + 1

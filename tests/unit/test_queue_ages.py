@@ -32,7 +32,7 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
     world.bind(running)
     world.pod("large", 16, created=3600)
     assert report_queues(world.queue, world.now)[0].oldest_wait_s == pytest.approx(22 * 3600)
-    assert [node for _, node in world.queue.keep_room(world.now)] == ["n1"]
+    assert [node for _, node in world.queue.update_reservations(world.now)] == ["n1"]
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_a_restart_does_not_reset_how_long_pods_have_waited() -> None:
 )
 def test_when_a_pod_began_to_wait(created: float, live: bool, wall: float | None, began: float) -> None:
     """Seconds of the queue's clock, at its second 300."""
-    assert QueueClock(wall).began(created, 300.0, live=live) == began
+    assert QueueClock(wall).get_wait_start_monotonic(created, 300.0, live=live) == began
 
 
 def test_pods_of_a_later_list_come_after_those_before_it() -> None:
     """A pod was dated a day ahead; so those after it have their place by arrival, listed or not."""
     ages = QueueClock()
-    ages.since(DAY_S, 1.0, live=True)
-    early = ages.since(100.0, 2.0, live=True)
-    listed = [ages.since(created, 60.0, live=True) for created in (160.0, 161.0, 162.0)]
+    ages.get_wait_start_wall(DAY_S, 1.0, live=True)
+    early = ages.get_wait_start_wall(100.0, 2.0, live=True)
+    listed = [ages.get_wait_start_wall(created, 60.0, live=True) for created in (160.0, 161.0, 162.0)]
     assert early < listed[0] < listed[1] < listed[2]
 
 
@@ -82,7 +82,7 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     late.spec.scheduling_gates = [SchedulingGate("gpupack.io/queue")]
     world.state.apply_pod(late, world.now)
     sinks.pod_sink.replaced([late, *_listed(world)])
-    order = sorted(world.queue.entries.values(), key=lambda entry: entry.since)
+    order = sorted(world.queue.queued_pods.values(), key=lambda entry: entry.waiting_since)
     assert [entry.record.name for entry in order] == ["running", "ahead", "early", "late"]
 
 

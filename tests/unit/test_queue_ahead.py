@@ -38,7 +38,7 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
     """Where every pod goes, while other pods end and nodes change."""
     rng = random.Random(-seed)
     found: list[tuple[str, str]] = []
-    for at, release in enumerate(made.queue.decide(0.0)):
+    for at, release in enumerate(made.queue.admit_workloads(0.0)):
         found += [(member.uid, member.node) for member in release.members]
         if at % 7 == 0:
             take = made.state.get_assumed(rng.choice(found)[0])
@@ -66,9 +66,9 @@ def test_the_same_as_one_by_one(policy: str, seed: int, monkeypatch: pytest.Monk
     shared = world(seed, policy)
     with_lists = placed(shared, seed)
     assert len(with_lists) > 100
-    lists = shared.queue.admission.ahead.lists
+    lists = shared.queue.admission.placer.lists
     assert lists < len(with_lists) / 2 if policy in BY_ROW else lists == 0
-    monkeypatch.setattr(FreeCapacity, "by_row", lambda *_: False)
+    monkeypatch.setattr(FreeCapacity, "is_scored_by_row", lambda *_: False)
     assert with_lists == placed(world(seed, policy), seed)
 
 
@@ -143,8 +143,10 @@ def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
     """What is remembered, and renewed where a row has changed, is what is found from nothing."""
     made = world(seed, "best-fit")
     rng = random.Random(seed)
-    wants = {entry.wants for entry in made.queue.entries.values() if entry.wants is not None}
-    for at, _ in enumerate(made.queue.decide(0.0)):
+    wants = {
+        entry.requirements for entry in made.queue.queued_pods.values() if entry.requirements is not None
+    }
+    for at, _ in enumerate(made.queue.admit_workloads(0.0)):
         change = rng.randrange(4)
         name = f"n{rng.randrange(40):02}"
         if change == 0:
@@ -154,8 +156,8 @@ def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
         elif change == 2 and name in made.state.nodes.rows:
             made.lose_node(name)
         if at % 5 == 0:
-            fresh = FreeCapacity(made.state, made.queue.room.policies)
-            for node, facts in made.queue.room.facts.items():
+            fresh = FreeCapacity(made.state, made.queue.capacity.policies)
+            for node, facts in made.queue.capacity.facts.items():
                 fresh.set_facts(node, facts)
             for each in wants:
-                assert fresh.fits(each).tolist() == made.queue.room.fits(each).tolist()
+                assert fresh.mask_fits(each).tolist() == made.queue.capacity.mask_fits(each).tolist()

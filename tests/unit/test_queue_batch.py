@@ -50,7 +50,7 @@ def test_a_first_annotation_replaces_none_that_was_not_seen() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
     bare, noted = world.pod("p"), world.pod("q", annotations={"mine": "1"})
     paths = {
-        uid: [step["path"] for step in release_patch(world.queue.entries[uid], "n", ["GPU-1"])]
+        uid: [step["path"] for step in release_patch(world.queue.queued_pods[uid], "n", ["GPU-1"])]
         for uid in (bare, noted)
     }
     assert paths[bare][-2:] == ["/metadata/resourceVersion", "/metadata/annotations"]
@@ -67,19 +67,19 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
         used = [rng.randint(size // 2, size) for size in sizes]
         world.node(f"n{at:02}", sizes, used, spec={"unschedulable": rng.random() < 0.3})
     cards = {"gpupack.io/cards": str(rng.randint(1, 3))}
-    wants = world.queue.entries[world.pod("p", rng.choice((12, 60)), annotations=cards)].wants
+    wants = world.queue.queued_pods[world.pod("p", rng.choice((12, 60)), annotations=cards)].requirements
     assert wants is not None
-    room = world.queue.room
+    room = world.queue.capacity
     clearing = ReservationPlanner(room, "uid-p")
     expected = min(
         (
             (spot.missing, name)
             for name, row in world.state.nodes.rows.items()
-            if room.allowed(wants, name) and (spot := clearing._spot(wants, row)) is not None
+            if room.is_allowed(wants, name) and (spot := clearing._find_place(wants, row)) is not None
         ),
         default=(0, ""),
     )
-    found = clearing.find([("uid-p", wants)])
+    found = clearing.plan_workload([("uid-p", wants)])
     assert [kept.node for kept in found.values()] == [name for name in expected[1:] if name]
 
 
@@ -106,7 +106,7 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
     times = itertools.count(0.0, 0.015)
     writer: Any = PodWriter(None, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, Recorder(), lambda: next(times), ready)
-    controller.note()
+    controller.record_change()
     running = asyncio.create_task(controller.run())
     await asyncio.wait_for(done.wait(), 10)
     running.cancel()
@@ -116,5 +116,5 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
 
 def test_the_benchmark_s_bare_client_writes_what_batch_mode_writes() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    entry = world.queue.entries[world.pod("p")]
+    entry = world.queue.queued_pods[world.pod("p")]
     assert floors.release(entry.uid, "n") == release_patch(entry, "n")

@@ -55,24 +55,24 @@ class Committer:
 def test_a_pod_waits_until_its_whole_spec_was_read_and_somebody_binds() -> None:
     world = batch_world()
     uid = batch_pod(world, "p", read=False)
-    entry = world.queue.entries[uid]
-    assert world.queue.refusal(entry) == NOT_READ
-    assert not list(world.queue.decide(0))
+    entry = world.queue.queued_pods[uid]
+    assert world.queue.explain_refusal(entry) == NOT_READ
+    assert not list(world.queue.admit_workloads(0))
     world.queue.set_batch_spec(uid, SPEC)
-    assert [release.task.uid for release in world.queue.decide(0)] == [uid]
+    assert [release.workload.uid for release in world.queue.admit_workloads(0)] == [uid]
     world.queue.batch.enabled = False
-    assert world.queue.refusal(world.queue.entries[batch_pod(world, "q")]) == NO_COMMITTER
+    assert world.queue.explain_refusal(world.queue.queued_pods[batch_pod(world, "q")]) == NO_COMMITTER
 
 
 def test_a_pod_that_slipped_through_is_told_what_to_change() -> None:
     world = batch_world()
     uid = batch_pod(world, "p")
     world.queue.set_batch_spec(uid, SPEC | {"hostNetwork": True, "resourceClaims": [{"name": "c"}]})
-    assert world.queue.refusal(world.queue.entries[uid]) == (
+    assert world.queue.explain_refusal(world.queue.queued_pods[uid]) == (
         "batch mode does not know hostNetwork, resourceClaims: create the pod without it, or with"
         " schedulerName gpupack-scheduler and the scheduling gate gpupack.io/queue"
     )
-    assert not list(world.queue.decide(0))
+    assert not list(world.queue.admit_workloads(0))
 
 
 @pytest.mark.parametrize("policy", ["least-requested", "fragmentation", "best-fit"])
@@ -99,7 +99,7 @@ async def test_the_committer_finds_the_lists_unchanged_where_nothing_else_happen
 
     handover = Handover(queue.queue, Client())
     groups: list[list[Handed]] = []
-    for release in queue.queue.decide(0):
+    for release in queue.queue.admit_workloads(0):
         handover.note(release)
         handed, rest = handover.split(release)
         assert not rest
@@ -118,7 +118,7 @@ async def test_pods_of_a_gang_are_handed_over_together_and_gated_ones_are_not() 
     client = Committer(CommitOutcome.BOUND)
     handover = Handover(world.queue, client)
     groups, others = [], []
-    for release in world.queue.decide(0):
+    for release in world.queue.admit_workloads(0):
         handover.note(release)
         handed, rest = handover.split(release)
         groups += [handed] if handed else []
@@ -133,7 +133,7 @@ async def test_a_group_whose_pod_is_gone_is_not_handed_over() -> None:
     gang = [batch_pod(world, f"g{number}", 8, gang="g", size=2) for number in range(2)]
     client = Committer()
     handover = Handover(world.queue, client)
-    (release,) = world.queue.decide(0)
+    (release,) = world.queue.admit_workloads(0)
     handover.note(release)
     handed, _ = handover.split(release)
     world.delete(gang[0])
@@ -169,14 +169,14 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
 
     writer: Any = PodWriter(None, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, Recorder(), lambda: world.now, lambda: True, batch=client)
-    controller.note()
+    controller.record_change()
     running = asyncio.create_task(controller.run())
     await asyncio.wait_for(told.wait(), 10)
     running.cancel()
-    entry = world.queue.entries[uid]
-    assert entry.phase is (Phase.RELEASED if bound else Phase.GATED)
+    entry = world.queue.queued_pods[uid]
+    assert entry.phase is (Phase.ADMITTED if bound else Phase.GATED)
     assert (world.state.get_assumed(uid) is not None) is bound
     assert events[0].startswith("Released" if bound else "Waiting")
     assert controller.counts.released == ({"a": 1} if bound else {})
     if not bound:
-        assert world.queue.refusals.pauses(uid)
+        assert world.queue.refusals.is_paused(uid)

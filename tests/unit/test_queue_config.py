@@ -217,11 +217,11 @@ def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     bad = mocker.patch(
         "scheduler_plugin.queue.controller.config_file.parse_config", side_effect=ValueError("4300 digits")
     )
-    file.look(taken.append)
+    file.reload(taken.append)
     assert (taken, file.fault) == ([], f"{path}: cannot be read: ValueError: 4300 digits")
     mocker.stop(bad)
     path.write_text("queues: [{name: c}]")
-    file.look(taken.append)
+    file.reload(taken.append)
     assert ([list(config.queues) for config in taken], file.fault) == ([["c"]], "")
 
 

@@ -67,7 +67,7 @@ class Running:
     async def pass_time(self, seconds: float = 2.0) -> None:
         """Let some time go by, and everything be decided and said."""
         self.world.now += seconds
-        self.controller.note()
+        self.controller.record_change()
         for _ in range(50):
             await asyncio.sleep(0)
 
@@ -241,7 +241,7 @@ async def test_a_pod_that_is_refused_and_then_removed_counts_once_as_taken_back(
         "its room is given to others",
         "it is removed and waits again",
     ]
-    assert running.controller.counts.taken_back == {"a": 1}
+    assert running.controller.counts.requeued == {"a": 1}
     task.cancel()
 
 
@@ -301,7 +301,7 @@ def test_a_clock_that_jumps_puts_nobody_who_comes_later_before_those_who_wait() 
     """Forwards and back again: the pod that was dated to next year keeps its place."""
     ages, day = QueueClock(), 86_400.0
     times = [
-        ages.since(created, now, live=True)
+        ages.get_wait_start_wall(created, now, live=True)
         for created, now in ((1000, 0), (1010, 10), (1000 + 365 * day, 20), (1030, 30), (1000 - day, 40))
     ]
     assert times[:3] == [1000, 1010, 1000 + 365 * day]
@@ -310,14 +310,14 @@ def test_a_clock_that_jumps_puts_nobody_who_comes_later_before_those_who_wait() 
 
 def test_news_that_are_late_change_no_order() -> None:
     ages = QueueClock()
-    assert ages.since(5000, 10, live=True) == 5000
-    assert ages.since(5000 - TOLERANCE_S + 5, 15, live=True) == 5000 - TOLERANCE_S + 5
+    assert ages.get_wait_start_wall(5000, 10, live=True) == 5000
+    assert ages.get_wait_start_wall(5000 - TOLERANCE_S + 5, 15, live=True) == 5000 - TOLERANCE_S + 5
 
 
 def test_pods_that_are_listed_are_in_the_order_of_their_creation() -> None:
     """After a restart their age is all that is known."""
     ages = QueueClock()
-    assert [ages.since(created, 0, live=False) for created in (10**9, 5, 7)] == [10**9, 5, 7]
+    assert [ages.get_wait_start_wall(created, 0, live=False) for created in (10**9, 5, 7)] == [10**9, 5, 7]
 
 
 def test_the_order_of_a_queue_when_its_pods_were_dated_by_a_clock_that_jumped() -> None:
@@ -349,17 +349,17 @@ def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
 async def test_the_controller_is_busy_until_what_it_released_is_bound(running: Running) -> None:
     """Its Events wait so long: a batch is released sooner than kube-scheduler binds it."""
     world = running.world
-    assert not running.controller.busy
+    assert not running.controller.is_busy
     uid = world.pod("one")
     await running.pass_time()
     assert running.is_released("one")
-    assert running.controller.busy
+    assert running.controller.is_busy
     world.now += BUSY_S
-    assert not running.controller.busy
+    assert not running.controller.is_busy
     world.bind(uid)
-    assert running.controller.busy, "one of a batch was bound, the next one may be under way"
+    assert running.controller.is_busy, "one of a batch was bound, the next one may be under way"
     world.now += BUSY_S
-    assert not running.controller.busy
+    assert not running.controller.is_busy
 
 
 async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() -> None:
@@ -367,16 +367,16 @@ async def test_a_controller_that_stands_by_forgets_what_no_pod_needs_any_more() 
     api: Any = Running()
     for number in range(400):
         world.delete(world.pod(f"p{number}", 1, cpu=f"{number + 1}m"))
-    assert len(world.queue._shapes) == 400
+    assert len(world.queue._requirement_pool) == 400
     controller = Controller(
         world.queue, PodWriter(api, lambda: True, 1.0), api, lambda: world.now, lambda: False
     )
     running = asyncio.create_task(controller.run())
-    controller.note()
+    controller.record_change()
     for _ in range(50):
         await asyncio.sleep(0)
     running.cancel()
-    assert not len(world.queue._shapes)
+    assert not len(world.queue._requirement_pool)
 
 
 async def test_a_pod_that_is_requeued_is_told_and_so_is_one_that_cannot_be(running: Running) -> None:
@@ -392,6 +392,6 @@ async def test_a_pod_that_is_requeued_is_told_and_so_is_one_that_cannot_be(runni
         taken,
         "Warning NotRequeued the API server refuses to requeue it: denied by policy x",
     ]
-    assert world.queue.tenants["a"].units == 16
+    assert world.queue.queues["a"].units == 16
     await running.pass_time(15)
-    assert world.queue.entries[uids[0]].phase is Phase.RELEASED, "its turn has come again"
+    assert world.queue.queued_pods[uids[0]].phase is Phase.ADMITTED, "its turn has come again"

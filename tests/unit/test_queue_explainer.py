@@ -40,8 +40,8 @@ class Told:
         """Let a second pass; the pods that were looked at."""
         self.looked.clear()
         self.world.now += 1.0
-        self.explainer.begin(changed=changed)
-        while self.explainer.go_on():
+        self.explainer.begin_round(changed=changed)
+        while self.explainer.continue_round():
             pass
         return list(self.looked)
 
@@ -82,21 +82,21 @@ def test_it_goes_on_a_moment_at_a_time(told: Told) -> None:
     """Decisions come in between; pods that go meanwhile are passed over."""
     for number in range(100):
         told.world.pod(f"p{number}")
-    told.explainer.begin(changed=True)
-    assert told.explainer.go_on()
+    told.explainer.begin_round(changed=True)
+    assert told.explainer.continue_round()
     assert len(told.looked) == pytest.approx(SLICE_S / COST_S, abs=1)
     told.world.delete("uid-p50")
-    told.explainer.begin(changed=True)
-    while told.explainer.go_on():
+    told.explainer.begin_round(changed=True)
+    while told.explainer.continue_round():
         pass
     assert sorted(told.looked) == sorted(f"p{number}" for number in range(100) if number != 50)
-    assert not told.explainer.go_on()
+    assert not told.explainer.continue_round()
 
 
 def test_a_pod_that_waits_again_is_told_again(told: Told) -> None:
     uid = told.world.pod("p")
     told.tick(changed=True)
-    told.explainer.forget(uid)
+    told.explainer.forget_pod(uid)
     assert told.tick() == ["p"]
     assert told.events == ["p NoRoom"] * 2
     told.world.delete(uid)
@@ -111,8 +111,8 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
     world, nothing, decided = told.world, None, []
     writer = PodWriter(nothing, lambda: True, 1.0)  # type: ignore[arg-type]
     controller = Controller(world.queue, writer, told, lambda: world.now, lambda: True)
-    decide = world.queue.decide
-    monkeypatch.setattr(world.queue, "decide", lambda now: decided.append(now) or decide(now))  # type: ignore[func-returns-value]
+    decide = world.queue.admit_workloads
+    monkeypatch.setattr(world.queue, "admit_workloads", lambda now: decided.append(now) or decide(now))  # type: ignore[func-returns-value]
     task = asyncio.create_task(controller.run())
 
     async def pass_time(seconds: float) -> int:
@@ -125,10 +125,10 @@ async def test_the_controller_decides_when_something_changes_and_else_seldom(
 
     await pass_time(10 * IDLE_S)
     assert 9 <= await pass_time(10 * IDLE_S) <= 11
-    controller.note()
+    controller.record_change()
     assert await pass_time(TICK_S) >= 1
     await pass_time(IDLE_S)
-    world.queue.refusals.refused("uid-p", world.now)
-    monkeypatch.setitem(world.queue.entries, "uid-p", world.queue.entries[world.pod("p")])
+    world.queue.refusals.record_refusal("uid-p", world.now)
+    monkeypatch.setitem(world.queue.queued_pods, "uid-p", world.queue.queued_pods[world.pod("p")])
     assert await pass_time(2 * TICK_S) >= 1
     task.cancel()

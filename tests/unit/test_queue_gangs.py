@@ -28,7 +28,7 @@ def _pass_time(world: QueueWorld, seconds: float) -> None:
 
 
 def _taken_back(world: QueueWorld) -> list[tuple[str, bool]]:
-    return sorted((world.name(back.entry.uid), back.remove) for back in world.take_back())
+    return sorted((world.name(back.queued_pod.uid), back.remove) for back in world.take_back())
 
 
 def test_a_gang_is_released_whole_or_not_at_all() -> None:
@@ -69,10 +69,10 @@ def test_a_gang_that_is_half_bound_is_taken_back(world: QueueWorld) -> None:
     world.decide()
     world.bind(uids[0])
     world.now = 299
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
     world.now = 300
-    back = world.queue.expire(world.now)
-    assert {(each.entry.uid, each.remove) for each in back} == {(uid, True) for uid in uids}
+    back = world.queue.find_requeues(world.now)
+    assert {(each.queued_pod.uid, each.remove) for each in back} == {(uid, True) for uid in uids}
     assert "1 of 2 pods of its gang are bound" in back[0].why
 
 
@@ -125,16 +125,16 @@ def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_po
     refused = world.pod("first-0", 16, gang="first", size=2, created=0)
     world.pod("first-1", 16, gang="first", size=2, created=0)
     at = []
-    decisions = world.queue.decide(world.now)
+    decisions = world.queue.admit_workloads(world.now)
     first = next(decisions)
     assert {member.uid for member in first.members} == {refused, "uid-first-1"}
     world.change(refused, spec={"schedulingGates": []}, status=UNSCHEDULABLE)
     while world.now < 170:
-        found = [release.task.uid for release in world.decide() if release.task.uid != single]
+        found = [release.workload.uid for release in world.decide() if release.workload.uid != single]
         at += [(world.now, gang) for gang in found]
         for gang in found:
             world.change(pods[gang.rpartition("/")[2], 1], status=UNSCHEDULABLE)
-        world.queue.expire(world.now)
+        world.queue.find_requeues(world.now)
         world.now += 1
     assert at == [
         (10, "gang default/g1"),
@@ -142,8 +142,8 @@ def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_po
         (70, "gang default/g3"),
         (150, "gang default/g4"),
     ]
-    assert not world.queue.entries[single].ticket.gated, "a pod by itself goes at once"
-    held = status.explain_pod(world.queue, world.queue.entries[pods["g29", 0]], world.now)
+    assert not world.queue.queued_pods[single].queue_info.gated, "a pod by itself goes at once"
+    held = status.explain_pod(world.queue, world.queue.queued_pods[pods["g29", 0]], world.now)
     assert (held.reason, held.queue) == (WaitReason.HELD, "a")
     assert held.message.startswith("gang default/first asks for the same and could not be bound")
     world.bind(pods["g1", 0])

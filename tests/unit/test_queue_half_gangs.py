@@ -32,10 +32,10 @@ def gang(world: QueueWorld, size: int, units: int = 4, *, owned: bool = True, **
 def release(world: QueueWorld, *refused: str) -> list[str]:
     """Let the queue decide; the API server refuses some of it."""
     names = []
-    for each in list(world.queue.decide(world.now)):
+    for each in list(world.queue.admit_workloads(world.now)):
         for member in each.members:
             if member.uid in refused:
-                world.queue.not_released(member.uid, world.now, "no")
+                world.queue.record_refused_admission(member.uid, world.now, "no")
             else:
                 world.objects[member.uid]["metadata"]["annotations"].pop(POD_REQUEUED, None)
                 world.change(member.uid, spec={"schedulingGates": []})
@@ -54,7 +54,7 @@ def half_released(world: QueueWorld, units: int, bound: int = 2) -> list[str]:
     before = QueueWorld()
     before.node("n1", (16, 16))
     uids = gang(before, 4, units)
-    list(before.queue.decide(0))
+    list(before.queue.admit_workloads(0))
     for uid in uids[:2]:
         before.change(uid, spec={"schedulingGates": []})
     bind(before, *uids[:bound])
@@ -73,14 +73,14 @@ def test_one_refused_release_of_four_is_tried_again_before_others_go(world: Queu
     bind(world, uids[0], uids[1], uids[3])
     for name in ("small0", "small1"):
         world.bind(f"uid-{name}")
-    assert not world.queue.gangs.get("gang default/G").whole, "one of them is gated"  # type: ignore[union-attr]
+    assert not world.queue.gangs.get("gang default/G").is_whole, "one of them is gated"  # type: ignore[union-attr]
     world.now = 1
     assert release(world) == [], "there is no room"
     for name in ("small0", "small1"):
         world.delete(f"uid-{name}")
     assert release(world) == ["g2"]
     bind(world, uids[2])
-    assert world.queue.gangs.get("gang default/G").whole  # type: ignore[union-attr]
+    assert world.queue.gangs.get("gang default/G").is_whole  # type: ignore[union-attr]
     world.now = 5000
     assert world.take_back() == []
 
@@ -91,11 +91,11 @@ def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> No
     others = [uids[0], uids[1], uids[3]]
     while world.now < WITHIN_S:
         release(world, uids[2])
-        bind(world, *(uid for uid in others if world.queue.entries[uid].phase is Phase.RELEASED))
+        bind(world, *(uid for uid in others if world.queue.queued_pods[uid].phase is Phase.ADMITTED))
         assert world.take_back() == []
         world.now += 1
     back = world.take_back()
-    assert sorted((each.entry.uid, each.remove) for each in back) == [(uid, True) for uid in others]
+    assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in others]
     assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its release"
     for uid in others:
         world.delete(uid)
@@ -132,7 +132,7 @@ def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueW
         assert world.take_back() == []
     world.now = WITHIN_S
     back = world.take_back()
-    assert sorted((each.entry.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
+    assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in uids[:2]]
 
 
 def test_a_member_that_is_made_again_after_a_restart_joins_and_the_healthy_ones_stay(
@@ -164,7 +164,7 @@ def test_of_a_half_bound_gang_of_bare_pods_the_rest_waits_again_and_joins(world:
     assert release(world) == ["g0", "g1"]
     bind(world, uids[0])
     world.now = WITHIN_S
-    assert [(back.entry.uid, back.requeue) for back in world.take_back()] == [(uids[1], True)]
-    assert world.queue.tenants["a"].units == 16
+    assert [(back.queued_pod.uid, back.requeue) for back in world.take_back()] == [(uids[1], True)]
+    assert world.queue.queues["a"].units == 16
     world.pod("small", 8, created=1)
     assert release(world) == ["g1"]

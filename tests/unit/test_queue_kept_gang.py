@@ -24,13 +24,15 @@ def gang_of(world: QueueWorld, *units: int, **more: Any) -> list[str]:
 def keep(world: QueueWorld) -> dict[str, str]:
     """What is kept, after it was looked at who waits long: nodes by pod."""
     world.now = max(world.now, LONG)
-    world.queue.keep_room(world.now)
+    world.queue.update_reservations(world.now)
     return kept(world)
 
 
 def kept(world: QueueWorld) -> dict[str, str]:
-    kept_rooms = world.queue.room.kept
-    found = {uid: each for task in kept_rooms.tasks for uid, each in kept_rooms.pods(task).items()}
+    kept_rooms = world.queue.capacity.reservations
+    found = {
+        uid: each for task in kept_rooms.workload_uids for uid, each in kept_rooms.get_by_pod(task).items()
+    }
     return {uid.removeprefix("uid-"): each.node for uid, each in sorted(found.items())}
 
 
@@ -50,11 +52,11 @@ def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
     world = three_nodes()
     gang_of(world, 16, 16)
     world.now = 599
-    assert world.queue.keep_room(world.now) == []
+    assert world.queue.update_reservations(world.now) == []
     world.now = 601
-    told = [(entry.uid, node) for entry, node in world.queue.keep_room(world.now)]
+    told = [(entry.uid, node) for entry, node in world.queue.update_reservations(world.now)]
     assert told == [("uid-g0", "n2"), ("uid-g1", "n3")]
-    assert world.queue.keep_room(world.now) == [], "it is told once"
+    assert world.queue.update_reservations(world.now) == [], "it is told once"
     world.pod("small", 4, created=700)
     assert world.released() == ["small"]
     assert world.state.get_assumed("uid-small").node == "n1", "small pods go elsewhere"  # type: ignore[union-attr]
@@ -74,7 +76,7 @@ def test_pods_of_a_gang_share_cards_and_others_get_nothing_of_them() -> None:
     world.node("n1", (16, 16), (15, 16))
     gang_of(world, 5, 5, 5, 5)
     assert keep(world) == dict.fromkeys(("g0", "g1", "g2", "g3"), "n1")
-    cards = [each.cards for each in world.queue.room.kept.pods("gang default/G").values()]
+    cards = [each.cards for each in world.queue.capacity.reservations.get_by_pod("gang default/G").values()]
     assert sorted(cards) == [(0,), (0,), (0,), (1,)]
     world.pod("small", 1, created=2)
     assert world.released() == []
@@ -91,14 +93,14 @@ def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
     keep(world)
     world.node("n2", (16,), (0,))
     tries = []
-    look = AdmissionCycle.pick
+    look = AdmissionCycle.pick_workload
 
     def counted(*arguments: Any) -> Any:
         tries.append(arguments)
         assert len(tries) < 9, "it is tried for ever"
         return look(*arguments)
 
-    monkeypatch.setattr(AdmissionCycle, "pick", counted)
+    monkeypatch.setattr(AdmissionCycle, "pick_workload", counted)
     assert world.released() == []
     assert len(tries) == 2
     assert "; room is kept for it on node n2" in reasons(world)["g0"]
@@ -287,10 +289,10 @@ def test_evicting_for_a_gang_keeps_its_room_once() -> None:
         world.bind(f"uid-a{number}")
     gang_of(world, 16, 16, queue="b")
     assert keep(world) == {"g0": "n1", "g1": "n2"}
-    (reclaim,) = Reclaimer(world.queue).find(world.now)
+    (reclaim,) = Reclaimer(world.queue).find_plans(world.now)
     victims = [victim.record for victim in reclaim.victims]
     assert {victim.name for victim in victims} == {"a1", "a2"}, "the youngest"
-    reclaim.keep(world.queue)
+    reclaim.reserve(world.queue)
     assert sorted(kept(world).values()) == sorted(victim.node for victim in victims)
     assert keep(world) == kept(world)
     for victim in reclaim.victims:

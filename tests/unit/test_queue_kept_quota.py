@@ -26,13 +26,13 @@ def world_of(config: str = COHORT) -> QueueWorld:
         world.bind(uid)
     world.pod("large", 16, created=2)
     world.now = 1000.0
-    world.queue.keep_room(world.now)
+    world.queue.update_reservations(world.now)
     return world
 
 
 def kept(world: QueueWorld) -> list[str]:
-    world.queue.keep_room(world.now)
-    return [uid for uid, _ in world.queue.tenants.kept.values()]
+    world.queue.update_reservations(world.now)
+    return [uid for uid, _ in world.queue.queues.reserved_quota.values()]
 
 
 def end(world: QueueWorld, *names: str) -> None:
@@ -44,7 +44,7 @@ def test_younger_pods_of_the_queue_wait_until_it_is_released() -> None:
     """Each of them would take what is free of the quota."""
     world = world_of()
     assert kept(world) == ["uid-large"]
-    assert world.queue.room.kept.tasks == (), "cards are not kept before it may have them"
+    assert world.queue.capacity.reservations.workload_uids == (), "cards are not kept before it may have them"
     world.pod("young", 4, created=3)
     end(world, "a0")
     assert world.released() == []
@@ -53,7 +53,7 @@ def test_younger_pods_of_the_queue_wait_until_it_is_released() -> None:
     ] == KEPT_QUOTA
     end(world, "a1", "a2")
     assert world.released() == ["large"]
-    assert world.queue.tenants.kept == {}
+    assert world.queue.queues.reserved_quota == {}
     end(world, "a3")
     assert world.released() == ["young"]
 

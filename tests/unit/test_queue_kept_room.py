@@ -10,7 +10,7 @@ TWO = "queues: [{name: a, nominalQuota: 32}, {name: b}]"
 
 
 def _kept(world: QueueWorld) -> list[str]:
-    return [node for _, node in world.queue.keep_room(world.now)]
+    return [node for _, node in world.queue.update_reservations(world.now)]
 
 
 def _keeping(config: str = TWO) -> QueueWorld:
@@ -51,11 +51,11 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     world.pod("s4", 8, created=6)
     assert world.released() == ["s4"], "it passes while there is time"
     world.now = 600
-    ((entry, node),) = world.queue.keep_room(world.now)
+    ((entry, node),) = world.queue.update_reservations(world.now)
     assert (entry.uid, node) == (large, "n1")
     world.bind("uid-s4")
     record = world.state.node_records["n1"]
-    (held,) = world.queue.room.kept.pods(large)[large].cards
+    (held,) = world.queue.capacity.reservations.get_by_pod(large)[large].cards
     inside = [uid for uid, pod in record.pods.items() if held in book_cards(record.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
@@ -127,7 +127,7 @@ def _on_the_second_card(**others: int) -> QueueWorld:
 
 def _card(world: QueueWorld) -> str:
     """The card that is kept."""
-    kept = world.queue.room.kept.of("uid-large")
+    kept = world.queue.capacity.reservations.get_reservation("uid-large")
     assert kept is not None
     (card,) = kept.cards
     return kept.uuids[card]
@@ -182,10 +182,10 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
     world.bind(filler)
     world.pod("younger", 16, created=2)
     world.now = 20.0
-    assert [entry.record.name for entry, _ in world.queue.keep_room(world.now)] == ["younger"]
+    assert [entry.record.name for entry, _ in world.queue.update_reservations(world.now)] == ["younger"]
     world.pod("older", 16, created=1)
     world.delete(filler)
-    world.queue.keep_room(world.now)
+    world.queue.update_reservations(world.now)
     assert world.released() == ["older"]
 
 

@@ -74,7 +74,7 @@ def test_the_golden_picks_of_one_tenant(
     """A slot on n1 goes to these."""
     choice = offer(slot, "n1", [user("u1", *tasks)])
     assert choice is not None
-    assert (choice.task.uid, choice.case, choice.relaxed) == (chosen, SlotMatch(case), relaxed)
+    assert (choice.workload.uid, choice.slot_match, choice.relaxed) == (chosen, SlotMatch(case), relaxed)
     assert choice.lender == ""
 
 
@@ -82,7 +82,7 @@ def test_a_tenant_without_near_data_lends_its_turn() -> None:
     """u1's data is in the other rack."""
     choice = offer(SlotType.LOCAL, "n1", [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))])
     assert choice is not None
-    assert (choice.tenant, choice.task.uid, choice.lender, choice.relaxed) == ("u2", "m9", "u1", False)
+    assert (choice.queue, choice.workload.uid, choice.lender, choice.relaxed) == ("u2", "m9", "u1", False)
 
 
 def test_without_locality_the_head_is_not_passed_over() -> None:
@@ -90,7 +90,7 @@ def test_without_locality_the_head_is_not_passed_over() -> None:
     tenants = [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))]
     choice = offer(SlotType.LOCAL, "n1", tenants, locality=False)
     assert choice is not None
-    assert (choice.tenant, choice.task.uid, choice.relaxed) == ("u1", "m1", True)
+    assert (choice.queue, choice.workload.uid, choice.relaxed) == ("u1", "m1", True)
 
 
 def test_nobody_waits_and_the_slot_stays_idle() -> None:
@@ -112,7 +112,7 @@ def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
     """Whichever class it is of."""
     choice = offer(None, "n1", [user("u1", free("r1", 2), local("m1", "n1", 1))])
     assert choice is not None
-    assert (choice.task.uid, choice.case) == ("m1", None)
+    assert (choice.workload.uid, choice.slot_match) == ("m1", None)
 
 
 def test_the_golden_launch_order() -> None:
@@ -141,10 +141,10 @@ def rounds(*, borrowing: bool) -> tuple[int, float]:
 
             choice = pick_workload(slot, [tenant], near=lambda _tenant, _group: True, may=may)
             if choice is not None:
-                tenant.waiting.remove(choice.task.uid)
-                running.append(choice.task)
+                tenant.waiting.remove(choice.workload.uid)
+                running.append(choice.workload)
         for task in running:
-            tenant.waiting.finished(task.uid, task.job)
+            tenant.waiting.finish_first_stage(task.uid, task.job)
         busy += len(running)
         count += 1
     return count, busy / (4 * count)
@@ -165,8 +165,8 @@ def test_the_second_stage_waits_for_the_first() -> None:
     assert waiting.is_held("r1")
     waiting.remove("m1")
     assert waiting.is_held("r1"), "m1 runs"
-    assert waiting.finished("m1", "j")
-    assert [group.oldest().uid for group in waiting.groups(SlotType.FREE)] == ["r1"]
+    assert waiting.finish_first_stage("m1", "j")
+    assert [group.oldest().uid for group in waiting.list_groups(SlotType.FREE)] == ["r1"]
 
 
 def test_a_group_forgets_who_left() -> None:
@@ -176,6 +176,6 @@ def test_a_group_forgets_who_left() -> None:
         waiting.add(free(f"r{i}", i))
         if i >= 2:
             waiting.remove(f"r{i - 2}")
-    (group,) = waiting.groups(SlotType.FREE)
+    (group,) = waiting.list_groups(SlotType.FREE)
     assert (group.oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
     assert len(group._by_age) < 64

@@ -21,7 +21,7 @@ def ask(world: QueueWorld, name: str, percent: int, *, cards: int = 1, **more: A
 
 
 def used(world: QueueWorld, queue: str = "a") -> int:
-    return world.queue.tenants[queue].units
+    return world.queue.queues[queue].units
 
 
 def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
@@ -158,8 +158,8 @@ def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
     assert used(world) == 32
     ask(world, "b0", 50, queue="b", created=50)
     assert world.released() == []
-    (found,) = Reclaimer(world.queue).find(0)
-    assert [(found.tenant, world.name(victim.uid)) for victim in found.victims] == [("b", "a3")]
+    (found,) = Reclaimer(world.queue).find_plans(0)
+    assert [(found.queue, world.name(victim.uid)) for victim in found.victims] == [("b", "a3")]
 
 
 def test_room_is_kept_for_a_share_that_waits_long() -> None:
@@ -172,7 +172,7 @@ def test_room_is_kept_for_a_share_that_waits_long() -> None:
     world.decide()
     ask(world, "a0", 100, created=1)
     world.now = 600
-    ((entry, node),) = world.queue.keep_room(world.now)
+    ((entry, node),) = world.queue.update_reservations(world.now)
     assert (world.name(entry.uid), node) == ("a0", "small")
 
 

@@ -52,7 +52,7 @@ def test_pods_outside_of_the_queue_that_wait_count() -> None:
 def test_who_waits_is_counted_once_a_second() -> None:
     world = QueueWorld(policy="weighted-balance")
     fill(world, USED)
-    (reader,) = world.queue.room.policies.backlog_readers
+    (reader,) = world.queue.capacity.policies.backlog_readers
     world.pod("waits", containers=asking(1, 41, 1))
     counts = []
     for now in (0.0, 0.5, 1.5):
@@ -66,7 +66,7 @@ def test_who_waits_is_counted_once_a_second() -> None:
 def test_released_and_broken_pods_do_not_wait() -> None:
     world = QueueWorld(policy="weighted-balance")
     fill(world, USED)
-    (reader,) = world.queue.room.policies.backlog_readers
+    (reader,) = world.queue.capacity.policies.backlog_readers
     world.pod("takes-it", containers=asking(11, 1, 1))
     world.decide()
     world.pod("waits", containers=asking(1, 41, 1))
@@ -101,12 +101,12 @@ def test_a_pod_is_held_back_for_its_rounds_and_no_longer() -> None:
 def test_asking_in_the_queue_is_no_round() -> None:
     with holding(1) as world:
         uid = world.pod("p", containers=asking(1, 0, 40))
-        wants = world.queue.entries[uid].wants
+        wants = world.queue.queued_pods[uid].requirements
         assert wants is not None
-        room = world.queue.room
-        rows = room.fits(wants).nonzero()[0]
+        room = world.queue.capacity
+        rows = room.mask_fits(wants).nonzero()[0]
         for _ in range(5):
-            assert not len(room.best(wants, rows))
+            assert not len(room.rank_rows(wants, rows))
         assert world.released() == []
         world.now = 1.0
         assert world.released() == ["p"]

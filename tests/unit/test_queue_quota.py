@@ -12,26 +12,26 @@ def cohort(**quotas: Quota) -> Cohort:
 
 
 def test_a_tenant_without_quota_has_no_limit() -> None:
-    assert cohort(a=Quota()).allows("a", 10**9)
+    assert cohort(a=Quota()).allows_units("a", 10**9)
 
 
 def test_what_others_do_not_use_can_be_borrowed_up_to_the_limits() -> None:
     both = cohort(a=Quota(10), b=Quota(10, lending_limit=4))
-    assert both.allows("a", 14)
-    assert not both.allows("a", 15)
-    assert cohort(a=Quota(10, borrowing_limit=2), b=Quota(10)).allows("a", 12)
-    assert not cohort(a=Quota(10, borrowing_limit=2), b=Quota(10)).allows("a", 13)
+    assert both.allows_units("a", 14)
+    assert not both.allows_units("a", 15)
+    assert cohort(a=Quota(10, borrowing_limit=2), b=Quota(10)).allows_units("a", 12)
+    assert not cohort(a=Quota(10, borrowing_limit=2), b=Quota(10)).allows_units("a", 13)
 
 
 def test_a_lender_lacks_what_others_have_borrowed() -> None:
     both = cohort(a=Quota(10), b=Quota(10))
-    both.use("a", 16)
-    assert both.allows("b", 4)
-    assert not both.allows("b", 5)
-    assert both.lacks("b", 6) == 2
-    assert both.lacks("b", 11) == 0, "that is more than its own"
-    assert both.borrowers("b") == ["a"]
-    assert (both.lent("b"), both.accounts["a"].borrowed) == (6, 6)
+    both.add_units("a", 16)
+    assert both.allows_units("b", 4)
+    assert not both.allows_units("b", 5)
+    assert both.compute_missing("b", 6) == 2
+    assert both.compute_missing("b", 11) == 0, "that is more than its own"
+    assert both.list_borrowers("b") == ["a"]
+    assert (both.compute_lent("b"), both.accounts["a"].borrowed) == (6, 6)
 
 
 def test_tenants_lend_within_the_root_of_their_tree_only() -> None:
@@ -57,9 +57,9 @@ def test_what_is_allowed_never_exceeds_what_there_is(
         name = names[who % len(names)]
         account = both.accounts[name]
         if units < 0:
-            both.use(name, max(units, -account.used))
-        elif both.allows(name, units):
-            both.use(name, units)
+            both.add_units(name, max(units, -account.used))
+        elif both.allows_units(name, units):
+            both.add_units(name, units)
         for other in both.accounts.values():
             nominal = other.quota.nominal or 0
             if other.quota.borrowing_limit is not None:
@@ -69,7 +69,7 @@ def test_what_is_allowed_never_exceeds_what_there_is(
             account = both.accounts[name]
             own = account.quota.lending_limit
             if own is not None and account.used < (account.quota.nominal or 0) - own:
-                assert both.allows(name, 1), "what is not lent is always there"
+                assert both.allows_units(name, 1), "what is not lent is always there"
 
 
 def test_idle_quota_is_lent_and_no_more() -> None:
@@ -116,7 +116,7 @@ def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
     for units in (15, 14, 13):
         world.pod(f"p{units}", units)
     assert world.released() == ["p15"]
-    assert world.queue.tenants["a"].units == 31
+    assert world.queue.queues["a"].units == 31
     world.delete("uid-p15")
     world.bind_to(first, "n1")
-    assert world.queue.tenants["a"].units == 16
+    assert world.queue.queues["a"].units == 16

@@ -6,8 +6,8 @@ from tests.queue_world import TWO_QUEUES, QueueWorld
 
 def reclaimed(world: QueueWorld) -> list[tuple[str, str, list[str]]]:
     """What the reclaimer wants to be done: lender, node and names of victims."""
-    found = Reclaimer(world.queue).find(world.now)
-    return [(each.tenant, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
+    found = Reclaimer(world.queue).find_plans(world.now)
+    return [(each.queue, each.node, [world.name(v.uid) for v in each.victims]) for each in found]
 
 
 def borrowed() -> tuple[QueueWorld, list[str]]:
@@ -62,11 +62,11 @@ def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     world.node("n1", (16, 16), [16, 16], holds=uids)
     world.pod("b0", 8, queue="b", created=50)
     reclaimer = Reclaimer(world.queue)
-    (found,) = reclaimer.find(0)
+    (found,) = reclaimer.find_plans(0)
     world.delete(found.victims[0].uid)
     assert world.released() == [], "the words are as they were"
-    assert reclaimer.find(14) == []
-    assert len(reclaimer.find(15)) == 1
+    assert reclaimer.find_plans(14) == []
+    assert len(reclaimer.find_plans(15)) == 1
 
 
 def test_whom_a_disruption_budget_protects_is_passed_over_for_the_next_youngest() -> None:
@@ -76,11 +76,11 @@ def test_whom_a_disruption_budget_protects_is_passed_over_for_the_next_youngest(
     reclaimer = Reclaimer(world.queue)
     asked = []
     for now in range(100):
-        for found in reclaimer.find(now):
+        for found in reclaimer.find_plans(now):
             (victim,) = found.victims
             asked.append((now, victim.record.name))
             if victim.uid in uids:
-                reclaimer.refused("b", victim.uid, now)
+                reclaimer.record_refusal("b", victim.uid, now)
     names = [name for _, name in asked]
     assert names == ["a3", "a2", "a1", "a0"] * 3
     assert [at for at, _ in asked] == [0, 1, 2, 3, 15, 16, 17, 18, 45, 46, 47, 48]
@@ -91,13 +91,13 @@ def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() 
     world, _ = borrowed()
     world.pod("b0", 16, queue="b", created=50)
     reclaimer = Reclaimer(world.queue)
-    (found,) = reclaimer.find(0)
+    (found,) = reclaimer.find_plans(0)
     gone, stays = found.victims
-    reclaimer.refused("b", stays.uid, 0)
+    reclaimer.record_refusal("b", stays.uid, 0)
     world.delete(gone.uid)
-    assert reclaimer.find(1) == []
+    assert reclaimer.find_plans(1) == []
     assert world.released() == []
-    (found,) = reclaimer.find(15)
+    (found,) = reclaimer.find_plans(15)
     assert stays in found.victims, "its card is half free, and it is asked again"
 
 
@@ -106,6 +106,6 @@ def test_a_victim_whose_eviction_had_no_answer_may_be_going() -> None:
     world, _ = borrowed()
     world.pod("b0", 8, queue="b", created=50)
     reclaimer = Reclaimer(world.queue)
-    (found,) = reclaimer.find(0)
-    reclaimer.refused("b", found.victims[0].uid, 0, stays=False)
-    assert [len(reclaimer.find(now)) for now in (1, 14, 15)] == [0, 0, 1]
+    (found,) = reclaimer.find_plans(0)
+    reclaimer.record_refusal("b", found.victims[0].uid, 0, stays=False)
+    assert [len(reclaimer.find_plans(now)) for now in (1, 14, 15)] == [0, 0, 1]

@@ -30,7 +30,7 @@ def run(world: QueueWorld, units: Iterable[int], queue: str = "a") -> list[str]:
 
 
 def find(world: QueueWorld, reclaimer: Reclaimer | None = None) -> ReclaimPlan | None:
-    found = (reclaimer or Reclaimer(world.queue)).find(world.now)
+    found = (reclaimer or Reclaimer(world.queue)).find_plans(world.now)
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -41,13 +41,13 @@ def names(reclaim: ReclaimPlan | None) -> list[str]:
 
 def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> list[str]:
     """Evict one victim after the other, each made again at once; names of all that are released meanwhile."""
-    reclaim.keep(world.queue)
-    world.queue.keep_room(world.now)
+    reclaim.reserve(world.queue)
+    world.queue.update_reservations(world.now)
     released = []
     for number, victim in enumerate(reclaim.victims):
-        assert victim.wants is not None
+        assert victim.requirements is not None
         world.delete(victim.uid)
-        world.pod(f"again{number}", victim.wants.units, queue=victim.ticket.queue, created=5000)
+        world.pod(f"again{number}", victim.requirements.units, queue=victim.queue_info.queue, created=5000)
         released += world.released()
     return released
 
@@ -149,8 +149,8 @@ def test_the_card_on_which_the_pod_fits_is_kept_until_the_quota_is_there() -> No
     assert world.released() == []
     reclaim = find(world)
     assert reclaim is not None
-    reclaim.keep(world.queue)
-    world.queue.keep_room(world.now)
+    reclaim.reserve(world.queue)
+    world.queue.update_reservations(world.now)
     world.pod("c0", 16, queue="c", created=1)
     assert world.released() == []
     world.delete("uid-a0")
@@ -214,7 +214,7 @@ def test_what_is_kept_for_others_does_not_become_room() -> None:
     run(world, (8,))
     world.pod("c-waits", 16, queue="c", created=1)
     world.now = 700
-    assert [node for _, node in world.queue.keep_room(world.now)] == ["n0"]
+    assert [node for _, node in world.queue.update_reservations(world.now)] == ["n0"]
     world.pod("b0", 8, queue="b", created=600)
     assert world.released() == []
     assert find(world) is None
@@ -263,7 +263,7 @@ def test_a_share_goes_where_the_fewest_must_go_for_its_quota() -> None:
     reclaim = find(world)
     assert names(reclaim) == ["a2"]
     assert reclaim is not None
-    assert reclaim.kept["uid-b0"].node == "small"
+    assert reclaim.reserved["uid-b0"].node == "small"
 
 
 def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place() -> None:
@@ -280,7 +280,7 @@ def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(
     reclaim = find(world, reclaimer)
     assert reclaim is not None
     assert names(reclaim) == []
-    reclaim.keep(world.queue)
+    reclaim.reserve(world.queue)
     world.pod("a4", 8, created=40)
     assert [names(find(world, reclaimer)) for world.now in (1.0, 89.0, 103.0)] == [[], [], []]
     world.now = 104.0
@@ -304,7 +304,7 @@ def test_a_pod_that_has_just_ended_makes_room_and_nobody_goes_in_its_place(*, he
     reclaim = find(world, reclaimer)
     assert reclaim is not None
     assert names(reclaim) == []
-    reclaim.keep(world.queue)
+    reclaim.reserve(world.queue)
     found = {}
     for second in range(1, 20):
         world.now = float(second)
@@ -355,7 +355,7 @@ def test_a_task_that_is_not_released_after_two_rounds_is_left_for_a_while() -> N
 
 def units_of(world: QueueWorld) -> dict[str, int]:
     """Units of the pods that run or are released, by UID."""
-    return {uid: units for tenant in world.queue.tenants for uid, units in tenant.released.items()}
+    return {uid: units for tenant in world.queue.queues for uid, units in tenant.released.items()}
 
 
 def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:
@@ -374,7 +374,7 @@ def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:
                 if at == uuid
             )
             free[uuid] = int(world.state.nodes.size[row, card]) - used
-    cohort = world.queue.tenants.cohort("b")
+    cohort = world.queue.queues.get_cohort("b")
     assert cohort is not None
     used_units = sum(account.used for account in cohort.accounts.values())
     total = sum(account.quota.nominal or 0 for account in cohort.accounts.values())
@@ -408,7 +408,7 @@ def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
     world.pod("b0", units, queue="b", created=500)
     if world.released():
         return
-    cohort = world.queue.tenants.cohort("b")
+    cohort = world.queue.queues.get_cohort("b")
     assert cohort is not None
     left, borrowed = cohort.accounts["a"].borrowed, []
     for uid in sorted(running, reverse=True):

@@ -37,7 +37,7 @@ def gang(world: QueueWorld, *units: int) -> None:
 
 
 def found(world: QueueWorld) -> ReclaimPlan | None:
-    reclaims = Reclaimer(world.queue).find(world.now)
+    reclaims = Reclaimer(world.queue).find_plans(world.now)
     return reclaims[0] if reclaims else None
 
 
@@ -47,7 +47,7 @@ def names(reclaim: ReclaimPlan | None) -> list[str]:
 
 def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> None:
     """What the controller and the API server make of it."""
-    reclaim.keep(world.queue)
+    reclaim.reserve(world.queue)
     for victim in reclaim.victims:
         world.delete(victim.uid)
 
@@ -63,7 +63,7 @@ def test_the_room_for_the_whole_gang_is_reclaimed() -> None:
     assert names(reclaim) == ["a04", "a05", "a06", "a07"]
     carry_out(world, reclaim)
     assert sorted(world.released()) == ["b0", "b1"]
-    assert world.queue.room.kept.tasks == ()
+    assert world.queue.capacity.reservations.workload_uids == ()
 
 
 def test_what_is_free_is_used_first() -> None:
@@ -94,7 +94,7 @@ def test_the_room_is_kept_for_the_gang_until_the_last_victim_is_gone() -> None:
     gang(world, 16, 16)
     reclaim = found(world)
     assert reclaim is not None
-    reclaim.keep(world.queue)
+    reclaim.reserve(world.queue)
     world.pod("again", 8, created=600)
     first, *others = reclaim.victims
     world.delete(first.uid)
@@ -112,8 +112,8 @@ def test_what_was_kept_for_a_gang_that_is_gone_is_for_others() -> None:
     assert reclaim is not None
     carry_out(world, reclaim)
     world.delete("uid-b0")
-    world.queue.keep_room(world.now)
-    assert world.queue.room.kept.tasks == ()
+    world.queue.update_reservations(world.now)
+    assert world.queue.capacity.reservations.workload_uids == ()
 
 
 def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
@@ -131,11 +131,11 @@ def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
 
 def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
     """Whether the gang has room once these pods are gone."""
-    wants = world.queue.entries["uid-b0"].wants
+    wants = world.queue.queued_pods["uid-b0"].requirements
     assert wants is not None
     free: list[int] = []
     for name in world.state.nodes.rows:
-        room = read_node(world.state, name, world.queue.room.query(wants))
+        room = read_node(world.state, name, world.queue.capacity.make_query(wants))
         assert room is not None
         free += [card.free_units for card in room.get_cards_without(gone)]
     return packs(free, units)
@@ -178,13 +178,13 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
     if reclaim is None:
         return
     gone = {victim.uid for victim in reclaim.victims}
-    cohort = world.queue.tenants.cohort("b")
+    cohort = world.queue.queues.get_cohort("b")
     assert cohort is not None
-    lacks = cohort.lacks("b", sum(units))
+    lacks = cohort.compute_missing("b", sum(units))
     assert fits_without(world, gone, units)
     for victim in reclaim.victims:
         fewer = gone - {victim.uid}
-        quota = sum(world.queue.tenants["a"].released[uid] for uid in fewer)
+        quota = sum(world.queue.queues["a"].released[uid] for uid in fewer)
         assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
     carry_out(world, reclaim)
     assert len(world.released()) == len(units)

@@ -32,7 +32,7 @@ class Lender:
         world = self.world
         world.now += 1
         world.take_back()
-        evicted = [victim.uid for each in self.reclaimer.find(world.now) for victim in each.victims]
+        evicted = [victim.uid for each in self.reclaimer.find_plans(world.now) for victim in each.victims]
         for uid in evicted:
             world.delete(uid)
         self.borrow()

@@ -32,10 +32,12 @@ def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     for uid in lost:
         world.change(uid, status=refused())
     assert world.released() == [], "kube-scheduler may bind them yet: their quota is their own"
-    assert {(back.entry.uid, back.requeue) for back in world.take_back()} == {(uid, True) for uid in lost}
-    assert [world.queue.tenants[name].units for name in "ab"] == [0, 0]
+    assert {(back.queued_pod.uid, back.requeue) for back in world.take_back()} == {
+        (uid, True) for uid in lost
+    }
+    assert [world.queue.queues[name].units for name in "ab"] == [0, 0]
     assert sorted(world.released()) == ["a1", "b1"]
-    why = status.explain_pod(world.queue, world.queue.entries[lost[0]], world.now)
+    why = status.explain_pod(world.queue, world.queue.queued_pods[lost[0]], world.now)
     assert (why.reason, why.message) == (
         WaitReason.HELD,
         "it could not be bound when it was released; it is tried again after a pause",
@@ -48,8 +50,8 @@ def test_what_is_not_bound_in_time_gives_its_quota_back(world: QueueWorld) -> No
     world.decide()
     world.now = 120
     assert [back.requeue for back in world.take_back()] == [True]
-    assert world.queue.tenants["a"].units == 0
-    assert world.queue.entries[uid].phase is Phase.GATED
+    assert world.queue.queues["a"].units == 0
+    assert world.queue.queued_pods[uid].phase is Phase.GATED
 
 
 def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
@@ -69,7 +71,7 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
             del running[uid]
             world.delete(uid)
         world.take_back()
-        world.queue.keep_room(world.now)
+        world.queue.update_reservations(world.now)
         for name in world.released():
             world.bind(f"uid-{name}")
             if name == "large":
@@ -85,9 +87,9 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
 def test_a_requeued_pod_is_found_again_after_a_restart(world: QueueWorld) -> None:
     """The annotation says it, whoever reads it."""
     uid = world.pod("p", 16, gates=(), annotations={POD_REQUEUED: "true"})
-    entry = world.queue.entries[uid]
+    entry = world.queue.queued_pods[uid]
     assert entry.phase is Phase.GATED
-    assert world.queue.tenants["a"].units == 0
+    assert world.queue.queues["a"].units == 0
     assert world.released() == ["p"]
 
 
@@ -98,9 +100,9 @@ def test_what_is_known_of_a_requeued_pod_may_be_old(world: QueueWorld) -> None:
     world.change(uid, status=refused("first"))
     world.take_back()
     world.now = 10
-    assert len(list(world.queue.decide(world.now))) == 1
+    assert len(list(world.queue.admit_workloads(world.now))) == 1
     world.change(uid, metadata={"labels": {"gpupack.io/queue-name": "a", "new": "label"}})
-    assert world.queue.entries[uid].phase is Phase.RELEASED, "the release is not seen yet"
+    assert world.queue.queued_pods[uid].phase is Phase.ADMITTED, "the release is not seen yet"
     assert world.take_back() == []
     del world.objects[uid]["metadata"]["annotations"][POD_REQUEUED]
     world.change(uid)
@@ -127,13 +129,13 @@ def test_a_pod_that_is_bound_after_all_is_not_requeued(world: QueueWorld) -> Non
     uid = world.pod("p", 16)
     world.decide()
     world.change(uid, status=refused())
-    (back,) = world.queue.expire(world.now)
+    (back,) = world.queue.find_requeues(world.now)
     world.bind_to(uid, "n1")
-    assert world.queue.entries[uid].phase is Phase.BOUND
-    assert world.queue.tenants["a"].units == 16
+    assert world.queue.queued_pods[uid].phase is Phase.BOUND
+    assert world.queue.queues["a"].units == 16
     world.now = 500
     assert back.requeue
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
 
 
 def test_it_is_asked_again_while_the_api_server_refuses(world: QueueWorld) -> None:
@@ -143,9 +145,9 @@ def test_it_is_asked_again_while_the_api_server_refuses(world: QueueWorld) -> No
     world.change(uid, status=refused())
     found = []
     for world.now in range(40):
-        found += [(world.now, back.again) for back in world.queue.expire(world.now)]
+        found += [(world.now, back.is_repeated) for back in world.queue.find_requeues(world.now)]
     assert found == [(0, False), (5, True), (15, True), (35, True)]
-    assert world.queue.tenants["a"].units == 16
+    assert world.queue.queues["a"].units == 16
 
 
 @pytest.mark.parametrize("annotated", [False, True])
@@ -153,7 +155,7 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
     """One marks a pod that is as it was seen, the other takes mark and gate away."""
     uid = world.pod("p", annotations={"note": "x"} if annotated else None)
     world.decide()
-    entry = world.queue.entries[uid]
+    entry = world.queue.queued_pods[uid]
     add: dict[str, Any] = {"op": "add", "path": "/metadata/annotations/gpupack.io~1requeued", "value": "true"}
     if not annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
@@ -213,8 +215,8 @@ def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]
     backs = []
     for world.now in range(0, 2000, 100):
         backs += world.take_back()
-    assert [back.entry.uid for back in backs if back.remove or back.requeue] == []
-    assert world.queue.entries["uid-owned"].phase is Phase.RELEASED
+    assert [back.queued_pod.uid for back in backs if back.remove or back.requeue] == []
+    assert world.queue.queued_pods["uid-owned"].phase is Phase.ADMITTED
 
 
 def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld) -> None:
@@ -225,13 +227,13 @@ def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld
     assert world.take_back() == []
     world.now = 60
     world.bind_to(uid, "n1")
-    assert world.queue.tenants["a"].units == 16
+    assert world.queue.queues["a"].units == 16
     late = world.pod("late", 16)
     world.decide()
     world.change(late, status={**refused(), "nominatedNodeName": "n1"})
     world.now = 180
-    assert [(back.entry.uid, back.requeue) for back in world.take_back()] == [(late, True)]
+    assert [(back.queued_pod.uid, back.requeue) for back in world.take_back()] == [(late, True)]
     world.now = 200
     assert world.released() == ["late"]
     world.change(late, status={**refused("another"), "nominatedNodeName": ""})
-    assert [back.entry.uid for back in world.take_back()] == [late]
+    assert [back.queued_pod.uid for back in world.take_back()] == [late]

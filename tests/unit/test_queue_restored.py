@@ -24,10 +24,10 @@ def test_a_released_pod_that_is_gated_again_is_released_again(world: QueueWorld)
     assert world.released() == ["p"]
     world.now = 10.0
     world.change(uid, spec=GATED)
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
     assert world.released() == []
     world.now = GATED_AGAIN_S
-    assert [back.entry.uid for back in world.queue.expire(world.now)] == [uid]
+    assert [back.queued_pod.uid for back in world.queue.find_requeues(world.now)] == [uid]
     assert [each.name for each in explain_waiting(world.queue, world.now)] == ["p"]
     world.now += 2
     assert world.released() == ["p"]
@@ -40,7 +40,7 @@ def test_a_gang_that_is_gated_again_is_released_again(world: QueueWorld) -> None
     world.now = 1000.0
     for uid in gang:
         world.change(uid, spec=GATED)
-    world.queue.expire(world.now)
+    world.queue.find_requeues(world.now)
     world.now += 2
     assert sorted(world.released()) == ["g0", "g1"]
 

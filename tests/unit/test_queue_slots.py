@@ -16,7 +16,10 @@ def test_slots_bound_what_runs_on_a_node_and_are_lent_between_types() -> None:
     world.node("n1", (16,))
     uids = [world.pod(f"f{i}", 1, created=i) for i in range(3)]
     releases = world.decide()
-    assert [(release.task.uid, release.case) for release in releases] == [(uids[0], 2), (uids[1], 3)]
+    assert [(release.workload.uid, release.slot_match) for release in releases] == [
+        (uids[0], 2),
+        (uids[1], 3),
+    ]
     world.bind(uids[0])
     world.delete(uids[0])
     assert world.released() == ["f2"]
@@ -37,7 +40,7 @@ def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
     world.node("n1", (16,) * cards, labels=labels)
     for number in range(20):
         world.pod(f"p{number}", 1, created=number)
-    cases = [release.case for release in world.decide()]
+    cases = [release.slot_match for release in world.decide()]
     assert cases == [SlotMatch.FREE_FOR_FREE] * free + [SlotMatch.LOCAL_LENT_TO_FREE] * local
 
 
@@ -58,7 +61,7 @@ def test_slots_near_the_data_are_offered_before_any_is_offered_to_pods_whose_dat
     for number in range(5):
         world.pod(f"m{number}", 1, data="d", created=number)
     releases = world.decide()
-    assert [(each.members[0].node, each.case, each.relaxed) for each in releases] == [
+    assert [(each.members[0].node, each.slot_match, each.relaxed) for each in releases] == [
         ("n2", SlotMatch.LOCAL_FOR_LOCAL, False),
         ("n2", SlotMatch.FREE_LENT_TO_LOCAL, False),
         ("n1", SlotMatch.LOCAL_FOR_LOCAL, True),
@@ -109,12 +112,13 @@ def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that()
         world.pod(name, 1, metadata=owner)
     named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [named]}}
-    for release in world.queue.decide(world.now):
-        uid = release.task.uid
+    for release in world.queue.admit_workloads(world.now):
+        uid = release.workload.uid
         world.objects[uid]["metadata"]["annotations"][POD_PLANNED] = "GPU-1"
         world.change(uid, spec={"schedulingGates": [], "affinity": {"nodeAffinity": required}})
     world.now = 121.0
     backs = {
-        world.name(back.entry.uid): (back.remove, back.requeue) for back in world.queue.expire(world.now)
+        world.name(back.queued_pod.uid): (back.remove, back.requeue)
+        for back in world.queue.find_requeues(world.now)
     }
     assert backs == {"owned": (True, False), "bare": (False, True)}

@@ -202,7 +202,7 @@ def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: s
 
 def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
     """A Job may make more pods than are seen; where an annotation says how many that does not matter."""
-    world.queue.stages.set_jobs(None)
+    world.queue.job_stages.set_jobs(None)
     first = world.pod("map", 1, data="d", job="j")
     world.pod("reduce", 1, job="j")
     counted = world.pod("counted", 1, data="d", job="k")
@@ -215,7 +215,7 @@ def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
     assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: the Jobs of the cluster are not known yet"
     )
-    world.queue.stages.set_jobs([])
+    world.queue.job_stages.set_jobs([])
     assert world.released() == ["reduce"]
 
 

@@ -31,8 +31,10 @@ def test_a_standby_forgets_pods_that_are_gone(more: dict[str, Any]) -> None:
     world.node("n1", (PODS,))
     live_through(world, **more)
     queue = world.queue
-    assert (len(queue.entries), len(queue.unplaced), len(queue._take_backs._refused)) == (0, 0, 0)
-    remembered = len(queue.alike.templates) + len(queue.gangs.alike.templates)
+    assert (len(queue.queued_pods), len(queue.unplaced), len(queue._requeue_finder._refused)) == (0, 0, 0)
+    remembered = len(queue.equivalence_backoff.held_templates) + len(
+        queue.gangs.equivalence_backoff.held_templates
+    )
     assert 0 < remembered <= 12, "ten minutes' templates: who made the pods may make them again"
 
 
@@ -44,7 +46,7 @@ def test_a_standby_that_begins_to_lead_takes_back_what_was_refused_before() -> N
     uid = world.pod("last", 8)
     world.change(uid, spec={"schedulingGates": []})
     world.change(uid, status=UNSCHEDULABLE)
-    assert [(back.entry.uid, back.why, back.requeue) for back in world.take_back()] == [
+    assert [(back.queued_pod.uid, back.why, back.requeue) for back in world.take_back()] == [
         (uid, "kube-scheduler found no node for it", True)
     ]
 
@@ -77,7 +79,9 @@ async def test_no_answer_to_a_mark_is_no_refusal(running: Running, error: KubeAp
     for _ in range(10):
         await running.pass_time()
     assert [text for text in running.told("kept") if "NotRequeued" in text] == []
-    assert running.world.queue.entries["uid-kept"].holder == "a", "its quota is its own until it is marked"
+    assert running.world.queue.queued_pods["uid-kept"].charged_queue == "a", (
+        "its quota is its own until it is marked"
+    )
     running.refuses = Forbidden("denied by policy x")
     for _ in range(20):
         await running.pass_time()

@@ -120,7 +120,7 @@ def test_a_pod_that_fits_beside_what_is_kept_only_is_told_so() -> None:
     world.bind(runs)
     world.pod("large", 16, created=2)
     world.now = 10_000
-    assert [node for _, node in world.queue.keep_room(world.now)] == ["n1"]
+    assert [node for _, node in world.queue.update_reservations(world.now)] == ["n1"]
     world.pod("small", 4, created=3)
     world.decide()
     found = {name: message for name, _, message in reasons(world)}
@@ -132,9 +132,9 @@ def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16,))
     world.pod("alone", 4)
-    (entry,) = world.queue.entries.values()
-    assert entry.wants is not None
-    world.queue.admission.unplaced.add(entry.wants)
+    (entry,) = world.queue.queued_pods.values()
+    assert entry.requirements is not None
+    world.queue.admission.unplaced.add(entry.requirements)
     assert reasons(world) == [("alone", "NoRoom", status.NOT_TAKEN)]
 
 
@@ -315,16 +315,16 @@ def test_capacity_follows_nodes_and_forgets_needs() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16,))
     world.pod("p", 20)
-    (entry,) = world.queue.entries.values()
-    capacity = world.queue.room.capacity
-    assert capacity.pods(entry.wants) == 0
+    (entry,) = world.queue.queued_pods.values()
+    capacity = world.queue.capacity.capacity
+    assert capacity.count_pods(entry.requirements) == 0
     world.node("n1", (24, 24))
-    assert capacity.pods(entry.wants) == 2
+    assert capacity.count_pods(entry.requirements) == 2
     world.node("n2", (24,), healthy=[False])
     world.node("n3", (24,), spec={"unschedulable": True})
-    assert capacity.pods(entry.wants) == 2
-    world.queue.room.forget_unused(set())
-    assert capacity.pods(entry.wants) == 2
+    assert capacity.count_pods(entry.requirements) == 2
+    world.queue.capacity.forget_unused(set())
+    assert capacity.count_pods(entry.requirements) == 2
 
 
 def test_a_queue_is_asked_at_its_own_address() -> None:

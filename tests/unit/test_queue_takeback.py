@@ -15,10 +15,10 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     world.change(uid, status=UNSCHEDULABLE)
     assert world.released() == ["three"]
     (back,) = world.take_back()
-    assert (back.entry.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
-    assert world.queue.expire(world.now) == []
+    assert (back.queued_pod.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
+    assert world.queue.find_requeues(world.now) == []
     world.now = 120
-    assert [back.why for back in world.queue.expire(world.now)] == [
+    assert [back.why for back in world.queue.find_requeues(world.now)] == [
         "not bound within 120 s of its release"
     ] * 2
 
@@ -35,7 +35,7 @@ def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refu
             world.change(f"uid-{name}", status=UNSCHEDULABLE)
         world.now += 1
     assert at == [0, 10, 30, 70, 150, 310]
-    held = world.queue.entries[uids[-1]]
+    held = world.queue.queued_pods[uids[-1]]
     message = status.explain_pod(world.queue, held, world.now).message
     assert message.startswith("pod default/p0 asks for the same and could not be bound")
     world.pod("other", 15, created=99)
@@ -78,10 +78,10 @@ def test_in_batch_mode_what_kube_scheduler_refused_is_removed_too() -> None:
     world.change(uid, status=UNSCHEDULABLE)
     found = []
     for world.now in range(140):
-        found += [(world.now, back.remove, back.again) for back in world.queue.expire(world.now)]
+        found += [(world.now, back.remove, back.is_repeated) for back in world.queue.find_requeues(world.now)]
     assert found == [(0, False, False), (120, True, False), (125, True, True), (135, True, True)]
     world.delete(uid)
-    assert world.queue.expire(500) == []
+    assert world.queue.find_requeues(500) == []
 
 
 def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWorld) -> None:
@@ -89,30 +89,33 @@ def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWor
     uid = world.pod("one", 16)
     world.decide()
     world.now = 119
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
     world.now = 120
-    (back,) = world.queue.expire(world.now)
-    assert (back.entry.uid, back.remove) == (uid, False)
+    (back,) = world.queue.find_requeues(world.now)
+    assert (back.queued_pod.uid, back.remove) == (uid, False)
     assert world.state.get_assumed(uid) is None
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
 
 
 def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) -> None:
     """With nothing taken, and is released once more after a pause, longer each time."""
     uid = world.pod("one", 16)
     for pause_s in (1, 2, 4):
-        (release,) = world.queue.decide(world.now)
-        world.queue.not_released(release.task.uid, world.now, "no")
+        (release,) = world.queue.admit_workloads(world.now)
+        world.queue.record_refused_admission(release.workload.uid, world.now, "no")
         assert world.state.get_assumed(uid) is None
-        assert world.queue.tenants["a"].units == 0
-        assert world.queue.refusal(world.queue.entries[uid]) == "the API server refuses its release: no"
+        assert world.queue.queues["a"].units == 0
+        assert (
+            world.queue.explain_refusal(world.queue.queued_pods[uid])
+            == "the API server refuses its release: no"
+        )
         world.now += pause_s - 0.1
-        assert not list(world.queue.decide(world.now))
+        assert not list(world.queue.admit_workloads(world.now))
         world.now += 0.1
-    (release,) = world.queue.decide(world.now)
-    world.queue.not_released(uid, world.now)
-    assert not world.queue.refusal(world.queue.entries[uid]), "it had changed: nobody refuses it"
-    assert not list(world.queue.decide(world.now))
+    (release,) = world.queue.admit_workloads(world.now)
+    world.queue.record_refused_admission(uid, world.now)
+    assert not world.queue.explain_refusal(world.queue.queued_pods[uid]), "it had changed: nobody refuses it"
+    assert not list(world.queue.admit_workloads(world.now))
     world.now += 8
     assert world.released() == ["one"]
 
@@ -120,14 +123,14 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
 def test_a_release_that_was_not_written_yet_is_not_late(world: QueueWorld) -> None:
     """Its time begins when the API server shows it without its gate."""
     uid = world.pod("one", 16)
-    list(world.queue.decide(world.now))
+    list(world.queue.admit_workloads(world.now))
     world.now = 500
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
     world.change(uid, spec={"schedulingGates": []})
     world.now = 619
-    assert world.queue.expire(world.now) == []
+    assert world.queue.find_requeues(world.now) == []
     world.now = 620
-    assert len(world.queue.expire(world.now)) == 1
+    assert len(world.queue.find_requeues(world.now)) == 1
 
 
 def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld) -> None:
@@ -137,21 +140,27 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     world.decide()
     world.bind(uids[0])
     world.change(uids[1], status=UNSCHEDULABLE)
-    world.queue.expire(0)
+    world.queue.find_requeues(0)
     world.configure(drain)
-    assert sorted((back.entry.uid, back.remove, back.again) for back in world.queue.expire(0)) == [
+    assert sorted(
+        (back.queued_pod.uid, back.remove, back.is_repeated) for back in world.queue.find_requeues(0)
+    ) == [
         (uids[0], True, False),
         (uids[1], True, False),
     ]
-    assert world.queue.expire(4) == []
-    assert {(back.entry.uid, back.again) for back in world.queue.expire(5)} == {(uid, True) for uid in uids}
+    assert world.queue.find_requeues(4) == []
+    assert {(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(5)} == {
+        (uid, True) for uid in uids
+    }
     world.change(uids[0], metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
     world.delete(uids[1])
-    assert world.queue.expire(100) == []
+    assert world.queue.find_requeues(100) == []
     third = world.pod("three")
     world.configure(ONE_QUEUE)
-    assert world.queue.expire(101) == []
+    assert world.queue.find_requeues(101) == []
     world.now = 101
     assert world.released() == ["three"]
     world.configure(drain)
-    assert [(back.entry.uid, back.again) for back in world.queue.expire(102)] == [(third, False)]
+    assert [(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(102)] == [
+        (third, False)
+    ]

@@ -59,19 +59,19 @@ def test_forty_forty_and_eighty_percent_fit_on_two_cards_of_five(policy, card_po
 def test_percent_are_of_the_card_that_the_pod_gets(nodes, asked, charge):
     """All were as many units as of the card that there is most: no whole card of 40 was ever taken."""
     cluster, where = placer(nodes)
-    kind = cluster.kind(pod(*asked, percent=True), "most-used")
-    places = [where.place(kind, str(number)) for number in range(2)]
+    kind = cluster.get_kind(pod(*asked, percent=True), "most-used")
+    places = [where.place_pod(kind, str(number)) for number in range(2)]
     assert sorted(place.units for place in places) == sorted(charge)
-    where.end(kind, places[0], "0")
-    where.end(kind, places[1], "1")
+    where.remove_pod(kind, places[0], "0")
+    where.remove_pod(kind, places[1], "1")
     assert not cluster.arrays.assumed.any()
 
 
 def test_what_does_not_fit_together_is_dropped_with_a_reason():
     cluster, where = placer([FIVES])
-    assert where.place(cluster.kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
-    assert where.place(cluster.kind(pod(3, 3, cards=4), "least-used"), "0") == "not enough cards free"
-    assert isinstance(where.place(cluster.kind(pod(2, 3, cards=4), "least-used"), "0"), PlacedPod)
+    assert where.place_pod(cluster.get_kind(pod(4, 4, 4), "least-used"), "0") == "not enough cards free"
+    assert where.place_pod(cluster.get_kind(pod(3, 3, cards=4), "least-used"), "0") == "not enough cards free"
+    assert isinstance(where.place_pod(cluster.get_kind(pod(2, 3, cards=4), "least-used"), "0"), PlacedPod)
 
 
 def test_cards_that_a_node_policy_may_not_take_are_never_charged():
@@ -80,9 +80,9 @@ def test_cards_that_a_node_policy_may_not_take_are_never_charged():
     policy = make_policy("least-requested", {})
     policy.choose_cards = lambda *_: ((7,),)
     with offered(NODE_POLICIES, odd=lambda _: policy):
-        kind = cluster.kind(pod(2), "fragmentation")
+        kind = cluster.get_kind(pod(2), "fragmentation")
         with pytest.raises(PolicyError, match="cards"):
-            Placer(cluster, policy).place(kind, "0")
+            Placer(cluster, policy).place_pod(kind, "0")
     assert not cluster.arrays.assumed.any()
 
 
@@ -91,27 +91,27 @@ def test_room_is_kept_and_made_for_several_containers():
     cluster, where = placer([FIVES])
     running = []
     for number in range(2):
-        kind = cluster.kind(pod(2), "least-used")
-        running.append(Running(1.0, number, kind, where.place(kind, str(number))))
-    three = cluster.kind(pod(3, 3, 2), "least-used")
-    assert not cluster.fitting(three).size
+        kind = cluster.get_kind(pod(2), "least-used")
+        running.append(Running(1.0, number, kind, where.place_pod(kind, str(number))))
+    three = cluster.get_kind(pod(3, 3, 2), "least-used")
+    assert not cluster.filter_rows(three).size
     assert victims(cluster, three, running, lambda _: 0) == (running[:1], 0)
     room = SimulatedReservations(cluster)
-    assert room.keep("p", three)
-    assert (room.ready(), cluster.arrays.free[0, :2].tolist()) == ([], [0, 0])
-    where.end(running[0].kind, running[0].place, "0")
-    room.grab()
-    assert room.ready() == [("p", 0)]
-    room.give_up("p")
-    assert isinstance(where.place(three, "p"), PlacedPod)
+    assert room.reserve("p", three)
+    assert (room.list_ready(), cluster.arrays.free[0, :2].tolist()) == ([], [0, 0])
+    where.remove_pod(running[0].kind, running[0].place, "0")
+    room.charge_freed()
+    assert room.list_ready() == [("p", 0)]
+    room.remove("p")
+    assert isinstance(where.place_pod(three, "p"), PlacedPod)
 
 
 def test_room_is_kept_where_the_largest_first_finds_none():
     """5 to the first card leaves no way for the rest; 5 and 3, 4 and 2 and 2 there is."""
     cluster, _ = placer([TraceNode("n", 8000, 1000, 2, "T4", 8)])
     cluster.block(0, 0, 3)
-    assert SimulatedReservations(cluster).keep("p", cluster.kind(pod(5, 4, 3, 2, 2), "least-used"))
-    assert not SimulatedReservations(cluster).keep("p", cluster.kind(pod(5, 5, 5), "least-used"))
+    assert SimulatedReservations(cluster).reserve("p", cluster.get_kind(pod(5, 4, 3, 2, 2), "least-used"))
+    assert not SimulatedReservations(cluster).reserve("p", cluster.get_kind(pod(5, 5, 5), "least-used"))
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
     warnings = []
     cluster = SimulatedCluster(read_nodes(nodes, warnings.append))
     (read,) = read_pods(pods, read_nodes(nodes, warnings.append), warnings.append)
-    assert cluster.fitting(cluster.kind(read, "least-used")).tolist() == [0]
+    assert cluster.filter_rows(cluster.get_kind(read, "least-used")).tolist() == [0]
     assert warnings == []

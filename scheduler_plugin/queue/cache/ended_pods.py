@@ -23,13 +23,13 @@ class EndedPods:
         self._state = state
         self._ended: dict[str, tuple[PodRecord, float]] = {}
 
-    def note(self, pod: PodRecord, now: float) -> None:
+    def record_end(self, pod: PodRecord, now: float) -> None:
         """Take a pod that was bound and has ended."""
         self._forget_old(now)
         self._ended.pop(pod.uid, None)
         self._ended[pod.uid] = (pod, now)
 
-    def units(self, now: float) -> dict[str, dict[int, int]]:
+    def sum_units(self, now: float) -> dict[str, dict[int, int]]:
         """Find what their nodes will soon say is free, units by node and card position."""
         self._forget_old(now)
         found: dict[str, dict[int, int]] = {}

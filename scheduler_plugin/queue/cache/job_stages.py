@@ -115,40 +115,40 @@ class JobStages:
         self._jobs_known = False
 
     @property
-    def pods(self) -> Collection[str]:
+    def pod_uids(self) -> Collection[str]:
         """UIDs of all pods that name a job."""
         return self._pods.keys()
 
-    def enter(self, entry: QueuedPod) -> None:
+    def update_pod(self, entry: QueuedPod) -> None:
         """Take a pod that waits or runs, or what is new about it."""
         if entry.kind is SlotType.LOCAL:
             part = _StagePart.FIRST
         else:
             part = _StagePart.WAITS if entry.phase is Phase.GATED else _StagePart.REST
-        self._put(entry.record, entry.ticket, part)
+        self._set_part(entry.record, entry.queue_info, part)
 
-    def end(self, record: PodRecord, ticket: PodQueueInfo, *, succeeded: bool) -> None:
+    def end_pod(self, record: PodRecord, ticket: PodQueueInfo, *, succeeded: bool) -> None:
         """Take a pod that has ended and exists still."""
         part = _StagePart.DONE if succeeded else _StagePart.FAILED
-        self._put(record, ticket, part if ticket.data else _StagePart.REST)
+        self._set_part(record, ticket, part if ticket.data else _StagePart.REST)
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """Forget a pod that is gone; if it has succeeded that stays."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
-            self._take_off(uid, pod, gone=True)
-            self._settle(pod.job)
+            self._remove_part(uid, pod, gone=True)
+            self._update_second_stage(pod.job)
 
     def set_jobs(self, jobs: Iterable[PodMaker] | None) -> None:
         """Take all Jobs there are; None: they are not known."""
         self._jobs_known = jobs is not None
         listed = {job.uid: job for job in jobs or ()}
         for uid in [uid for uid in self._jobs if uid not in listed] if jobs is not None else ():
-            self.lose_job(uid)
+            self.remove_job(uid)
         for job in listed.values():
             self.set_job(job)
         for name in list(self._stages):
-            self._settle(name)
+            self._update_second_stage(name)
 
     def set_job(self, job: PodMaker) -> bool:
         """Take a Job, or what is new about it; tell whether a stage depends on that."""
@@ -156,15 +156,15 @@ class JobStages:
         if old == job:
             return False
         if old is not None and old.job != job.job:
-            self.lose_job(job.uid)
+            self.remove_job(job.uid)
         self._jobs[job.uid] = job
         if job.job:
             stage = self._stages.setdefault(job.job, _FirstStage())
             stage.makers[job.uid] = job
             stage.seen |= job.reads_data
-        return self._settle_made_by(job.uid, job.job)
+        return self._update_made_by(job.uid, job.job)
 
-    def lose_job(self, uid: str) -> bool:
+    def remove_job(self, uid: str) -> bool:
         """Forget a Job that is gone, it makes no more pods; tell whether a stage depended on it."""
         job = self._jobs.pop(uid, None)
         if job is None:
@@ -173,17 +173,17 @@ class JobStages:
             if name == job.job or uid in stage.made:
                 stage.makers.pop(uid, None)
                 stage.lost.add(uid)
-        return self._settle_made_by(uid, job.job)
+        return self._update_made_by(uid, job.job)
 
     def configure(self) -> None:
         """Count all of them again, after the tenants took another configuration."""
         for uid, (queue, job) in self._counted.items():
-            self._tenants[queue].waiting.begun(uid, job)
+            self._tenants[queue].waiting.begin_first_stage(uid, job)
         for job, stage in self._stages.items():
             for queue in stage.held:
-                self._tenants[queue].waiting.begun(TO_COME, job)
+                self._tenants[queue].waiting.begin_first_stage(TO_COME, job)
 
-    def lacks(self, job: str) -> str:
+    def explain_missing(self, job: str) -> str:
         """Say what a first stage lacks beside its known pods that have not ended; empty for nothing.
 
         Args:
@@ -208,9 +208,9 @@ class JobStages:
         elif not stage.seen:
             none = f"where it has none, {POD_FIRST_STAGE_SIZE}: 0 says so"
             return f"no pod with data of job {job} is known yet; {none}"
-        return next((maker.lacks for maker in known if maker.lacks), "")
+        return next((maker.missing for maker in known if maker.missing), "")
 
-    def _put(self, record: PodRecord, ticket: PodQueueInfo, part: _StagePart) -> None:
+    def _set_part(self, record: PodRecord, ticket: PodQueueInfo, part: _StagePart) -> None:
         """Note what a pod is for its job, and no more what it was."""
         uid = record.uid
         new = None
@@ -225,11 +225,11 @@ class JobStages:
             self._pods[uid] = new
             self._add(new)
         if old is not None:
-            self._take_off(uid, old)
+            self._remove_part(uid, old)
         if new is None:
             self._pods.pop(uid, None)
         for job in {pod.job for pod in (old, new) if pod is not None}:
-            self._settle(job)
+            self._update_second_stage(job)
         self._count(uid)
 
     def _add(self, pod: _StagePod) -> None:
@@ -245,7 +245,7 @@ class JobStages:
         if pod.part is _StagePart.WAITS:
             stage.waits[pod.queue] += 1
 
-    def _take_off(self, uid: str, pod: _StagePod, *, gone: bool = False) -> None:
+    def _remove_part(self, uid: str, pod: _StagePod, *, gone: bool = False) -> None:
         stage = self._stages[pod.job]
         stage.pods -= 1
         if pod.size is not None:
@@ -274,34 +274,34 @@ class JobStages:
         old = self._counted.get(uid)
         if new is not None:
             self._counted[uid] = new
-            self._tenants[new[0]].waiting.begun(uid, new[1])
+            self._tenants[new[0]].waiting.begin_first_stage(uid, new[1])
         if old is not None and old != new:
             if new is None:
                 del self._counted[uid]
             self._finish(uid, *old)
 
     def _finish(self, uid: str, queue: str, job: str) -> None:
-        self._tenants[queue].waiting.finished(uid, job)
-        self._tenants.forget(queue)
+        self._tenants[queue].waiting.finish_first_stage(uid, job)
+        self._tenants.forget_if_unused(queue)
 
-    def _settle_made_by(self, maker: str, job: str) -> bool:
+    def _update_made_by(self, maker: str, job: str) -> bool:
         """Look again at whatever depends on a Job; tell whether anything does."""
         for uid in [uid for uid in self._ended_badly if self._pods[uid].maker == maker]:
             self._count(uid)
         names = [name for name, stage in self._stages.items() if name == job or maker in stage.made]
         for name in names:
-            self._settle(name)
+            self._update_second_stage(name)
         return bool(names)
 
-    def _settle(self, job: str) -> None:
+    def _update_second_stage(self, job: str) -> None:
         """Hold the second stage of a job where its first one lacks something, else let it go."""
         stage = self._stages.get(job)
         if stage is None:
             return
-        lacks = bool(stage.waits) and bool(self.lacks(job))
+        lacks = bool(stage.waits) and bool(self.explain_missing(job))
         held = set(stage.waits) if lacks else set()
         for queue in held - stage.held:
-            self._tenants[queue].waiting.begun(TO_COME, job)
+            self._tenants[queue].waiting.begin_first_stage(TO_COME, job)
         before, stage.held = stage.held, held
         for queue in before - held:
             self._finish(TO_COME, queue, job)

@@ -83,7 +83,7 @@ class PodMaker:
     failed: bool
 
     @property
-    def lacks(self) -> str:
+    def missing(self) -> str:
         """What its pods have not done yet, in words; empty for nothing."""
         if self.complete or (self.completions is not None and self.succeeded >= self.completions):
             return ""

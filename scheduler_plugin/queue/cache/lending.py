@@ -56,16 +56,16 @@ class SlotChoice(Generic[W]):
     """The task that gets a slot.
 
     Attributes:
-        tenant: Name of its tenant.
-        task: The task.
-        case: Which kind of task got which type of slot; None where there are no types.
+        queue: Name of its tenant.
+        workload: The task.
+        slot_match: Which kind of task got which type of slot; None where there are no types.
         relaxed: Its data is elsewhere; nobody whose data is near had a task.
         lender: Name of the tenant whose turn it was, empty when it was its own.
     """
 
-    tenant: str
-    task: QueuedWorkload[W]
-    case: SlotMatch | None
+    queue: str
+    workload: QueuedWorkload[W]
+    slot_match: SlotMatch | None
     relaxed: bool
     lender: str
 
@@ -109,9 +109,9 @@ def pick_workload(
             group = able[0] if slot is not None else min(able, key=lambda each: each.oldest().age_key)
             head = tenants[0].name
             return SlotChoice(
-                tenant=tenant.name,
-                task=group.oldest(),
-                case=None if slot is None else _match_slot(slot, group.key.kind),
+                queue=tenant.name,
+                workload=group.oldest(),
+                slot_match=None if slot is None else _match_slot(slot, group.key.kind),
                 relaxed=relaxed and bool(group.key.data) and not near(tenant, group),
                 lender="" if tenant.name == head else head,
             )
@@ -146,7 +146,7 @@ def _find_oldest(
 ) -> WorkloadGroup[W] | None:
     """The group of the tenant's longest waiting task of a class that may run, None when there is none."""
     best: WorkloadGroup[W] | None = None
-    for group in tenant.waiting.groups(kind, among):
+    for group in tenant.waiting.list_groups(kind, among):
         if best is not None and best.oldest().age_key < group.oldest().age_key:
             continue
         bound = kind is SlotType.LOCAL and bool(group.key.data)

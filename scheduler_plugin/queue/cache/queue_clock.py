@@ -29,7 +29,7 @@ class QueueClock:
         self._ahead: float | None = None
         self._last = -math.inf
 
-    def since(self, created: float, now: float, *, live: bool) -> float:
+    def get_wait_start_wall(self, created: float, now: float, *, live: bool) -> float:
         """Since when a pod waits, by the clock of the API server.
 
         Args:
@@ -47,14 +47,14 @@ class QueueClock:
         self._last = max(expected, math.nextafter(self._last, math.inf))
         return self._last
 
-    def began(self, created: float, now: float, *, live: bool) -> float:
-        """When a pod began to wait, in seconds of the clock that does not jump; for arguments see `since`."""
+    def get_wait_start_monotonic(self, created: float, now: float, *, live: bool) -> float:
+        """Get when a pod began to wait, by the clock that does not jump; see `get_wait_start_wall`."""
         if live or self._wall is None or created <= 0:
             return now
         return min(now, created - self._wall)
 
-    def ran(self, started: float, created: float, now: float) -> float:
-        """When a pod began to run that was on a node when it was seen first, seconds as in `began`.
+    def get_run_start_monotonic(self, started: float, created: float, now: float) -> float:
+        """Get when a pod began to run that was seen first on a node, by the clock that does not jump.
 
         Args:
             started: When it began by its node's clock, seconds since 1970; 0: not known.

@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
     GATED = "gated"
     """It wears our gate."""
-    RELEASED = "released"
+    ADMITTED = "released"
     """Its gate is gone, or on its way to be; it has no node."""
     BOUND = "bound"
     """It is on a node."""
@@ -33,39 +33,40 @@ class QueuedPod:
     """One pod.
 
     Attributes:
-        record: As the cluster state reads it.
-        ticket: What it says to the queue.
-        wants: What it needs of a node; None when it asks for what cannot be given.
-        fault: Why it cannot be given anything, in words.
-        phase: Where it is.
-        since: Since when it waits, by the API server's clock: the order in its queue.
-        began: When it began to wait, seconds of the queue's clock; below 0 where that was before its process.
-        released: When it was released, seconds; when the queue found it released where it began later.
-        bound: When it came to its node, seconds of the queue's clock; without a meaning while it is on none.
-        holder: Tenant whose quota counts it, empty for none.
-        waits_in: Tenant in whose queue it waits, empty for none; pods of gangs wait with their gang.
-        given_back: It was released and others have its room again; its quota is its own until it is requeued.
-        refused: What kube-scheduler had said of it when it was requeued, see `PodQueueInfo.unschedulable`.
-        ungated: The API server has said of its newest release that the gate is gone.
-        taken_back: It was told that its newest release is taken back.
-        template: What it has in common with the other pods of its template, see `alike`.
+        record: What the cluster state reads of the pod.
+        queue_info: What the pod's labels and annotations say to the queue.
+        requirements: What the pod needs of a node; None when it asks for what cannot be given.
+        fault: Why the pod cannot be given anything, in words.
+        phase: Where the pod is on its way.
+        waiting_since: Start of the wait by the API server's clock: the order in its queue.
+        wait_start: Start of the wait by the queue's clock, seconds; below 0 if before its process began.
+        admitted_at: Time of the admission, seconds; where the queue began later, when it saw the pod first.
+        bound_at: Time when the pod came to its node, seconds of the queue's clock; only while it has one.
+        charged_queue: Queue whose quota counts the pod, empty for none.
+        waiting_queue: Queue in which the pod waits, empty for none; pods of gangs wait with their gang.
+        capacity_freed: Whether others have the pod's capacity again although it was admitted; the queue is
+            charged for the pod until it is requeued.
+        earlier_unschedulable: What kube-scheduler had said of the pod when it was requeued.
+        ungated: Whether the API server has said of the newest admission that the gate is gone.
+        is_requeued: Whether it was told that the newest admission is taken back.
+        template: What the pod has in common with the others of its template, see `EquivalenceBackoff`.
     """
 
     record: PodRecord
-    ticket: PodQueueInfo
-    wants: PodRequirements | None
+    queue_info: PodQueueInfo
+    requirements: PodRequirements | None
     fault: str
     phase: Phase
-    since: float
-    began: float
-    released: float
-    bound: float = 0.0
-    holder: str = ""
-    waits_in: str = ""
-    given_back: bool = False
-    refused: str = ""
+    waiting_since: float
+    wait_start: float
+    admitted_at: float
+    bound_at: float = 0.0
+    charged_queue: str = ""
+    waiting_queue: str = ""
+    capacity_freed: bool = False
+    earlier_unschedulable: str = ""
     ungated: bool = False
-    taken_back: bool = False
+    is_requeued: bool = False
     template: Hashable = None
 
     @property
@@ -74,29 +75,29 @@ class QueuedPod:
         return self.record.uid
 
     @property
-    def called(self) -> str:
+    def description(self) -> str:
         """In words."""
         return f"pod {self.record.namespace}/{self.record.name}"
 
     @property
     def kind(self) -> SlotType:
         """Bound to data, or not."""
-        return SlotType.LOCAL if self.ticket.data else SlotType.FREE
+        return SlotType.LOCAL if self.queue_info.data else SlotType.FREE
 
     @property
     def job(self) -> str:
         """Its job, told apart by namespace; empty for none."""
-        return f"{self.record.namespace}/{self.ticket.job}" if self.ticket.job else ""
+        return f"{self.record.namespace}/{self.queue_info.job}" if self.queue_info.job else ""
 
     @property
     def gang(self) -> str:
         """UID of its gang, empty for none."""
-        return f"gang {self.record.namespace}/{self.ticket.gang}" if self.ticket.gang else ""
+        return f"gang {self.record.namespace}/{self.queue_info.gang}" if self.queue_info.gang else ""
 
-    def release(self, tenant: str, now: float) -> None:
+    def admit(self, tenant: str, now: float) -> None:
         """It was released, on a tenant's quota."""
-        self.phase, self.released, self.holder, self.waits_in = Phase.RELEASED, now, tenant, ""
-        self.given_back = self.ungated = self.taken_back = False
+        self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, tenant, ""
+        self.capacity_freed = self.ungated = self.is_requeued = False
 
     def is_unschedulable(self) -> bool:
         """Tell whether kube-scheduler has found no node for it since its release.
@@ -104,26 +105,32 @@ class QueuedPod:
         What it said before the pod was requeued stands in the pod until it says something else. From a node
         that is nominated others are going on the pod's behalf: it has the time that every release has.
         """
-        if self.phase is not Phase.RELEASED or self.ticket.gated or self.record.nominated:
+        if self.phase is not Phase.ADMITTED or self.queue_info.gated or self.record.nominated:
             return False
-        return self.ticket.unschedulable not in {"", self.refused}
+        return self.queue_info.unschedulable not in {"", self.earlier_unschedulable}
 
     def is_gated_again(self, now: float) -> bool:
         """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
-        again = self.phase is Phase.RELEASED and self.ungated and self.ticket.gated
-        return again and now - self.released >= GATED_AGAIN_S
+        again = self.phase is Phase.ADMITTED and self.ungated and self.queue_info.gated
+        return again and now - self.admitted_at >= GATED_AGAIN_S
 
     def update(
         self, record: PodRecord, ticket: PodQueueInfo, wants: PodRequirements | None, fault: str, phase: Phase
     ) -> None:
         """Take its newest version; for arguments see the attributes."""
-        self.record, self.ticket, self.wants, self.fault, self.phase = record, ticket, wants, fault, phase
+        self.record, self.queue_info, self.requirements, self.fault, self.phase = (
+            record,
+            ticket,
+            wants,
+            fault,
+            phase,
+        )
         if ticket.requeued:
-            self.refused = ticket.unschedulable
+            self.earlier_unschedulable = ticket.unschedulable
 
-    def task(self, wants: Needs) -> QueuedWorkload[Needs]:
+    def make_workload(self, wants: Needs) -> QueuedWorkload[Needs]:
         """The task that waits for it, where it is in no gang."""
-        return QueuedWorkload(self.uid, self.kind, self.since, wants, self.ticket.data, self.job)
+        return QueuedWorkload(self.uid, self.kind, self.waiting_since, wants, self.queue_info.data, self.job)
 
 
 @dataclass(slots=True)
@@ -133,61 +140,61 @@ class Gang:
     Attributes:
         uid: Of the gang's task.
         members: UIDs of all that exist and have not ended.
-        ready: UIDs of those that could wait in a queue.
-        released: When it was released, seconds; None: it was not.
-        since: Since when the pods wait that go together, the first of them.
-        template: What it has in common with other gangs, see `alike`.
-        binding: It was released, and not all of its pods have been bound since; for `alike`.
-        whole: After its release all pods were bound, those that were left; what is made again joins them.
-        broken: It was taken back, and some of its pods are still bound.
-        going: UIDs of those that were released, or were to be with the others, and are not bound.
-        waits_in: Tenant in whose queue its task waits, empty for none.
-        began: When the first of the pods that wait began to, seconds, see `QueuedPod.began`.
+        ready_uids: UIDs of those that could wait in a queue.
+        admitted_at: When it was released, seconds; None: it was not.
+        waiting_since: Since when the pods wait that go together, the first of them.
+        template: What it has in common with other gangs, see `EquivalenceBackoff`.
+        binding: It was released, and not all of its pods have been bound since; for `EquivalenceBackoff`.
+        is_whole: After its release all pods were bound, those that were left; what is made again joins them.
+        is_broken: It was taken back, and some of its pods are still bound.
+        unbound: UIDs of those that were released, or were to be with the others, and are not bound.
+        waiting_queue: Tenant in whose queue its task waits, empty for none.
+        wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
         fault: Why it waits in none, in words.
     """
 
     uid: str
     members: set[str] = field(default_factory=set)
-    ready: set[str] = field(default_factory=set)
-    going: set[str] = field(default_factory=set)
-    released: float | None = None
-    since: float = 0.0
+    ready_uids: set[str] = field(default_factory=set)
+    unbound: set[str] = field(default_factory=set)
+    admitted_at: float | None = None
+    waiting_since: float = 0.0
     template: Hashable = None
     binding: bool = False
-    whole: bool = False
-    broken: bool = False
-    waits_in: str = ""
-    began: float = 0.0
+    is_whole: bool = False
+    is_broken: bool = False
+    waiting_queue: str = ""
+    wait_start: float = 0.0
     fault: str = ""
 
     @property
-    def called(self) -> str:
+    def description(self) -> str:
         """In words."""
         return self.uid
 
-    def task(self, entries: list[QueuedPod]) -> QueuedWorkload[Needs]:
+    def make_workload(self, entries: list[QueuedPod]) -> QueuedWorkload[Needs]:
         """The task that waits for all of them that are ready.
 
         Args:
             entries: Its pods.
         """
-        ready = (entry for entry in entries if entry.uid in self.ready)
-        pods = [(entry.uid, entry.wants) for entry in ready if entry.wants is not None]
-        pods.sort(key=lambda pod: (-pod[1].hardness(0), pod[0]))
-        first = min(entries, key=lambda entry: (entry.since, entry.uid))
+        ready = (entry for entry in entries if entry.uid in self.ready_uids)
+        pods = [(entry.uid, entry.requirements) for entry in ready if entry.requirements is not None]
+        pods.sort(key=lambda pod: (-pod[1].compute_hardness(0), pod[0]))
+        first = min(entries, key=lambda entry: (entry.waiting_since, entry.uid))
         wants = GangRequirements(self.uid, tuple(pods))
-        data = frozenset().union(*(entry.ticket.data for entry in entries))
+        data = frozenset().union(*(entry.queue_info.data for entry in entries))
         if data:
             # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
-            return QueuedWorkload(self.uid, SlotType.LOCAL, first.since, wants, data)
-        return QueuedWorkload(self.uid, SlotType.FREE, first.since, wants, data, first.job)
+            return QueuedWorkload(self.uid, SlotType.LOCAL, first.waiting_since, wants, data)
+        return QueuedWorkload(self.uid, SlotType.FREE, first.waiting_since, wants, data, first.job)
 
     def disagreement(self, entries: list[QueuedPod]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
         for what, values in (
-            ("gang-size", {str(entry.ticket.gang_size) for entry in entries}),
-            ("queue-name", {entry.ticket.queue for entry in entries}),
-            ("job", {entry.ticket.job for entry in entries}),
+            ("gang-size", {str(entry.queue_info.gang_size) for entry in entries}),
+            ("queue-name", {entry.queue_info.queue for entry in entries}),
+            ("job", {entry.queue_info.job for entry in entries}),
         ):
             if len(values) > 1:
                 named = ", ".join(sorted(values)[:VALUES_SHOWN])
@@ -212,17 +219,17 @@ class Requeue:
     """A released pod whose room others have again.
 
     Attributes:
-        entry: The pod.
+        queued_pod: The pod.
         why: In words.
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
         requeue: It is to wait in its queue again.
-        again: That was told before, and it is there still.
-        first: Of its release nothing was taken back before.
+        is_repeated: That was told before, and it is there still.
+        is_first: Of its release nothing was taken back before.
     """
 
-    entry: QueuedPod
+    queued_pod: QueuedPod
     why: str
     remove: bool
     requeue: bool = False
-    again: bool = False
-    first: bool = True
+    is_repeated: bool = False
+    is_first: bool = True

@@ -60,7 +60,7 @@ class QueueState:
         """Whether its pods are released at all."""
         return self.form is not None and self.form.stop_policy == "None"
 
-    def hold(self, uid: str, has: QueueResources) -> int:
+    def charge_pod(self, uid: str, has: QueueResources) -> int:
         """Count a released pod; return the units added."""
         if uid in self.released:
             return 0
@@ -69,11 +69,11 @@ class QueueState:
         self._has = self._has.plus(has)
         return has.units
 
-    def counts(self, uid: str) -> QueueResources | None:
+    def get_charge(self, uid: str) -> QueueResources | None:
         """What a pod counts for; None where it is not counted."""
         return self._host.get(uid)
 
-    def let_go(self, uid: str) -> int:
+    def uncharge_pod(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
         self.released.pop(uid, None)
         has = self._host.pop(uid, QueueResources())
@@ -111,22 +111,22 @@ class Queues:
         """Take another configuration; everything that waits or runs stays."""
         self._count_slots = config.slots is not None
         self._by_dominant_share = config.fair_sharing == "dominant"
-        self.measure(self._cluster or QueueResources())
+        self.set_cluster(self._cluster or QueueResources())
         for name in [*config.queues, *self._known]:
             tenant = self[name]
             tenant.form = config.queues.get(name)
             tenant.count_slots = self._count_slots
         for name in list(self._known):
-            self.forget(name)
+            self.forget_if_unused(name)
         roots = find_cohorts(((name, form.cohort) for name, form in config.queues.items()), config.parents)
         accounts: dict[str, dict[str, QuotaState]] = {}
         for name, root in roots.items():
             accounts.setdefault(root, {})[name] = QuotaState(config.queues[name].quota, self[name].units)
         cohorts = {root: Cohort(members) for root, members in accounts.items()}
         self._cohorts = {name: cohorts[root] for name, root in roots.items()}
-        self.keep({})
+        self.reserve_quota({})
 
-    def measure(self, cluster: QueueResources) -> None:
+    def set_cluster(self, cluster: QueueResources) -> None:
         """Take all that there is: of that dominant shares are parts, where those count."""
         cluster_or_none = cluster if self._by_dominant_share else None
         if cluster_or_none != self._cluster:
@@ -134,24 +134,29 @@ class Queues:
             for tenant in self._known.values():
                 tenant.cluster = cluster_or_none
 
-    def forget(self, name: str) -> None:
+    def forget_if_unused(self, name: str) -> None:
         """Drop a tenant that is not configured and has nothing: pods may name what they like."""
         tenant = self._known.get(name)
-        if tenant is not None and tenant.form is None and not tenant.released and not tenant.waiting.known:
+        if (
+            tenant is not None
+            and tenant.form is None
+            and not tenant.released
+            and not tenant.waiting.has_workloads
+        ):
             del self._known[name]
 
-    def cohort(self, name: str) -> Cohort | None:
+    def get_cohort(self, name: str) -> Cohort | None:
         """The cohort of a configured tenant."""
         return self._cohorts.get(name)
 
-    def allows(self, name: str, units: int, task: str = "") -> bool:
-        """Whether quotas let a task of a tenant have so many units more, see `headroom`."""
+    def allows_units(self, name: str, units: int, task: str = "") -> bool:
+        """Whether quotas let a task of a tenant have so many units more, see `compute_headroom`."""
         if name not in self._cohorts:
             return False
-        most = self.headroom(name, task)
+        most = self.compute_headroom(name, task)
         return most is None or units <= most
 
-    def headroom(self, name: str, task: str = "") -> int | None:
+    def compute_headroom(self, name: str, task: str = "") -> int | None:
         """The most units that quotas let a task of a configured tenant have more; None: no limit.
 
         Args:
@@ -159,7 +164,7 @@ class Queues:
             task: UID of the task: what is kept for it is its own.
         """
         cohort = self._cohorts.get(name)
-        most = None if cohort is None else cohort.headroom(name)
+        most = None if cohort is None else cohort.compute_headroom(name)
         if cohort is None or most is None or not self._kept:
             return most
         uid, mine = self._kept.get(name, ("", 0))
@@ -169,15 +174,17 @@ class Queues:
         if others:
             # What is its own a tenant has whatever others wait for.
             account = cohort.accounts[name]
-            most = min(most, max(cohort.free(name) - others, (account.quota.nominal or 0) - account.used))
+            most = min(
+                most, max(cohort.compute_free(name) - others, (account.quota.nominal or 0) - account.used)
+            )
         return most
 
     @property
-    def kept(self) -> Mapping[str, tuple[str, int]]:
+    def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
         """For whom quota is kept: by tenant a task that waits long, and its units."""
         return self._kept
 
-    def keep(self, kept: Mapping[str, tuple[str, int]]) -> None:
+    def reserve_quota(self, kept: Mapping[str, tuple[str, int]]) -> None:
         """Keep quota for these tasks only, from others of the same tenant and from borrowers.
 
         Args:
@@ -189,22 +196,22 @@ class Queues:
             cohort = id(self._cohorts[name])
             self._kept_in[cohort] = self._kept_in.get(cohort, 0) + units
 
-    def keep_no_more(self, name: str, task: str) -> None:
+    def unreserve_quota(self, name: str, task: str) -> None:
         """Keep no quota for a task, if that was done."""
         if self._kept.get(name, ("", 0))[0] == task:
-            self.keep({other: each for other, each in self._kept.items() if other != name})
+            self.reserve_quota({other: each for other, each in self._kept.items() if other != name})
 
-    def hold(self, name: str, uid: str, has: QueueResources) -> None:
+    def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
         """Count a released pod of a tenant."""
-        self._use(name, self[name].hold(uid, has))
+        self._use(name, self[name].charge_pod(uid, has))
 
-    def let_go(self, name: str, uid: str) -> None:
+    def uncharge_pod(self, name: str, uid: str) -> None:
         """Stop counting a pod of a tenant."""
         tenant = self._known.get(name)
         if tenant is not None:
-            self._use(name, -tenant.let_go(uid))
+            self._use(name, -tenant.uncharge_pod(uid))
 
     def _use(self, name: str, units: int) -> None:
         cohort = self._cohorts.get(name)
         if units and cohort is not None:
-            cohort.use(name, units)
+            cohort.add_units(name, units)

@@ -33,17 +33,17 @@ def explain_refusal(entry: QueuedPod, config: QueueConfig, namespace_labels: Map
     wrong = entry.fault or _explain_wrong_queue(entry, config, namespace_labels)
     if wrong:
         return wrong
-    if entry.ticket.foreign_gates:
-        gates = entry.ticket.foreign_gates
+    if entry.queue_info.foreign_gates:
+        gates = entry.queue_info.foreign_gates
         more = " ..." if len(gates) > NAMES_SHOWN else ""
         return f"it waits for the scheduling gates {', '.join(gates[:NAMES_SHOWN])}{more}"
-    return "it is being deleted" if entry.ticket.ending else ""
+    return "it is being deleted" if entry.queue_info.ending else ""
 
 
 def _explain_wrong_queue(
     entry: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None
 ) -> str:
-    name = entry.ticket.queue
+    name = entry.queue_info.queue
     if not name:
         return f"label {QUEUE_NAME} is missing; allowed: {_format_names(config)}"
     form = config.queues.get(name)

@@ -17,7 +17,7 @@ class RequirementPool:
     def __len__(self) -> int:
         return len(self._known)
 
-    def read(
+    def get_requirements(
         self, record: PodRecord, ticket: PodQueueInfo, pod: QueuePod
     ) -> tuple[PodRequirements | None, str]:
         """What a pod needs, None where that cannot be given; and what is wrong with it, in words."""

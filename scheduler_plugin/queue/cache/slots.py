@@ -24,7 +24,7 @@ class NodeSlots:
     total: dict[SlotType, int] = field(default_factory=lambda: dict.fromkeys(SlotType, 0))
     running: dict[SlotType, set[str]] = field(default_factory=lambda: {kind: set() for kind in SlotType})
 
-    def idle(self, kind: SlotType) -> int:
+    def count_idle(self, kind: SlotType) -> int:
         """Slots of a type that nobody sits in."""
         lent = max(0, len(self.running[kind.other]) - self.total[kind.other])
         return max(0, self.total[kind] - len(self.running[kind]) - lent)
@@ -52,27 +52,27 @@ class ClusterSlots:
         if facts is None and not any(node.running.values()):
             del self.nodes[name]
 
-    def sit(self, uid: str, node: str, kind: SlotType) -> None:
+    def occupy(self, uid: str, node: str, kind: SlotType) -> None:
         """A pod is on a node from now on, and nowhere else."""
-        self.leave(uid)
+        self.vacate(uid)
         self.nodes.setdefault(node, NodeSlots()).running[kind].add(uid)
         self._where[uid] = (node, kind)
 
-    def leave(self, uid: str) -> None:
+    def vacate(self, uid: str) -> None:
         """A pod is on no node any more."""
         node, kind = self._where.pop(uid, ("", SlotType.FREE))
         if node:
             self.nodes[node].running[kind].discard(uid)
 
-    def places_left(self, node: str) -> int:
+    def count_left(self, node: str) -> int:
         """Slots of a node less the pods that sit there, below 0 where it lost some."""
         known = self.nodes.get(node, NodeSlots())
         return sum(known.total.values()) - sum(map(len, known.running.values()))
 
-    def idle(self, node: str, kind: SlotType) -> int:
+    def count_idle(self, node: str, kind: SlotType) -> int:
         """Idle slots of a type on a node."""
         known = self.nodes.get(node)
-        return known.idle(kind) if known is not None else 0
+        return known.count_idle(kind) if known is not None else 0
 
 
 def _count_slots(form: SlotsForm, kind: SlotType, facts: NodeFacts, cards: int) -> int:

@@ -32,7 +32,7 @@ class QueuedWorkload(Generic[W]):
         uid: Of the pod.
         kind: Its class.
         since: When it began to wait, seconds.
-        wants: What it needs of a node, equal for pods that are interchangeable.
+        requirements: What it needs of a node, equal for pods that are interchangeable.
         data: Names of the data that it reads; empty: it is local everywhere.
         job: What it belongs to, empty for none.
     """
@@ -40,7 +40,7 @@ class QueuedWorkload(Generic[W]):
     uid: str
     kind: SlotType
     since: float
-    wants: W
+    requirements: W
     data: frozenset[str] = frozenset()
     job: str = ""
 
@@ -55,7 +55,7 @@ class WorkloadGroupKey(Generic[W]):
     """What tasks have in common that answer every question alike, but for their age."""
 
     kind: SlotType
-    wants: W
+    requirements: W
     data: frozenset[str]
 
 
@@ -116,11 +116,12 @@ class WaitingWorkloads(Generic[W]):
     """The waiting tasks of one tenant.
 
     A task of the second stage is eligible when its job has no unfinished task of the first; until then it is
-    held. First-stage tasks count from `add` or `begun` until `finished`: also while they run.
+    held. First-stage tasks count from `add` or `begin_first_stage` until `finish_first_stage`, also while
+    running.
     """
 
     def __init__(self) -> None:
-        self._tasks: dict[str, QueuedWorkload[W]] = {}
+        self._workloads: dict[str, QueuedWorkload[W]] = {}
         self._groups: dict[SlotType, dict[W, dict[frozenset[str], WorkloadGroup[W]]]] = {
             SlotType.LOCAL: {},
             SlotType.FREE: {},
@@ -128,63 +129,63 @@ class WaitingWorkloads(Generic[W]):
         self._jobs: dict[str, _WaitingJob[W]] = {}
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._workloads)
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._tasks
+        return uid in self._workloads
 
     def __iter__(self) -> Iterator[QueuedWorkload[W]]:
-        return iter(self._tasks.values())
+        return iter(self._workloads.values())
 
     @property
-    def known(self) -> bool:
+    def has_workloads(self) -> bool:
         """Whether there is anything: tasks that wait, or jobs with tasks that have not ended."""
-        return bool(self._tasks or self._jobs)
+        return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
         """The task of a UID, None when it does not wait."""
-        return self._tasks.get(uid)
+        return self._workloads.get(uid)
 
-    def known_of(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
+    def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
         """Those of some tasks that wait."""
-        return [self._tasks[uid] for uid in uids if uid in self._tasks]
+        return [self._workloads[uid] for uid in uids if uid in self._workloads]
 
     def add(self, task: QueuedWorkload[W]) -> None:
         """Let a task wait; one that waits already is replaced."""
         self.remove(task.uid)
-        self._tasks[task.uid] = task
+        self._workloads[task.uid] = task
         if task.kind is SlotType.LOCAL:
-            self.begun(task.uid, task.job)
+            self.begin_first_stage(task.uid, task.job)
         elif task.job:
             job = self._jobs.setdefault(task.job, _WaitingJob())
             job.second[task.uid] = task
             if job.unfinished:
                 return
-        self._enter(task)
+        self._add_to_group(task)
 
     def remove(self, uid: str) -> QueuedWorkload[W] | None:
         """Take a task out of the queue, released or gone; the first stage of its job does not end by that."""
-        task = self._tasks.pop(uid, None)
+        task = self._workloads.pop(uid, None)
         if task is None:
             return None
-        self._leave(task)
+        self._remove_from_group(task)
         job = self._jobs.get(task.job)
         if job is not None:
             job.second.pop(uid, None)
             self._forget_empty(task.job, job)
         return task
 
-    def begun(self, uid: str, job: str) -> None:
+    def begin_first_stage(self, uid: str, job: str) -> None:
         """Count a first-stage task, waiting or not, as unfinished."""
         if not job:
             return
         known = self._jobs.setdefault(job, _WaitingJob())
         if not known.unfinished:
             for task in known.second.values():
-                self._leave(task)
+                self._remove_from_group(task)
         known.unfinished[uid] = None
 
-    def finished(self, uid: str, job: str) -> bool:
+    def finish_first_stage(self, uid: str, job: str) -> bool:
         """End a first-stage task; the last one of a job makes its second stage eligible.
 
         Returns:
@@ -197,30 +198,30 @@ class WaitingWorkloads(Generic[W]):
         if known.unfinished:
             return False
         for task in known.second.values():
-            self._enter(task)
+            self._add_to_group(task)
         self._forget_empty(job, known)
         return bool(known.second)
 
-    def held(self) -> Iterator[QueuedWorkload[W]]:
+    def list_held(self) -> Iterator[QueuedWorkload[W]]:
         """Tasks that wait for the first stage of their job."""
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
-    def unfinished(self, job: str) -> Collection[str]:
+    def list_unfinished(self, job: str) -> Collection[str]:
         """UIDs of the first-stage tasks that a job waits for, in the order in which they came."""
         known = self._jobs.get(job)
         return known.unfinished.keys() if known is not None else ()
 
     def is_held(self, uid: str) -> bool:
         """Whether a waiting task waits for the first stage of its job."""
-        task = self._tasks.get(uid)
-        return task is not None and task.kind is SlotType.FREE and bool(self.unfinished(task.job))
+        task = self._workloads.get(uid)
+        return task is not None and task.kind is SlotType.FREE and bool(self.list_unfinished(task.job))
 
     def is_first_of_group(self, task: QueuedWorkload[W]) -> bool:
         """Whether a task is the oldest of those that differ by age only: the others go after it."""
-        group = self._groups[task.kind].get(task.wants, {}).get(task.data)
+        group = self._groups[task.kind].get(task.requirements, {}).get(task.data)
         return group is not None and group.oldest().uid == task.uid
 
-    def groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
+    def list_groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
         """The eligible tasks of a class; only those with some of these needs, where they are given."""
         groups = self._groups[kind]
         if among is None:
@@ -231,20 +232,22 @@ class WaitingWorkloads(Generic[W]):
             found = [by_data for wants, by_data in groups.items() if wants in among]
         return chain.from_iterable(by_data.values() for by_data in found)
 
-    def wants(self) -> Iterator[W]:
+    def list_requirements(self) -> Iterator[W]:
         """The needs of eligible tasks; some of them twice."""
         return chain(*self._groups.values())
 
-    def _enter(self, task: QueuedWorkload[W]) -> None:
-        by_data = self._groups[task.kind].setdefault(task.wants, {})
+    def _add_to_group(self, task: QueuedWorkload[W]) -> None:
+        by_data = self._groups[task.kind].setdefault(task.requirements, {})
         group = by_data.get(task.data)
         if group is None:
-            group = by_data[task.data] = WorkloadGroup(WorkloadGroupKey(task.kind, task.wants, task.data))
+            group = by_data[task.data] = WorkloadGroup(
+                WorkloadGroupKey(task.kind, task.requirements, task.data)
+            )
         group.add(task)
 
-    def _leave(self, task: QueuedWorkload[W]) -> None:
+    def _remove_from_group(self, task: QueuedWorkload[W]) -> None:
         """Take a task out of its group, if it is in one."""
-        by_data = self._groups[task.kind].get(task.wants, {})
+        by_data = self._groups[task.kind].get(task.requirements, {})
         group = by_data.get(task.data)
         if group is None:
             return
@@ -252,7 +255,7 @@ class WaitingWorkloads(Generic[W]):
         if not group:
             del by_data[task.data]
             if not by_data:
-                del self._groups[task.kind][task.wants]
+                del self._groups[task.kind][task.requirements]
 
     def _forget_empty(self, name: str, job: _WaitingJob[W]) -> None:
         if not job.unfinished and not job.second:

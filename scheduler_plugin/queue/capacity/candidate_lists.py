@@ -75,18 +75,18 @@ class CandidateListPlacer:
         self._others: Callable[[], Iterable[str]] = tuple
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def next_nodes(self) -> tuple[str, ...]:
         """Nodes that come next for the pod that was placed last, in order.
 
         They are those of its list, or those that the policy would take next.
         """
         return tuple(islice(self._others(), OTHERS))
 
-    def forget(self) -> None:
+    def forget_lists(self) -> None:
         """Forget all lists: the policy that they were made by is another one now."""
         self._lists.clear()
 
-    def place(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def place_pod(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take a pod's cards on the best node that has them.
 
         Args:
@@ -99,30 +99,30 @@ class CandidateListPlacer:
             The node's name, empty for none.
         """
         self._others = tuple
-        if not self._room.by_row(wants):
-            return self._one_by_one(uid, wants, fits, now)
+        if not self._room.is_scored_by_row(wants):
+            return self._place_alone(uid, wants, fits, now)
         known = self._lists.get(wants)
         if known is not None:
-            node = self._try(uid, wants, known, fits, now)
+            node = self._commit_from_list(uid, wants, known, fits, now)
             if node is not None:
                 return node
-        return self._try(uid, wants, self._make(wants, fits), fits, now) or ""
+        return self._commit_from_list(uid, wants, self._make_list(wants, fits), fits, now) or ""
 
-    def _one_by_one(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def _place_alone(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
-        row = self._room.winner(uid, wants, fits, now)
-        if row is None or not self._room.take(uid, wants, row, now):
+        row = self._room.choose_row(uid, wants, fits, now)
+        if row is None or not self._room.assume_pod(uid, wants, row, now):
             return ""
-        self._others = partial(self._room.next_choices, uid, wants, row, fits)
+        self._others = partial(self._room.list_next_nodes, uid, wants, row, fits)
         return self._room.state.nodes.names[row]
 
-    def _make(self, wants: PodRequirements, fits: BoolArray) -> _CandidateList:
+    def _make_list(self, wants: PodRequirements, fits: BoolArray) -> _CandidateList:
         """The first tier: score all nodes where the pod may be placed."""
         nodes = self._room.state.nodes
         rows = np.flatnonzero(fits)
-        scores = self._room.scores(wants, rows)
+        scores = self._room.score_rows(wants, rows)
         first = rank_best(scores, nodes.name_rank[rows], LISTED)
-        epoch = self._room.epoch(wants)
+        epoch = self._room.get_policy_epoch(wants)
         offered = tuple(
             ScoredNode(nodes.names[row], score, int(nodes.version[row]), epoch)
             for row, score in zip(rows[first].tolist(), scores[first].tolist(), strict=True)
@@ -139,20 +139,20 @@ class CandidateListPlacer:
         self.lists += 1
         return found
 
-    def _try(
+    def _commit_from_list(
         self, uid: str, wants: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
     ) -> str | None:
         """The second tier: commit a pod with a list; None where the list is used up."""
         nodes, room = self._room.state.nodes, self._room
-        epoch = room.epoch(wants)
+        epoch = room.get_policy_epoch(wants)
         if known.names != nodes.epoch or epoch != known.epoch:
             return None
         changed = np.flatnonzero((nodes.version != known.made) & fits)
         if changed.size > CHANGED:
             return None
-        scores = dict(zip(changed.tolist(), room.scores(wants, changed).tolist(), strict=True))
+        scores = dict(zip(changed.tolist(), room.score_rows(wants, changed).tolist(), strict=True))
         more = [ScoredNode(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
-        offered = [each for each in known.offered if self._may(each.node, fits)]
+        offered = [each for each in known.offered if self._is_allowed(each.node, fits)]
 
         def version(node: str) -> int | None:
             row = nodes.rows.get(node)
@@ -167,13 +167,13 @@ class CandidateListPlacer:
             if known.last is not None and (scores.get(row, -np.inf), node) > known.last:
                 # Somebody who is not on the list may be better.
                 return False
-            return room.take(uid, wants, row, now)
+            return room.assume_pod(uid, wants, row, now)
 
         decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
             self._others = partial(filter, decision.node.__ne__, [each.node for each in offered])
         return decision.node or (None if known.last is not None else "")
 
-    def _may(self, node: str, fits: BoolArray) -> bool:
+    def _is_allowed(self, node: str, fits: BoolArray) -> bool:
         row = self._room.state.nodes.rows.get(node)
         return row is not None and bool(fits[row])

@@ -92,7 +92,7 @@ class _KubeletSums:
         self._left: dict[bool, LongArray] = {}
         self._made: LongArray = np.zeros(0, dtype=np.int64)
 
-    def left(self, rows: RowArray, *, percent: bool) -> LongArray:
+    def get_left(self, rows: RowArray, *, percent: bool) -> LongArray:
         """Units or percent that rows have left, int64[m]; `UNKNOWN` where a node does not say."""
         nodes = self._state.nodes
         if len(self._made) != nodes.row_count:
@@ -115,7 +115,7 @@ class FreeCapacity:
         policies: Of the cluster.
 
     Attributes:
-        kept: What is kept free for pods that waited long, or for which others are evicted.
+        reservations: What is kept free for pods that waited long, or for which others are evicted.
         capacity: What there would be room for with nobody else there.
         faults: What a pod's policy gave that is no scores, cards or costs, by the pod's needs: it waits.
         held_back: Needs of pods that a policy held back from every node that they fit on.
@@ -134,13 +134,13 @@ class FreeCapacity:
         self.faults: dict[PodRequirements, str] = {}
         self.held_back: set[PodRequirements] = set()
         self._sums = _KubeletSums(state)
-        self.kept = QueueReservations()
+        self.reservations = QueueReservations()
         self.capacity = TotalCapacity(self)
         state.set_other_resources(policies.other_resources)
         policies.resources_changed.connect(state.set_other_resources)
 
     @property
-    def resources(self) -> QueueResources:
+    def total_resources(self) -> QueueResources:
         """What all nodes with usable cards have."""
         nodes = self.state.nodes
         return QueueResources(
@@ -169,7 +169,7 @@ class FreeCapacity:
         self.held_back &= used
         self.capacity.forget_unused(used)
 
-    def fits(self, wants: PodRequirements, *, holder: str = "") -> BoolArray:
+    def mask_fits(self, wants: PodRequirements, *, holder: str = "") -> BoolArray:
         """Tell where a pod fits now.
 
         Args:
@@ -183,21 +183,21 @@ class FreeCapacity:
             RequestError: it names a node policy that does not exist.
         """
         mask = self._mask(wants)
-        if not self.kept:
+        if not self.reservations:
             return mask.fits
         fits = mask.fits.copy()
         rows = self.state.nodes.rows
-        for node in self.kept.nodes:
+        for node in self.reservations.node_names:
             row = rows.get(node)
             if row is not None and fits[row]:
                 fits[row] = self._fits_beside(mask, wants, node, row, holder)
         return fits
 
-    def fits_but_for_kept(self, wants: PodRequirements) -> bool:
+    def fits_without_reservations(self, wants: PodRequirements) -> bool:
         """Whether a pod would fit somewhere if nothing were kept free."""
         return bool(self._mask(wants).fits.any())
 
-    def best(self, wants: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
+    def rank_rows(self, wants: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
         """Order rows that fit by the node policy.
 
         Args:
@@ -209,9 +209,9 @@ class FreeCapacity:
             intp[k], best first; the policy may hold a pod back from every row.
         """
         ranks = self.state.nodes.name_rank[rows]
-        return rows[rank_best(self.scores(wants, rows), ranks, limit)] if len(rows) else rows
+        return rows[rank_best(self.score_rows(wants, rows), ranks, limit)] if len(rows) else rows
 
-    def winner(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> int | None:
+    def choose_row(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> int | None:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
@@ -225,7 +225,7 @@ class FreeCapacity:
         """
         if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
-        query = self._query_of(uid, wants)
+        query = self._make_query_of(uid, wants)
         row = self._first_choice(wants, query, fits)
         if row is not None:
             self._rounds.pop(uid, None)
@@ -238,23 +238,23 @@ class FreeCapacity:
         self.policies.record_attempt(self.state.nodes, query, row)
         return row
 
-    def _query_of(self, uid: str, wants: PodRequirements) -> SchedulingRequest:
+    def _make_query_of(self, uid: str, wants: PodRequirements) -> SchedulingRequest:
         """A pod's needs, with the pod for policies that count attempts."""
-        query = self.query(wants)
+        query = self.make_query(wants)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
     def _first_choice(self, wants: PodRequirements, query: SchedulingRequest, fits: BoolArray) -> int | None:
         """Find the row that the node policy takes first; None where it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
-            return self.sound(wants, partial(policy.pick_row, nodes, query.policy_request, fits), None)
+            return self.call_policy(wants, partial(policy.pick_row, nodes, query.policy_request, fits), None)
         rows = np.flatnonzero(fits)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        scores = self.sound(wants, lambda: score_nodes(policy, nodes, query, rows), held)
+        scores = self.call_policy(wants, lambda: score_nodes(policy, nodes, query, rows), held)
         first = rank_best(scores, nodes.name_rank[rows], 1)
         return int(rows[first[0]]) if len(first) else None
 
-    def next_choices(self, uid: str, wants: PodRequirements, row: int, fits: BoolArray) -> Iterator[str]:
+    def list_next_nodes(self, uid: str, wants: PodRequirements, row: int, fits: BoolArray) -> Iterator[str]:
         """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
@@ -263,7 +263,7 @@ class FreeCapacity:
             row: Where its cards were taken.
             fits: bool[R], where it did fit before.
         """
-        query, left = self._query_of(uid, wants), fits.copy()
+        query, left = self._make_query_of(uid, wants), fits.copy()
         found: int | None = row
         while found is not None:
             left[found] = False
@@ -271,27 +271,27 @@ class FreeCapacity:
             if found is not None:
                 yield self.state.nodes.names[found]
 
-    def scores(self, wants: PodRequirements, rows: RowArray) -> FloatArray:
+    def score_rows(self, wants: PodRequirements, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
-        query = self.query(wants)
+        query = self.make_query(wants)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
         policy = self.policies.get_policy(query.request)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        return self.sound(wants, lambda: score_nodes(policy, self.state.nodes, query, rows), held)
+        return self.call_policy(wants, lambda: score_nodes(policy, self.state.nodes, query, rows), held)
 
-    def by_row(self, wants: PodRequirements) -> bool:
+    def is_scored_by_row(self, wants: PodRequirements) -> bool:
         """Whether the node policy for a pod scores each node by itself."""
         return is_scored_by_row(self.policies.get_policy(wants.request))
 
-    def epoch(self, wants: PodRequirements) -> int:
+    def get_policy_epoch(self, wants: PodRequirements) -> int:
         """Of the weights of that policy: scores of another one cannot be compared."""
         return self.policies.get_policy(wants.request).epoch
 
-    def take(self, uid: str, wants: PodRequirements, row: int, now: float) -> bool:
+    def assume_pod(self, uid: str, wants: PodRequirements, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes = self.state.nodes
-        placement = self.sound(wants, lambda: self._placed(uid, wants, row), None)
+        placement = self.call_policy(wants, lambda: self._choose_cards(uid, wants, row), None)
         if placement is None:
             return False
         self.faults.pop(wants, None)
@@ -305,36 +305,42 @@ class FreeCapacity:
         self.state.assume(uid, nodes.names[row], assigned, now)
         return True
 
-    def _placed(self, uid: str, wants: PodRequirements, row: int) -> Placement | None:
+    def _choose_cards(self, uid: str, wants: PodRequirements, row: int) -> Placement | None:
         """Choose a pod's cards on a node beside what is kept there."""
-        nodes, query = self.state.nodes, self.query(wants)
-        mine, uuids = self.kept.of(uid), nodes.uuids[row]
-        kept = self.kept.from_others(uid if mine is None else mine.task, nodes.names[row], uuids).cards
+        nodes, query = self.state.nodes, self.make_query(wants)
+        mine, uuids = self.reservations.get_reservation(uid), nodes.uuids[row]
+        kept = self.reservations.sum_others(
+            uid if mine is None else mine.workload_uid, nodes.names[row], uuids
+        ).cards
         placement = None
         if mine is not None and mine.node == nodes.names[row]:
-            others = set(range(int(nodes.cards[row]))).difference(mine.positions(uuids))
+            others = set(range(int(nodes.cards[row]))).difference(mine.get_positions(uuids))
             placement = place(
-                self._without(row, [*kept, *others]), query.request, query.policy_request.card_policy
+                self._get_cards_without(row, [*kept, *others]),
+                query.request,
+                query.policy_request.card_policy,
             )
         if placement is None:
             placement = place_by_policy(self.policies.get_policy(query.request), nodes, row, query)
         if placement is not None and not set(kept).isdisjoint(placement.charge):
-            placement = place(self._without(row, kept), query.request, query.policy_request.card_policy)
+            placement = place(
+                self._get_cards_without(row, kept), query.request, query.policy_request.card_policy
+            )
         return placement
 
     def _fits_beside(self, mask: _FitMask, wants: PodRequirements, node: str, row: int, holder: str) -> bool:
         """Whether a pod that fits on a node also does beside what is kept there for others."""
-        who = holder if self.kept.is_part_of(holder, node) else ""
+        who = holder if self.reservations.has_on_node(holder, node) else ""
         version = int(self.state.nodes.version[row])
         known = mask.beside.get(node)
-        if known is not None and known[:3] == (version, self.kept.version, who):
+        if known is not None and known[:3] == (version, self.reservations.version, who):
             return known[3]
-        others = self.kept.from_others(who, node, self.state.nodes.uuids[row])
-        found = self._leaves(mask.query, wants, row, others)
-        mask.beside[node] = (version, self.kept.version, who, found)
+        others = self.reservations.sum_others(who, node, self.state.nodes.uuids[row])
+        found = self._leaves_reserved(mask.query, wants, row, others)
+        mask.beside[node] = (version, self.reservations.version, who, found)
         return found
 
-    def _leaves(
+    def _leaves_reserved(
         self, query: SchedulingRequest, wants: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
@@ -342,13 +348,15 @@ class FreeCapacity:
             return True
         if not fits_host(self.state.nodes, others.host.add(wants.host), row):
             return False
-        left = self._without(row, others.cards)
+        left = self._get_cards_without(row, others.cards)
         return (
-            self.sound(wants, lambda: place(left, query.request, query.policy_request.card_policy), None)
+            self.call_policy(
+                wants, lambda: place(left, query.request, query.policy_request.card_policy), None
+            )
             is not None
         )
 
-    def _without(self, row: int, cards: Collection[int]) -> list[Card]:
+    def _get_cards_without(self, row: int, cards: Collection[int]) -> list[Card]:
         """The cards of a node, some of them counted as full."""
         return [
             replace(card, used_units=card.size_units) if card.index in cards else card
@@ -376,14 +384,14 @@ class FreeCapacity:
         if rows is None:
             rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
-            mask.fits[rows] = self.sound(
+            mask.fits[rows] = self.call_policy(
                 wants, partial(self._fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
             )
             mask.made[rows] = nodes.version[rows]
         mask.changes = nodes.changes
         return mask
 
-    def sound(self, wants: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
+    def call_policy(self, wants: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
         """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
         try:
             found = work()
@@ -394,19 +402,19 @@ class FreeCapacity:
 
     def lacks_sum(self, wants: PodRequirements, rows: RowArray) -> bool:
         """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
-        rows = rows[self._able(wants, self.query(wants), rows)]
+        rows = rows[self._mask_able(wants, self.make_query(wants), rows)]
         return bool(len(rows)) and not self._has_sum(wants, rows).any()
 
     def _fit(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-        fits = self._able(wants, query, rows)
+        fits = self._mask_able(wants, query, rows)
         fits[fits] = self._has_sum(wants, rows[fits])
         return fits
 
     def _has_sum(self, wants: PodRequirements, rows: RowArray) -> BoolArray:
-        result: BoolArray = self._sums.left(rows, percent=wants.percent) >= wants.request.effective_units
+        result: BoolArray = self._sums.get_left(rows, percent=wants.percent) >= wants.request.effective_units
         return result
 
-    def _able(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    def _mask_able(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
@@ -414,24 +422,24 @@ class FreeCapacity:
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:
-            allowed = self.allowed_rows(wants)[able]
+            allowed = self.mask_allowed(wants)[able]
         else:
-            allowed = np.array([self.allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
+            allowed = np.array([self.is_allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
         fits[fits] = allowed
         return fits
 
-    def query(self, wants: PodRequirements) -> SchedulingRequest:
+    def make_query(self, wants: PodRequirements) -> SchedulingRequest:
         """A pod's needs, ready to be asked of the arrays."""
         return self._mask(wants).query
 
-    def allowed(self, wants: PodRequirements, name: str) -> bool:
+    def is_allowed(self, wants: PodRequirements, name: str) -> bool:
         """Whether labels and taints of a node let a pod run there."""
         facts = self.facts.get(name)
         if facts is None:
             return False
         return wants.rules.allows_node(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
 
-    def allowed_rows(self, wants: PodRequirements) -> BoolArray:
+    def mask_allowed(self, wants: PodRequirements) -> BoolArray:
         """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
         nodes = self.state.nodes
         key = (self.facts_version, nodes.epoch, nodes.row_count)
@@ -444,5 +452,5 @@ class FreeCapacity:
                 del self._allowed[next(iter(self._allowed))]
             allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
             for name, row in nodes.rows.items():
-                allowed[row] = self.allowed(wants, name)
+                allowed[row] = self.is_allowed(wants, name)
         return allowed

@@ -48,16 +48,16 @@ class Locality:
         if data and rack:
             self._in_rack.setdefault(rack, Counter()).update(data)
 
-    def near(self, node: str, data: frozenset[str]) -> bool:
+    def is_near(self, node: str, data: frozenset[str]) -> bool:
         """Whether every name of some data is on the node or in its rack; true for no data at all."""
         if not data or data <= self._data.get(node, frozenset()):
             return True
         rack = self._in_rack.get(self._racks.get(node, ""))
         return rack is not None and all(name in self._data[node] or name in rack for name in data)
 
-    def nodes_near(self, data: frozenset[str]) -> frozenset[str]:
+    def list_near_nodes(self, data: frozenset[str]) -> frozenset[str]:
         """Names of the nodes that some data is near to."""
         found = self._near.get(data)
         if found is None:
-            found = self._near[data] = frozenset(name for name in self._data if self.near(name, data))
+            found = self._near[data] = frozenset(name for name in self._data if self.is_near(name, data))
         return found

@@ -25,16 +25,16 @@ class QuotaUsage:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
-    def by_row(self, wants: PodRequirements) -> LongArray:
+    def compute_units_by_row(self, wants: PodRequirements) -> LongArray:
         """Units that a pod counts for on each row, int64[R], whether it fits there or not."""
         nodes = self._state.nodes
         if not wants.percent:
             return np.full(nodes.row_count, wants.units, dtype=np.int64)
         largest, at = np.unique(nodes.size.max(axis=1, initial=0), return_inverse=True)
-        units = np.array([wants.units_on(size) for size in largest.tolist()], dtype=np.int64)
+        units = np.array([wants.compute_units(size) for size in largest.tolist()], dtype=np.int64)
         return units[at]
 
-    def members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
+    def list_members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
         """UID and needs of every pod of a task, the hardest to place first.
 
         Args:
@@ -46,9 +46,9 @@ class QuotaUsage:
         if not needs.percent:
             return needs.members
         largest = int(self._state.nodes.size.max(initial=0))
-        return sorted(needs.members, key=lambda member: -member[1].hardness(largest))
+        return sorted(needs.members, key=lambda member: -member[1].compute_hardness(largest))
 
-    def least(self, needs: Needs, rows: BoolArray | None = None) -> int:
+    def compute_least_units(self, needs: Needs, rows: BoolArray | None = None) -> int:
         """The fewest units that a pod or a gang counts for, wherever it goes.
 
         Args:
@@ -56,19 +56,23 @@ class QuotaUsage:
             rows: bool[R], where it may go; None: on any node whose cards could serve it.
         """
         if isinstance(needs, GangRequirements):
-            return sum(self.least(wants) for _, wants in needs.members)
+            return sum(self.compute_least_units(wants) for _, wants in needs.members)
         if not needs.percent:
             return needs.units
         if rows is None:
             rows = self._state.nodes.usable
-        units = self.by_row(needs)[rows]
+        units = self.compute_units_by_row(needs)[rows]
         return int(units.min()) if units.size else 0
 
-    def within(self, wants: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
+    def mask_within(self, wants: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
         """Where a pod fits and counts for no more than so many units, bool[R]; None: no limit."""
-        return fits if most is None or not wants.percent else fits & (self.by_row(wants) <= most)
+        return (
+            fits if most is None or not wants.percent else fits & (self.compute_units_by_row(wants) <= most)
+        )
 
-    def on_node(self, wants: PodRequirements, node: str, assigned: Assignment | None = None) -> int | None:
+    def compute_units_on_node(
+        self, wants: PodRequirements, node: str, assigned: Assignment | None = None
+    ) -> int | None:
         """Units that a pod counts for on a node, with these cards where they are known.
 
         Returns:
@@ -82,16 +86,16 @@ class QuotaUsage:
             return None
         sizes = dict(zip(nodes.uuids[row], nodes.size[row].tolist(), strict=False))
         found = _of_cards(wants.request, assigned or {}, sizes)
-        return wants.units_on(int(nodes.size[row].max())) if found is None else found
+        return wants.compute_units(int(nodes.size[row].max())) if found is None else found
 
-    def of(self, record: PodRecord, wants: PodRequirements) -> int | None:
+    def compute_pod_units(self, record: PodRecord, wants: PodRequirements) -> int | None:
         """Units that a released pod counts for; None while its cards are not known."""
         if record.node:
-            return self.on_node(wants, record.node, record.allocated or record.assigned)
+            return self.compute_units_on_node(wants, record.node, record.allocated or record.assigned)
         take = self._state.get_assumed(record.uid)
         if take is None:
             return None if wants.percent else wants.units
-        return self.on_node(wants, take.node, take.assigned)
+        return self.compute_units_on_node(wants, take.node, take.assigned)
 
 
 def _of_cards(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:

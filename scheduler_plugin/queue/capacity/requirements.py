@@ -43,22 +43,22 @@ class PodRequirements:
         """
         if self.percent:
             raise StateError("units of a pod that asks for percent; allowed: to ask for those on a node")
-        return self.units_on(0)
+        return self.compute_units(0)
 
     @cached_property
     def percent(self) -> bool:
         """It asks for percent of cards: what that is in units depends on the card."""
         return self.request.percent
 
-    def units_on(self, size: int) -> int:
+    def compute_units(self, size: int) -> int:
         """Units of GPU memory over all its cards, where each has so many units."""
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
-    def resources(self, units: int) -> QueueResources:
+    def make_resources(self, units: int) -> QueueResources:
         """What it counts for beside others, with so many units of GPU memory."""
         return QueueResources(units, self.cpu_milli, self.memory_bytes)
 
-    def hardness(self, size: int) -> int:
+    def compute_hardness(self, size: int) -> int:
         """Units on one card of that size: a pod that needs more of one is harder to place."""
         return max(demand.units_on(size) for demand in self.request.demands)
 

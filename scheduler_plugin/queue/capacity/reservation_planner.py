@@ -63,7 +63,7 @@ class ReservationPlanner:
         self._loads: dict[int, _PlannedLoad] = {}
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
 
-    def find(
+    def plan_workload(
         self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None = None
     ) -> dict[str, QueueReservation]:
         """Find cards for all pods at once.
@@ -75,52 +75,52 @@ class ReservationPlanner:
         Returns:
             What to keep for each, by UID; empty where they will never all have room.
         """
-        for order in self._orders(pods, among):
+        for order in self._list_orders(pods, among):
             self._loads.clear()
             self._queues.clear()
             found: dict[str, QueueReservation] = {}
             for uid, wants in order:
-                spot = self._best(wants, among)
+                spot = self._find_best(wants, among)
                 if spot is None:
                     break
-                found[uid] = self._put(wants, spot)
+                found[uid] = self._add_pod(wants, spot)
             else:
                 return found
         return {}
 
-    def serves(self, pods: Iterable[Pod]) -> bool:
+    def can_serve(self, pods: Iterable[Pod]) -> bool:
         """Whether what is kept for these pods can become free still, for all of them at once."""
-        kept_rooms, nodes = self._room.kept, self._room.state.nodes
+        kept_rooms, nodes = self._room.reservations, self._room.state.nodes
         for uid, wants in pods:
-            kept = kept_rooms.of(uid)
+            kept = kept_rooms.get_reservation(uid)
             row = None if kept is None else nodes.rows.get(kept.node)
             if kept is None or row is None or not nodes.usable[row]:
                 return False
-            cards = kept.positions(nodes.uuids[row])
-            if len(cards) < len(kept.cards) or not self._room.allowed(wants, kept.node):
+            cards = kept.get_positions(nodes.uuids[row])
+            if len(cards) < len(kept.cards) or not self._room.is_allowed(wants, kept.node):
                 return False
-            spot = self._spot(wants, row, cards)
+            spot = self._find_place(wants, row, cards)
             if spot is None:
                 return False
-            self._put(wants, spot)
+            self._add_pod(wants, spot)
         return True
 
-    def _orders(
+    def _list_orders(
         self, pods: Sequence[Pod], among: Callable[[PodRequirements], BoolArray] | None
     ) -> Iterator[Sequence[Pod]]:
         """Ways to go: the hardest to place first, as they come; or those first that have the least choice."""
         yield pods
         if len({wants for _, wants in pods}) > 1:
-            choice = {wants: len(self._possible(wants, among)[0]) for _, wants in pods}
+            choice = {wants: len(self._find_possible(wants, among)[0]) for _, wants in pods}
             yield sorted(pods, key=lambda pod: choice[pod[1]])
 
-    def _best(
+    def _find_best(
         self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> _PlannedPlace | None:
         """The spot that needs the least; of equal ones the first node by name."""
         queue = self._queues.get(wants)
         if queue is None:
-            rows, least = self._possible(wants, among)
+            rows, least = self._find_possible(wants, among)
             ranks = self._room.state.nodes.name_rank[rows]
             queue = list(zip(least.tolist(), ranks.tolist(), rows.tolist(), strict=True))
             heapify(queue)
@@ -129,7 +129,7 @@ class ReservationPlanner:
             # What a row needs only grows with each pod that goes there: whoever is first with a figure that
             # holds is the best.
             known, rank, row = queue[0]
-            spot = self._spot(wants, row)
+            spot = self._find_place(wants, row)
             if spot is not None and spot.missing == known:
                 return spot
             heappop(queue)
@@ -137,23 +137,23 @@ class ReservationPlanner:
                 heappush(queue, (spot.missing, rank, row))
         return None
 
-    def _possible(
+    def _find_possible(
         self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> tuple[RowArray, LongArray]:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._room.state.nodes
-        wanted = nodes.usable & self._room.allowed_rows(wants)
+        wanted = nodes.usable & self._room.mask_allowed(wants)
         wanted &= mask_host_fits(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
         if wants.percent:
             wanted &= nodes.percent
         if among is not None:
             wanted &= among(wants)
         rows = np.flatnonzero(wanted)
-        least = self._least_missing(wants, rows)
+        least = self._compute_least_missing(wants, rows)
         can = least < _NEVER
         return rows[can], least[can]
 
-    def _least_missing(self, wants: PodRequirements, rows: RowArray) -> LongArray:
+    def _compute_least_missing(self, wants: PodRequirements, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
         nodes = self._room.state.nodes
         size = nodes.evictable[rows]
@@ -170,7 +170,7 @@ class ReservationPlanner:
         least: LongArray = np.sort(missing, axis=1)[:, : demand.cards].sum(axis=1)
         return least
 
-    def _spot(
+    def _find_place(
         self, wants: PodRequirements, row: int, among: Collection[int] | None = None
     ) -> _PlannedPlace | None:
         """Find the cards of a node for one more pod; None: they will never be free for it.
@@ -180,13 +180,13 @@ class ReservationPlanner:
             row: Of the node.
             among: Cards that come into question; None: all.
         """
-        nodes, load = self._room.state.nodes, self._load(row)
+        nodes, load = self._room.state.nodes, self._get_load(row)
         host = load.host.add(load.others.host).add(wants.host)
         if not fits_host(nodes, host, row, emptied=True):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
-        admits = self._room.query(wants).policy_request.admits
+        admits = self._room.make_query(wants).policy_request.admits
         units, spot = list(load.units), _PlannedPlace(0, row)
         for demand in wants.request.demands:
             needs = [demand.units_on(size) for size in open_units]
@@ -211,9 +211,9 @@ class ReservationPlanner:
                 spot.units[card] = spot.units.get(card, 0) + needs[card]
         return spot
 
-    def _put(self, wants: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
+    def _add_pod(self, wants: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
         """Let a pod go there, beside those of its task that are there already."""
-        load = self._load(spot.row)
+        load = self._get_load(spot.row)
         load.host = load.host.add(wants.host)
         for card, units in spot.units.items():
             load.units[card] += units
@@ -222,11 +222,11 @@ class ReservationPlanner:
         cards = tuple(sorted(spot.units))
         return QueueReservation(self._task, name, cards, wants.host, uuids)
 
-    def _load(self, row: int) -> _PlannedLoad:
+    def _get_load(self, row: int) -> _PlannedLoad:
         load = self._loads.get(row)
         if load is None:
             nodes = self._room.state.nodes
             name, uuids = nodes.names[row], nodes.uuids[row]
-            others = NOTHING if self._alone else self._room.kept.from_others(self._task, name, uuids)
+            others = NOTHING if self._alone else self._room.reservations.sum_others(self._task, name, uuids)
             load = self._loads[row] = _PlannedLoad([0] * nodes.size.shape[1], others)
         return load

@@ -13,20 +13,20 @@ class QueueReservation:
     """What is kept free for a pod.
 
     Attributes:
-        task: UID of the task that waits: the pod's, or its gang's.
+        workload_uid: UID of the task that waits: the pod's, or its gang's.
         node: Its name: rows are given to other nodes when one is gone.
         cards: Of the node, by position in `uuids`. Pods of one task may share them, others get none of them.
         host: Of the node, beside cards.
         uuids: The node's cards by position when that was decided; empty where it published none.
     """
 
-    task: str
+    workload_uid: str
     node: str
     cards: tuple[int, ...]
     host: HostRequest = NO_HOST_REQUEST
     uuids: tuple[str, ...] = ()
 
-    def positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
+    def get_positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
         """Where the cards are now, without those that are gone.
 
         Args:
@@ -68,41 +68,41 @@ class QueueReservations:
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def of(self, uid: str) -> QueueReservation | None:
+    def get_reservation(self, uid: str) -> QueueReservation | None:
         """What is kept for a pod."""
         return self._of.get(uid)
 
-    def put(self, uid: str, kept: QueueReservation) -> None:
+    def add_reservation(self, uid: str, kept: QueueReservation) -> None:
         """Keep that for a pod, and nothing else."""
-        self._drop(uid)
+        self._remove(uid)
         self._of[uid] = kept
         self._on.setdefault(kept.node, {})[uid] = kept
         self.version += 1
 
-    def give_up(self, task: str) -> None:
+    def remove_workload(self, task: str) -> None:
         """Keep nothing for a task any more."""
-        for uid in [uid for uid, kept in self._of.items() if kept.task == task]:
-            self._drop(uid)
+        for uid in [uid for uid, kept in self._of.items() if kept.workload_uid == task]:
+            self._remove(uid)
 
     @property
-    def tasks(self) -> tuple[str, ...]:
+    def workload_uids(self) -> tuple[str, ...]:
         """UIDs of the tasks for which something is kept, those that have had it longest first."""
-        return tuple(dict.fromkeys(kept.task for kept in self._of.values()))
+        return tuple(dict.fromkeys(kept.workload_uid for kept in self._of.values()))
 
-    def pods(self, task: str) -> dict[str, QueueReservation]:
+    def get_by_pod(self, task: str) -> dict[str, QueueReservation]:
         """What is kept for the pods of a task, by UID."""
-        return {uid: kept for uid, kept in self._of.items() if kept.task == task}
+        return {uid: kept for uid, kept in self._of.items() if kept.workload_uid == task}
 
     @property
-    def nodes(self) -> Collection[str]:
+    def node_names(self) -> Collection[str]:
         """Names of the nodes on which something is kept."""
         return self._on.keys()
 
-    def is_part_of(self, task: str, node: str) -> bool:
+    def has_on_node(self, task: str, node: str) -> bool:
         """Whether something is kept for a task on a node."""
-        return any(kept.task == task for kept in self._on.get(node, {}).values())
+        return any(kept.workload_uid == task for kept in self._on.get(node, {}).values())
 
-    def from_others(self, task: str, node: str, uuids: Sequence[str]) -> NodeReservations:
+    def sum_others(self, task: str, node: str, uuids: Sequence[str]) -> NodeReservations:
         """What is kept on a node for other tasks.
 
         Args:
@@ -110,16 +110,16 @@ class QueueReservations:
             node: Its name.
             uuids: Its cards by position now; empty where it publishes none.
         """
-        others = [kept for kept in self._on.get(node, {}).values() if kept.task != task]
+        others = [kept for kept in self._on.get(node, {}).values() if kept.workload_uid != task]
         if not others:
             return NOTHING
         return NodeReservations(
-            frozenset(card for kept in others for card in kept.positions(uuids)),
+            frozenset(card for kept in others for card in kept.get_positions(uuids)),
             reduce(HostRequest.add, (kept.host for kept in others)),
             len(others),
         )
 
-    def _drop(self, uid: str) -> None:
+    def _remove(self, uid: str) -> None:
         kept = self._of.pop(uid, None)
         if kept is not None:
             del self._on[kept.node][uid]

@@ -36,17 +36,17 @@ class TotalCapacity:
         self._room = room
         self._known: dict[PodRequirements, _PodCounts] = {}
 
-    def pods(self, wants: PodRequirements) -> int:
+    def count_pods(self, wants: PodRequirements) -> int:
         """Count the pods with such needs that the whole cluster could have at most; 0: none, ever."""
-        return int(self._slots(wants).sum())
+        return int(self._count_slots(wants).sum())
 
-    def lacks(self, members: Iterable[PodRequirements]) -> int:
+    def count_missing(self, members: Iterable[PodRequirements]) -> int:
         """Count the pods of a gang for which there is no room beside the others, whoever else goes.
 
         Pods that need the same are counted together, others each by themselves. So a gang that lacks nothing
         may have no room all the same.
         """
-        lacks = (count - self.pods(wants) for wants, count in Counter(members).items())
+        lacks = (count - self.count_pods(wants) for wants, count in Counter(members).items())
         return max(0, *lacks, 0)
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
@@ -54,7 +54,7 @@ class TotalCapacity:
         for wants in [wants for wants in self._known if wants not in used]:
             del self._known[wants]
 
-    def _slots(self, wants: PodRequirements) -> LongArray:
+    def _count_slots(self, wants: PodRequirements) -> LongArray:
         nodes, room = self._room.state.nodes, self._room
         known = self._known.get(wants)
         if known is None or len(known.made) != nodes.row_count or known.facts != room.facts_version:
@@ -63,10 +63,10 @@ class TotalCapacity:
             self._known[wants] = known
         stale = np.flatnonzero(known.made != nodes.version)
         if stale.size:
-            most = count_most_pods(nodes, room.query(wants), stale, emptied=True)
+            most = count_most_pods(nodes, room.make_query(wants), stale, emptied=True)
             for needed, capacity, _ in list_host_resources(nodes, wants.host):
                 if needed:
                     most = np.minimum(most, capacity[stale] // needed)
-            known.pods[stale] = np.where(room.allowed_rows(wants)[stale], most, 0)
+            known.pods[stale] = np.where(room.mask_allowed(wants)[stale], most, 0)
             known.made[stale] = nodes.version[stale]
         return known.pods

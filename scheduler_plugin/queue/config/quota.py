@@ -56,10 +56,10 @@ class Cohort:
     """Tenants that lend to each other.
 
     Invariant: all together have at most what their nominal quotas sum up to, less what each keeps for itself,
-    as long as `allows` was asked before every use and the quotas have not changed since.
+    as long as `allows_units` was asked before every use and the quotas have not changed since.
 
     Args:
-        accounts: By tenant. Change what they use by `use` only.
+        accounts: By tenant. Change what they use by `add_units` only.
     """
 
     def __init__(self, accounts: Mapping[str, QuotaState]) -> None:
@@ -69,7 +69,7 @@ class Cohort:
         self._used = sum(account.used for account in limited)
         self._kept = sum(account.kept for account in limited)
 
-    def use(self, tenant: str, units: int) -> None:
+    def add_units(self, tenant: str, units: int) -> None:
         """Let a tenant have so many units more, or less where negative."""
         account = self.accounts[tenant]
         if account.quota.nominal is None:
@@ -80,23 +80,23 @@ class Cohort:
         self._used += units
         self._kept += account.kept
 
-    def allows(self, tenant: str, units: int) -> bool:
+    def allows_units(self, tenant: str, units: int) -> bool:
         """Whether a tenant may have so many units more."""
-        most = self.headroom(tenant)
+        most = self.compute_headroom(tenant)
         return most is None or units <= most
 
-    def headroom(self, tenant: str) -> int | None:
+    def compute_headroom(self, tenant: str) -> int | None:
         """The most units that a tenant may have more, below 0 after a change; None: no limit."""
         account = self.accounts[tenant]
         quota = account.quota
         if quota.nominal is None:
             return None
-        free = self.free(tenant)
+        free = self.compute_free(tenant)
         if quota.borrowing_limit is None:
             return free
         return min(free, quota.nominal + quota.borrowing_limit - account.used)
 
-    def most(self, tenant: str) -> int | None:
+    def compute_most(self, tenant: str) -> int | None:
         """The most units that a tenant can ever have, with nothing in use anywhere; None: no limit."""
         quota = self.accounts[tenant].quota
         if quota.nominal is None:
@@ -109,16 +109,16 @@ class Cohort:
         )
         return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
-    def free(self, tenant: str) -> int:
+    def compute_free(self, tenant: str) -> int:
         """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
         return -self._lacks(self.accounts[tenant], 0)
 
-    def is_own(self, tenant: str, units: int) -> bool:
+    def fits_nominal(self, tenant: str, units: int) -> bool:
         """Whether a tenant would have so many units more within its own quota; it has one."""
         account = self.accounts[tenant]
         return account.quota.nominal is not None and account.used + units <= account.quota.nominal
 
-    def lacks(self, tenant: str, units: int, freed: Mapping[str, int] | None = None) -> int:
+    def compute_missing(self, tenant: str, units: int, freed: Mapping[str, int] | None = None) -> int:
         """Units that borrowers have and that a tenant misses to have so many more within its own quota.
 
         Args:
@@ -126,7 +126,7 @@ class Cohort:
             units: So many more.
             freed: Units by tenant that are about to become free, below 0 where more are about to be used.
         """
-        if not self.is_own(tenant, units):
+        if not self.fits_nominal(tenant, units):
             return 0
         lacks = self._lacks(self.accounts[tenant], units)
         for name, less in (freed or {}).items():
@@ -137,13 +137,13 @@ class Cohort:
                 lacks += (after.kept - account.kept if name != tenant else 0) - less
         return max(0, lacks)
 
-    def lent(self, tenant: str) -> int:
+    def compute_lent(self, tenant: str) -> int:
         """Units of a tenant's own quota that others have: each lender's share of what all borrow."""
         idle = {name: account.idle - account.kept for name, account in self.accounts.items()}
         borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
         return 0 if not lendable else min(idle[tenant], round(borrowed * idle[tenant] / lendable))
 
-    def borrowers(self, tenant: str) -> list[str]:
+    def list_borrowers(self, tenant: str) -> list[str]:
         """Other tenants of the cohort that have more than their own, the one that borrows most first."""
         others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]

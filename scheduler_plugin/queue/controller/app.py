@@ -74,22 +74,22 @@ async def run(
         elector = make_follower(settings.follow_lease, client) or make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         term = LeadershipTerm(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
-        writer = PodWriter(client, term.may_write, settings.write_timeout_s)
-        recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.busy, most=EVENTS)
+        writer = PodWriter(client, term.can_write, settings.write_timeout_s)
+        recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.is_busy, most=EVENTS)
         metrics = QueueMetrics()
-        committer = await stack.enter_async_context(committer_of(settings, term.may_write))
+        committer = await stack.enter_async_context(committer_of(settings, term.can_write))
         controller = Controller(
             queue, writer, recorder, clock, term.is_open, metrics.decisions.observe, committer
         )
         conditions = BatchConditions(
-            client, term.may_write, lambda: controller.busy, settings.write_timeout_s
+            client, term.can_write, lambda: controller.is_busy, settings.write_timeout_s
         )
         controller.explainer.told.connect(conditions.note)
-        sink = NamespaceSink(queue, controller.note)
-        watcher.changed.connect(controller.note)
+        sink = NamespaceSink(queue, controller.record_change)
+        watcher.changed.connect(controller.record_change)
 
-        unready = (lambda: term.blindness) if label is not None else (lambda: term.trouble)
-        app = make_app(controller, metrics, unready, lambda: term.trouble, lambda: file.fault, clock)
+        unready = (lambda: term.stale_view_reason) if label is not None else (lambda: term.pause_reason)
+        app = make_app(controller, metrics, unready, lambda: term.pause_reason, lambda: file.fault, clock)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -107,10 +107,10 @@ async def run(
             work = [
                 watcher.run(),
                 namespaces(client, sink, clock).run(),
-                jobs(client, JobSink(queue, controller.note), clock).run(),
-                batch_pods(client, BatchPodSink(queue, controller.note), clock).run(),
+                jobs(client, JobSink(queue, controller.record_change), clock).run(),
+                batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
                 conditions.run(),
-                term.run(controller.note),
+                term.run(controller.record_change),
                 recorder.run(),
                 file.follow(controller.configure),
                 controller.run(),
@@ -161,24 +161,24 @@ class LeadershipTerm:
         return self._elector.since if self._elector.is_leader else None
 
     @property
-    def trouble(self) -> str:
+    def pause_reason(self) -> str:
         """Why nothing is released, empty for nothing."""
         if self._begun is None:
             return "another process is the leader"
-        if blindness := self.blindness:
+        if blindness := self.stale_view_reason:
             return blindness
         return "" if self._opened == self._begun else "waiting for what the process before may have sent"
 
     @property
-    def blindness(self) -> str:
+    def stale_view_reason(self) -> str:
         """Why not even a leader could release pods: its view is not whole or not fresh; empty if it is."""
         return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:
         """Whether this process may decide."""
-        return not self.trouble
+        return not self.pause_reason
 
-    def may_write(self) -> bool:
+    def can_write(self) -> bool:
         """Whether this process may send what it decided."""
         return self._begun is not None
 

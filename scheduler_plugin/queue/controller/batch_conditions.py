@@ -69,7 +69,7 @@ class BatchConditions:
 
     def note(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         """Take why a pod waits now."""
-        if entry.ticket.is_batch:
+        if entry.queue_info.is_batch:
             self._due[entry.uid] = (entry, reason, message)
             self._more.set()
 

@@ -52,8 +52,8 @@ class Handover:
     def note(self, release: AdmittedWorkload) -> None:
         """Remember the lists of a release, before the next pod takes room: they have the versions scored."""
         for member in release.members if self._client is not None else ():
-            entry = self._queue.entries.get(member.uid)
-            if entry is not None and entry.ticket.is_batch:
+            entry = self._queue.queued_pods.get(member.uid)
+            if entry is not None and entry.queue_info.is_batch:
                 self._candidates[member.uid] = self._list_candidates(member)
 
     def split(self, release: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
@@ -97,7 +97,7 @@ class Handover:
         """Write a group for the committer, empty where one of its pods is gone by now."""
         pods = []
         for each in group:
-            entry = self._queue.entries.get(each.member.uid)
+            entry = self._queue.queued_pods.get(each.member.uid)
             if entry is None:
                 return ()
             nodes = self._candidates[entry.uid]

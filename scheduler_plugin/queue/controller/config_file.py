@@ -48,9 +48,9 @@ class ConfigFile:
         """Read it again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(changed)
+            self.reload(changed)
 
-    def look(self, changed: Callable[[QueueConfig], None]) -> None:
+    def reload(self, changed: Callable[[QueueConfig], None]) -> None:
         """Read it once more; a text with faults changes nothing."""
         try:
             text = self._read()

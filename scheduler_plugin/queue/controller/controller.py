@@ -45,13 +45,13 @@ class QueueCounts:
     Attributes:
         released: Pods released.
         borrowed: Of them, with quota or a turn that others lent.
-        taken_back: Pods whose room was given to others again.
+        requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
     """
 
     released: dict[str, int] = field(default_factory=dict)
     borrowed: dict[str, int] = field(default_factory=dict)
-    taken_back: dict[str, int] = field(default_factory=dict)
+    requeued: dict[str, int] = field(default_factory=dict)
     reclaimed: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,22 +105,22 @@ class Controller:
     def configure(self, config: QueueConfig) -> None:
         """Take another configuration."""
         self.queue.configure(config)
-        self.note()
+        self.record_change()
 
-    def note(self) -> None:
+    def record_change(self) -> None:
         """Something changed: decide again."""
         self._changed = True
         self._news.set()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether releases are on their way to the API server, or pods that were released are being bound."""
         return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
     @property
     def _is_idle(self) -> bool:
         """Whether nothing has changed since the last tick, and nothing is under way that time ends soon."""
-        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_s
+        return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_end_s
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -139,11 +139,11 @@ class Controller:
                     continue
                 if not self._is_idle or self._clock() >= next_look:
                     next_look = self._clock() + IDLE_S
-                    await self._release()
+                    await self._admit_all()
                     if self._clock() >= next_tick:
                         next_tick = self._clock() + TICK_S
                         self._tick()
-                if self.explainer.go_on():
+                if self.explainer.continue_round():
                     self._news.set()
                 # News may be there already; others of this process have their turn all the same.
                 await asyncio.sleep(0)
@@ -151,9 +151,9 @@ class Controller:
             for task in self._writes:
                 task.cancel()
 
-    async def _release(self) -> None:
+    async def _admit_all(self) -> None:
         """Decide, in batches, until nobody can be released."""
-        decisions = self.queue.decide(self._clock())
+        decisions = self.queue.admit_workloads(self._clock())
         while self._ready():
             began = self._clock()
             batch: list[AdmittedWorkload] = []
@@ -166,16 +166,16 @@ class Controller:
                     break
             if not batch:
                 return
-            by_uid = {release.task.uid: release for release in batch}
-            tasks = [release.task for release in batch]
+            by_uid = {release.workload.uid: release for release in batch}
+            tasks = [release.workload for release in batch]
             groups: list[list[Handed]] = []
             for task in sort_by_launch_order(tasks, plain=self.queue.config.plain_launch):
                 handed, rest = self._handover.split(by_uid[task.uid])
                 groups += [handed] if handed else []
                 for member in rest:
-                    self._begin(by_uid[task.uid], member)
+                    self._begin_admission(by_uid[task.uid], member)
             if groups:
-                self._do(self._hand_over(groups))
+                self._begin_write(self._hand_over(groups))
             while len(self._writes) >= UNDER_WAY:
                 await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
@@ -185,21 +185,21 @@ class Controller:
         async with self._commit_turns:
             answers = await self._handover.commit(groups)
         for handed, answer in answers:
-            entry = self.queue.entries.get(handed.member.uid)
+            entry = self.queue.queued_pods.get(handed.member.uid)
             if entry is not None:
                 self._settle(handed.release, handed.member, entry, answer)
 
-    def _begin(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
-        self._do(self._write(release, member))
+    def _begin_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
+        self._begin_write(self._write(release, member))
 
-    def _do(self, work: Coroutine[None, None, None]) -> None:
+    def _begin_write(self, work: Coroutine[None, None, None]) -> None:
         """Begin a write."""
         task = asyncio.create_task(work)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
     async def _write(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
-        entry = self.queue.entries.get(member.uid)
+        entry = self.queue.queued_pods.get(member.uid)
         if entry is None:
             return
         node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
@@ -215,35 +215,35 @@ class Controller:
         self._wrote = self._clock()
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
-            log.info("not released", pod=_name(entry), queue=release.tenant, outcome=outcome, why=answer.why)
-            self.queue.not_released(member.uid, self._clock(), answer.why)
+            log.info("not released", pod=_name(entry), queue=release.queue, outcome=outcome, why=answer.why)
+            self.queue.record_refused_admission(member.uid, self._clock(), answer.why)
             if answer.why and entry.phase is Phase.GATED:
-                self.explainer.explain(entry)
-            self.note()
+                self.explainer.explain_pod(entry)
+            self.record_change()
             return
         entry.ungated = True
         message = format_decision(release, member)
-        self.explainer.forget(member.uid)
+        self.explainer.forget_pod(member.uid)
         counts = self.counts
-        counts.released[release.tenant] = counts.released.get(release.tenant, 0) + 1
+        counts.released[release.queue] = counts.released.get(release.queue, 0) + 1
         if release.borrowed or release.lender:
-            counts.borrowed[release.tenant] = counts.borrowed.get(release.tenant, 0) + 1
-        self._event(entry, "Normal", "Released", message)
-        log.info("released", pod=_name(entry), queue=release.tenant, node=member.node, why=message)
+            counts.borrowed[release.queue] = counts.borrowed.get(release.queue, 0) + 1
+        self._send_event(entry, "Normal", "Released", message)
+        log.info("released", pod=_name(entry), queue=release.queue, node=member.node, why=message)
 
     def _tick(self) -> None:
         now = self._clock()
         self._check_quotas()
-        for back in self.queue.expire(now):
-            self._take_back(back)
-        for reclaim in self._reclaimer.find(now):
+        for back in self.queue.find_requeues(now):
+            self._write_requeues(back)
+        for reclaim in self._reclaimer.find_plans(now):
             self._reclaim(reclaim)
-        for entry, node in self.queue.keep_room(now):
+        for entry, node in self.queue.update_reservations(now):
             long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
             message = f"{long}: cards of node {node} are kept free for it"
-            self._event(entry, "Normal", "RoomKept", message)
-            log.info("room kept", pod=_name(entry), queue=entry.ticket.queue, node=node)
-        self.explainer.begin(changed=self._changed)
+            self._send_event(entry, "Normal", "RoomKept", message)
+            log.info("room kept", pod=_name(entry), queue=entry.queue_info.queue, node=node)
+        self.explainer.begin_round(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()
 
@@ -256,61 +256,61 @@ class Controller:
 
     def _reclaim(self, reclaim: ReclaimPlan) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""
-        reclaim.keep(self.queue)
+        reclaim.reserve(self.queue)
         for victim in reclaim.victims:
-            why = f"queue {reclaim.tenant} needs what queue {victim.ticket.queue} borrowed"
-            self._event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
-            borrower = victim.ticket.queue
+            why = f"queue {reclaim.queue} needs what queue {victim.queue_info.queue} borrowed"
+            self._send_event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
+            borrower = victim.queue_info.queue
             self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
-            log.info("reclaimed", pod=_name(victim), queue=victim.ticket.queue, lender=reclaim.tenant)
-            self._begin_removing(victim, reclaim.tenant)
+            log.info("reclaimed", pod=_name(victim), queue=victim.queue_info.queue, lender=reclaim.queue)
+            self._begin_removing(victim, reclaim.queue)
 
-    def _take_back(self, back: Requeue) -> None:
-        entry = back.entry
-        if back.again:
+    def _write_requeues(self, back: Requeue) -> None:
+        entry = back.queued_pod
+        if back.is_repeated:
             self._begin_ending(back)
             return
-        queue = entry.ticket.queue
-        if back.first:
-            self.counts.taken_back[queue] = self.counts.taken_back.get(queue, 0) + 1
+        queue = entry.queue_info.queue
+        if back.is_first:
+            self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
         end = "its room is given to others"
         if back.remove or back.requeue:
             end = "it is removed and waits again" if back.remove else "it waits in its queue again"
-        self._event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
+        self._send_event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
         log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
         self._begin_ending(back)
 
     def _begin_ending(self, back: Requeue) -> None:
         """Begin to write the end of a release that is taken back."""
         if back.remove:
-            self._begin_removing(back.entry)
+            self._begin_removing(back.queued_pod)
         elif back.requeue:
-            self._do(self._requeue(back.entry))
+            self._begin_write(self._requeue(back.queued_pod))
 
     def _begin_removing(self, entry: QueuedPod, lender: str = "") -> None:
-        self._do(self._remove(entry, lender))
+        self._begin_write(self._remove(entry, lender))
 
     async def _requeue(self, entry: QueuedPod) -> None:
         async with self._turns:
             answer = await self._writer.requeue(entry)
         if answer.why:
-            log.warning("not requeued", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            log.warning("not requeued", pod=_name(entry), queue=entry.queue_info.queue, why=answer.why)
             if answer.written is WriteOutcome.REFUSED:
                 message = f"the API server refuses to requeue it: {answer.why}"
-                self._event(entry, "Warning", "NotRequeued", message)
+                self._send_event(entry, "Warning", "NotRequeued", message)
 
     async def _remove(self, entry: QueuedPod, lender: str) -> None:
         async with self._turns:
             answer = await self._writer.remove(entry)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
-            self._reclaimer.refused(lender, entry.uid, self._clock(), stays=stays)
-            log.warning("not removed", pod=_name(entry), queue=entry.ticket.queue, why=answer.why)
+            self._reclaimer.record_refusal(lender, entry.uid, self._clock(), stays=stays)
+            log.warning("not removed", pod=_name(entry), queue=entry.queue_info.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
-                self._event(entry, "Warning", "NotRemoved", message)
+                self._send_event(entry, "Warning", "NotRemoved", message)
 
-    def _event(self, entry: QueuedPod, type_: EventType, reason: str, message: str) -> None:
+    def _send_event(self, entry: QueuedPod, type_: EventType, reason: str, message: str) -> None:
         record = entry.record
         self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
 
@@ -324,9 +324,9 @@ def list_planned_cards(queue: Queue, uid: str) -> list[str]:
 
 def format_decision(release: AdmittedWorkload, member: AdmittedPod) -> str:
     """Say what decided a release."""
-    parts = [f"released from queue {release.tenant} for node {member.node}"]
-    if release.case is not None:
-        parts.append(f"case {release.case.value} ({release.case.name.lower().replace('_', ' ')})")
+    parts = [f"released from queue {release.queue} for node {member.node}"]
+    if release.slot_match is not None:
+        parts.append(f"case {release.slot_match.value} ({release.slot_match.name.lower().replace('_', ' ')})")
     if release.relaxed:
         parts.append("its data is elsewhere")
     if release.lender:

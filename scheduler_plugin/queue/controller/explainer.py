@@ -63,7 +63,7 @@ class Explainer:
         self._began_s = float("-inf")
         self.told: Signal[[QueuedPod, WaitReason, str]] = Signal()
 
-    def begin(self, *, changed: bool) -> None:
+    def begin_round(self, *, changed: bool) -> None:
         """Begin a round where it is time for one, else look for pods that wait and were not told.
 
         Args:
@@ -72,7 +72,7 @@ class Explainer:
         self._changed |= changed
         if self._left:
             return
-        entries = self._queue.entries
+        entries = self._queue.queued_pods
         for uid in [uid for uid in self._told if uid not in entries]:
             del self._told[uid]
         now = self._clock()
@@ -86,26 +86,26 @@ class Explainer:
         ]
         self._left.reverse()
 
-    def go_on(self) -> bool:
+    def continue_round(self) -> bool:
         """Explain for a moment; whether some are left."""
         if not self._left:
             return False
         began = self._clock()
         now = began
         while self._left and now < began + SLICE_S:
-            entry = self._queue.entries.get(self._left.pop())
+            entry = self._queue.queued_pods.get(self._left.pop())
             if entry is not None and entry.phase is Phase.GATED:
-                self.explain(entry)
+                self.explain_pod(entry)
             now = self._clock()
         self._took_s += now - began
         self._next_s = self._began_s + self._took_s / SHARE
         return bool(self._left)
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """Tell a pod anew if it waits again."""
         self._told.pop(uid, None)
 
-    def explain(self, entry: QueuedPod) -> None:
+    def explain_pod(self, entry: QueuedPod) -> None:
         """Say why a pod waits, when that has changed."""
         now = self._clock()
         found = explain_pod(self._queue, entry, now, position=0)

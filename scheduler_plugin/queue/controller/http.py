@@ -47,7 +47,7 @@ def make_app(
         queue, now = controller.queue, clock()
         body = {
             "mode": queue.config.mode,
-            "nodePolicy": queue.room.policies.node_policy,
+            "nodePolicy": queue.capacity.policies.node_policy,
             "queues": report_queues(queue, now),
             "pods": explain_waiting(queue, now),
             "trouble": trouble(),

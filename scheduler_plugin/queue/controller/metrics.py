@@ -77,7 +77,7 @@ class QueueMetrics:
         for name, by_tenant in (
             ("released", counts.released),
             ("borrowed", counts.borrowed),
-            ("taken_back", counts.taken_back),
+            ("taken_back", counts.requeued),
             ("reclaimed", counts.reclaimed),
         ):
             for queue, count in by_tenant.items():

@@ -131,24 +131,24 @@ def explain_pod(queue: Queue, entry: QueuedPod, now: float, position: int | None
     elif position is None:
         uid = entry.gang or entry.uid
         position = next(
-            (at for at, each in number_positions(queue.tenants[entry.ticket.queue]) if each == uid), 0
+            (at for at, each in number_positions(queue.queues[entry.queue_info.queue]) if each == uid), 0
         )
     return WaitExplanation(
         namespace=entry.record.namespace,
         name=entry.record.name,
-        queue=entry.ticket.queue,
+        queue=entry.queue_info.queue,
         position=position,
         reason=word,
         message=message,
-        waits_s=max(0.0, now - entry.began),
-        gang_size=entry.ticket.gang_size if entry.gang else 0,
+        waits_s=max(0.0, now - entry.wait_start),
+        gang_size=entry.queue_info.gang_size if entry.gang else 0,
     )
 
 
 def explain_waiting(queue: Queue, now: float) -> list[WaitExplanation]:
     """Say why every gated pod waits, by queue and position; those in no queue first."""
-    places = {uid: at for tenant in queue.tenants for at, uid in number_positions(tenant)}
-    gated = [entry for entry in queue.entries.values() if entry.phase is Phase.GATED]
+    places = {uid: at for tenant in queue.queues for at, uid in number_positions(tenant)}
+    gated = [entry for entry in queue.queued_pods.values() if entry.phase is Phase.GATED]
     found = [explain_pod(queue, entry, now, places.get(entry.gang or entry.uid, 0)) for entry in gated]
     return sorted(found, key=lambda each: (each.queue, each.position, each.namespace, each.name))
 
@@ -162,17 +162,17 @@ def number_positions(tenant: QueueState) -> Iterator[tuple[int, str]]:
 def report_queues(queue: Queue, now: float) -> list[QueueReport]:
     """What every tenant has and waits for, by name."""
     waits: dict[str, list[float]] = {}
-    for entry in queue.entries.values():
+    for entry in queue.queued_pods.values():
         if entry.phase is Phase.GATED:
-            waits.setdefault(entry.ticket.queue, []).append(max(0.0, now - entry.began))
+            waits.setdefault(entry.queue_info.queue, []).append(max(0.0, now - entry.wait_start))
     return [
         _tenant(queue, tenant, waits.get(tenant.name, []))
-        for tenant in sorted(queue.tenants, key=lambda tenant: tenant.name)
+        for tenant in sorted(queue.queues, key=lambda tenant: tenant.name)
     ]
 
 
 def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport:
-    cohort = queue.tenants.cohort(tenant.name)
+    cohort = queue.queues.get_cohort(tenant.name)
     return QueueReport(
         name=tenant.name,
         cohort=tenant.form.cohort if tenant.form is not None else "",
@@ -180,14 +180,14 @@ def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport
         nominal=tenant.form.nominal_quota if tenant.form is not None else None,
         used=tenant.units,
         borrowed=0 if cohort is None else cohort.accounts[tenant.name].borrowed,
-        lent=0 if cohort is None else cohort.lent(tenant.name),
+        lent=0 if cohort is None else cohort.compute_lent(tenant.name),
         running=len(tenant.released),
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
         stop="not configured" if tenant.form is None else tenant.form.stop_policy,
         weighted_share=tenant.dominant[1] / tenant.weight,
         dominant_resource=tenant.dominant[0],
-        first_stage=sum(_pods(task.wants) for task in tenant.waiting.held()),
+        first_stage=sum(_pods(task.requirements) for task in tenant.waiting.list_held()),
     )
 
 
@@ -197,22 +197,26 @@ def _pods(needs: Needs) -> int:
 
 
 def _why(queue: Queue, entry: QueuedPod) -> tuple[WaitReason, str]:
-    refusal = queue.refusal(entry)
-    if refusal or entry.wants is None:
+    refusal = queue.explain_refusal(entry)
+    if refusal or entry.requirements is None:
         return WaitReason.REFUSED, refusal
-    if entry.wants in queue.room.faults:
-        return WaitReason.REFUSED, queue.room.faults[entry.wants]
+    if entry.requirements in queue.capacity.faults:
+        return WaitReason.REFUSED, queue.capacity.faults[entry.requirements]
     gang = queue.gangs.get(entry.gang)
-    held = queue.alike.why(entry) if gang is None else queue.gangs.alike.why(gang)
+    held = (
+        queue.equivalence_backoff.explain_pause(entry)
+        if gang is None
+        else queue.gangs.equivalence_backoff.explain_pause(gang)
+    )
     if held:
         return WaitReason.HELD, held
-    if gang is not None and not gang.waits_in:
+    if gang is not None and not gang.waiting_queue:
         return WaitReason.GANG, gang.fault or _incomplete(entry, gang)
-    tenant = queue.tenants[entry.ticket.queue]
-    never = _never(queue, tenant, entry, entry.wants)
+    tenant = queue.queues[entry.queue_info.queue]
+    never = _never(queue, tenant, entry, entry.requirements)
     if never:
         return WaitReason.NEVER, never
-    return _why_not_now(queue, tenant, entry, entry.wants)
+    return _why_not_now(queue, tenant, entry, entry.requirements)
 
 
 def _why_not_now(
@@ -221,19 +225,22 @@ def _why_not_now(
     """Say why a pod that waits in a queue is not the one released."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     if task is not None and tenant.waiting.is_held(task.uid):
-        return WaitReason.STAGE, _stage(queue, tenant.waiting.unfinished(task.job), task.job)
+        return WaitReason.STAGE, _stage(queue, tenant.waiting.list_unfinished(task.job), task.job)
     if not tenant.is_open:
         return WaitReason.STOPPED, f"queue {tenant.name} is stopped"
-    fits = queue.room.fits(wants, holder=entry.gang or entry.uid)
-    if task is None or not isinstance(task.wants, GangRequirements):
-        least = [queue.amounts.least(wants), queue.amounts.least(wants, fits)]
+    fits = queue.capacity.mask_fits(wants, holder=entry.gang or entry.uid)
+    if task is None or not isinstance(task.requirements, GangRequirements):
+        least = [
+            queue.quota_usage.compute_least_units(wants),
+            queue.quota_usage.compute_least_units(wants, fits),
+        ]
     else:
-        least = [queue.amounts.least(task.wants)]
-    cohort = queue.tenants.cohort(tenant.name)
+        least = [queue.quota_usage.compute_least_units(task.requirements)]
+    cohort = queue.queues.get_cohort(tenant.name)
     for needs in least:
-        if cohort is not None and not cohort.allows(tenant.name, needs):
+        if cohort is not None and not cohort.allows_units(tenant.name, needs):
             return WaitReason.QUOTA, _quota(cohort, tenant, needs)
-        if not queue.tenants.allows(tenant.name, needs, entry.gang or entry.uid):
+        if not queue.queues.allows_units(tenant.name, needs, entry.gang or entry.uid):
             return WaitReason.QUOTA, KEPT_QUOTA
     lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
     if lack:
@@ -244,35 +251,35 @@ def _why_not_now(
 def _never(queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements) -> str:
     """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
     task = tenant.waiting.get(entry.gang or entry.uid)
-    needs = wants if task is None else task.wants
-    cohort = queue.tenants.cohort(tenant.name)
-    most = None if cohort is None else cohort.most(tenant.name)
-    units = queue.amounts.least(needs)
+    needs = wants if task is None else task.requirements
+    cohort = queue.queues.get_cohort(tenant.name)
+    most = None if cohort is None else cohort.compute_most(tenant.name)
+    units = queue.quota_usage.compute_least_units(needs)
     if most is not None and units > most:
         return f"it needs {units} units; queue {tenant.name} can never have more than {most}"
     if not queue.state.nodes.usable.any():
         return ""
-    capacity = queue.room.capacity
+    capacity = queue.capacity.capacity
     if isinstance(needs, GangRequirements):
         return _gang_never(queue, [member for _, member in needs.members])
-    if capacity.pods(wants) or queue.room.fits(wants, holder=entry.uid).any():
+    if capacity.count_pods(wants) or queue.capacity.mask_fits(wants, holder=entry.uid).any():
         return ""
     return _why_never(queue, wants)
 
 
 def _gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
     """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
-    capacity = queue.room.capacity
+    capacity = queue.capacity.capacity
     pods = len(members)
     for wants in members:
-        if not capacity.pods(wants):
+        if not capacity.count_pods(wants):
             return _why_never(queue, wants)
-    lacks = capacity.lacks(members)
+    lacks = capacity.count_missing(members)
     if lacks:
         room = f"the cluster has room for {pods - lacks} of them at once"
         return f"its gang has {pods} pods, and {room} {EVEN_EMPTY}"
     kinds = Counter(members)
-    asked = ((queue.room.query(wants), count) for wants, count in kinds.items())
+    asked = ((queue.capacity.make_query(wants), count) for wants, count in kinds.items())
     if len(kinds) > 1 and not can_ever_hold_all(queue.state.nodes, asked):
         return f"its gang has {pods} pods, and the cards do not hold all of them at once {EVEN_EMPTY}"
     slots = sum(sum(node.total.values()) for node in queue.slots.nodes.values())
@@ -285,7 +292,7 @@ def _why_never(queue: Queue, wants: PodRequirements) -> str:
     """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
     nodes, demands = queue.state.nodes, wants.request.demands
     rows = np.flatnonzero(nodes.usable)
-    codes = explain_rejections(nodes, queue.room.query(wants), rows)
+    codes = explain_rejections(nodes, queue.capacity.make_query(wants), rows)
     closest = FilterReason(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
@@ -300,7 +307,7 @@ def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
 
     Then what of its first stage is still to come.
     """
-    lacks = queue.stages.lacks(job) if TO_COME in unfinished else ""
+    lacks = queue.job_stages.explain_missing(job) if TO_COME in unfinished else ""
     count = len(unfinished) - (TO_COME in unfinished)
     if not count:
         return f"its job waits for its first stage: {lacks}"
@@ -315,7 +322,7 @@ def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
 
 def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
     """How bad it is that a pod of the first stage has not ended, and what is known of it."""
-    failed, entry = queue.stages.failed.get(uid), queue.entries.get(uid)
+    failed, entry = queue.job_stages.failed.get(uid), queue.queued_pods.get(uid)
     if failed is not None:
         return 0, f"{failed.name} (failed: it counts until it is deleted)"
     if entry is None:
@@ -324,19 +331,22 @@ def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
     match entry.phase:
         case Phase.BOUND:
             return 4, f"{name} (on node {entry.record.node})"
-        case Phase.RELEASED:
+        case Phase.ADMITTED:
             return 3, f"{name} (released, without a node yet)"
-    return (1, f"{name} (refused)") if queue.refusal(entry) else (2, f"{name} (waits)")
+    return (1, f"{name} (refused)") if queue.explain_refusal(entry) else (2, f"{name} (waits)")
 
 
 def _incomplete(entry: QueuedPod, gang: Gang) -> str:
-    return f"{len(gang.ready)} of {entry.ticket.gang_size} pods of its gang are ready"
+    return f"{len(gang.ready_uids)} of {entry.queue_info.gang_size} pods of its gang are ready"
 
 
 def _lack(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArray) -> str:
     """Say which cards or slots a pod lacks, empty for none."""
     if not fits.any():
-        if queue.room.fits_but_for_kept(wants) and queue.room.kept.of(entry.uid) is None:
+        if (
+            queue.capacity.fits_without_reservations(wants)
+            and queue.capacity.reservations.get_reservation(entry.uid) is None
+        ):
             return KEPT
         return _room(queue, wants) + _kept(queue, entry)
     return _seats(queue, fits) if queue.config.slots is not None else ""
@@ -344,21 +354,21 @@ def _lack(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArra
 
 def _untaken(queue: Queue, entry: QueuedPod, task: QueuedWorkload[Needs]) -> str:
     """Say why what a pod would fit on was not taken, empty for no such reason."""
-    unplaced = task.wants in queue.admission.unplaced
-    if not isinstance(task.wants, GangRequirements):
-        held_back = task.wants in queue.room.held_back
+    unplaced = task.requirements in queue.admission.unplaced
+    if not isinstance(task.requirements, GangRequirements):
+        held_back = task.requirements in queue.capacity.held_back
         return (HELD_BACK if held_back else NOT_TAKEN) if unplaced else ""
-    _, first = queue.amounts.members(task.wants, task.uid)[0]
-    if not unplaced and queue.room.fits(first, holder=task.uid).any():
+    _, first = queue.quota_usage.list_members(task.requirements, task.uid)[0]
+    if not unplaced and queue.capacity.mask_fits(first, holder=task.uid).any():
         return ""
-    at_once = f"cards for all {entry.ticket.gang_size} pods of its gang are not free at once"
+    at_once = f"cards for all {entry.queue_info.gang_size} pods of its gang are not free at once"
     return at_once + _kept(queue, entry)
 
 
 def _seats(queue: Queue, fits: BoolArray) -> str:
     """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
-    if any(slots.idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in SlotType):
+    if any(slots.count_idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in SlotType):
         return ""
     return "no node that it fits on has an idle slot"
 
@@ -373,14 +383,14 @@ def _quota(cohort: Cohort, tenant: QueueState, needs: int) -> str:
             f", {beyond} more than its quota of {nominal}" if beyond > 0 else f" of its quota of {nominal}"
         )
     if tenant.form is not None and tenant.form.cohort:
-        text += f", and its cohort has {max(0, cohort.free(tenant.name))} more"
+        text += f", and its cohort has {max(0, cohort.compute_free(tenant.name))} more"
     limit = account.quota.borrowing_limit
     return text if limit is None else f"{text}, of which it may borrow {limit}"
 
 
 def _room(queue: Queue, wants: PodRequirements) -> str:
     """Say what no node has for a pod now."""
-    nodes, demands, query = queue.state.nodes, wants.request.demands, queue.room.query(wants)
+    nodes, demands, query = queue.state.nodes, wants.request.demands, queue.capacity.make_query(wants)
     cards = max(demand.cards for demand in demands)
     units = max(demand.per_card for demand in demands)
     kind = "percent" if wants.percent else "units"
@@ -393,7 +403,7 @@ def _room(queue: Queue, wants: PodRequirements) -> str:
     usable = np.flatnonzero(nodes.usable)
     able = usable[filter_nodes(nodes, query, usable)]
     if able.size:
-        if queue.room.lacks_sum(wants, able):
+        if queue.capacity.lacks_sum(wants, able):
             return f"it needs {need}; {BY_SUM}"
         return f"it needs {need}{BY_RULES} {_beside_cards(queue, wants)} allow: none has that"
     free = nodes.free[usable]
@@ -420,5 +430,5 @@ def _beside_cards(queue: Queue, wants: PodRequirements) -> str:
 
 def _kept(queue: Queue, entry: QueuedPod) -> str:
     """Say which room is kept for a pod, empty for none."""
-    kept = queue.room.kept.of(entry.uid)
+    kept = queue.capacity.reservations.get_reservation(entry.uid)
     return f"; room is kept for it on node {kept.node}" if kept is not None else ""

@@ -35,7 +35,7 @@ class QueueFeed:
 
     def _nodes(self, nodes: Sequence[Any]) -> None:
         listed = {node.metadata.name for node in nodes}
-        for name in [name for name in self._queue.room.facts if name not in listed]:
+        for name in [name for name in self._queue.capacity.facts if name not in listed]:
             self._queue.set_node(name, None)
         for node in nodes:
             self._node("MODIFIED", node)
@@ -48,9 +48,9 @@ class QueueFeed:
 
     def _pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in self._queue.known if uid not in listed]:
+        for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
-        known = set(self._queue.known)
+        known = set(self._queue.known_uids)
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
             # What is not in the first list, and in a later one, was created in between.
             live = self._listed and pod.metadata.uid not in known
@@ -111,7 +111,7 @@ class JobSink:
     """
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
-        self._stages = queue.stages
+        self._stages = queue.job_stages
         self._changed = changed
 
     def replace(self, items: Sequence[QueueJob], resource_version: str) -> None:
@@ -124,7 +124,7 @@ class JobSink:
         """Take one change."""
         del resource_version
         gone = kind == "DELETED"
-        if self._stages.lose_job(item.metadata.uid) if gone else self._stages.set_job(read_job(item)):
+        if self._stages.remove_job(item.metadata.uid) if gone else self._stages.set_job(read_job(item)):
             self._changed()
 
     def bookmark(self, resource_version: str) -> None:

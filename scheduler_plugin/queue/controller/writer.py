@@ -119,12 +119,12 @@ class PodWriter:
             except NotFound:
                 return WriteResult(WriteOutcome.GONE)
             except (Invalid, Conflict, Forbidden) as error:
-                return await self._look(path, record, error.message, requeued=False)
+                return await self._check_earlier_patch(path, record, error.message, requeued=False)
             except KubeApiError as error:
                 asked_s = error.retry_after_s if isinstance(error, TooManyRequests) else None
                 pause_s = backoff.failed(asked_s)
                 if backoff.failures == TRIES:
-                    return await self._look(path, record, error.message, requeued=False)
+                    return await self._check_earlier_patch(path, record, error.message, requeued=False)
                 await self._sleep(pause_s)
             else:
                 return WriteResult(WriteOutcome.DONE)
@@ -145,7 +145,7 @@ class PodWriter:
             return WriteResult(WriteOutcome.GONE)
         except (Conflict, Invalid, Forbidden) as error:
             # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
-            return await self._look(path, entry.record, error.message, requeued=True)
+            return await self._check_earlier_patch(path, entry.record, error.message, requeued=True)
         except KubeApiError as error:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
@@ -172,7 +172,9 @@ class PodWriter:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
-    async def _look(self, path: str, record: PodRecord, why: str, *, requeued: bool) -> WriteResult:
+    async def _check_earlier_patch(
+        self, path: str, record: PodRecord, why: str, *, requeued: bool
+    ) -> WriteResult:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
         Without an answer to this either it is asked again: whoever takes a pod that was released for one that
@@ -218,10 +220,10 @@ def release_patch(
     taken back, would release the pod once more. So the mark goes from the version that was seen only.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
-    if entry.ticket.requeued:
+    if entry.queue_info.requeued:
         patch.append(_same_version(entry))
         patch.append({"op": "remove", "path": _annotation(POD_REQUEUED)})
-    if entry.ticket.has_gate:
+    if entry.queue_info.has_gate:
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
@@ -232,7 +234,7 @@ def release_patch(
 def requeue_patch(entry: QueuedPod) -> list[dict[str, Any]]:
     """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
     add: dict[str, Any] = {"op": "add", "path": _annotation(POD_REQUEUED), "value": "true"}
-    if not entry.ticket.annotated:
+    if not entry.queue_info.annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
     return [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
@@ -255,7 +257,7 @@ def _planned(entry: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
     text = ",".join(cards)
     if not text:
         return []
-    if entry.ticket.annotated:
+    if entry.queue_info.annotated:
         return [{"op": "add", "path": _annotation(POD_PLANNED), "value": text}]
     return [
         _same_version(entry),
@@ -270,7 +272,7 @@ def only_node(node: str, *others: str) -> dict[str, Any]:
 
 def _only_node(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
     affinity = only_node(node, *others)
-    match entry.ticket.affinity:
+    match entry.queue_info.affinity:
         case Affinities.NONE:
             return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
         case Affinities.SOME:
@@ -278,7 +280,7 @@ def _only_node(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[
         case Affinities.NODES:
             path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
             return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
-    own = entry.wants.rules.terms if entry.wants is not None else None
+    own = entry.requirements.rules.terms if entry.requirements is not None else None
     path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
     return [
         {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}

@@ -37,13 +37,13 @@ class AdmittedPod:
 
     Attributes:
         uid: Of the pod.
-        wants: Its needs.
+        requirements: Its needs.
         node: Where its cards were taken.
         others: Nodes that it may be bound to where that fails, in order: those next in its list.
     """
 
     uid: str
-    wants: PodRequirements
+    requirements: PodRequirements
     node: str
     others: tuple[str, ...] = ()
 
@@ -53,20 +53,20 @@ class AdmittedWorkload:
     """A task whose turn it is: a pod, or a gang with all its pods.
 
     Attributes:
-        tenant: Its tenant.
-        task: The task.
+        queue: Its tenant.
+        workload: The task.
         members: Its pods.
-        case: How the slot was lent, None where there are no slots, and for a task out of turn.
+        slot_match: How the slot was lent, None where there are no slots, and for a task out of turn.
         relaxed: Its data is elsewhere.
         lender: Tenant whose turn it was, empty when it was its own.
         borrowed: Units that its tenant has beyond its nominal quota because of it.
         names_node: Its pods run where their room was taken: a slot was idle there, or data is near.
     """
 
-    tenant: str
-    task: QueuedWorkload[Needs]
+    queue: str
+    workload: QueuedWorkload[Needs]
     members: tuple[AdmittedPod, ...]
-    case: SlotMatch | None
+    slot_match: SlotMatch | None
     relaxed: bool
     lender: str
     borrowed: int
@@ -78,13 +78,13 @@ class AdmissionScheduler:
 
     Args:
         config: The configuration.
-        tenants: Who waits and who has what.
-        room: The cluster.
+        queues: Who waits and who has what.
+        capacity: The cluster.
         slots: Its slots.
         locality: Where data is.
 
     Attributes:
-        backlog: The pods that wait, for policies that want to know.
+        pending_pods: The pods that wait, for policies that want to know.
         unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
     """
 
@@ -96,11 +96,11 @@ class AdmissionScheduler:
         slots: ClusterSlots,
         locality: Locality,
     ) -> None:
-        self.tenants = tenants
-        self.room = room
-        self.amounts = QuotaUsage(room.state)
-        self.ahead = CandidateListPlacer(room)
-        self.backlog = PendingPods(room.state, room.policies)
+        self.queues = tenants
+        self.capacity = room
+        self.quota_usage = QuotaUsage(room.state)
+        self.placer = CandidateListPlacer(room)
+        self.pending_pods = PendingPods(room.state, room.policies)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
@@ -114,8 +114,8 @@ class AdmissionScheduler:
         Raises:
             PolicyError: of its node policy; then nothing has changed.
         """
-        if self.room.policies.configure(config.node_policy, config.node_policy_parameters):
-            self.ahead.forget()
+        if self.capacity.policies.configure(config.node_policy, config.node_policy_parameters):
+            self.placer.forget_lists()
         self.config = config
 
     def decide(
@@ -128,128 +128,140 @@ class AdmissionScheduler:
             first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
         """
         self.unplaced.clear()
-        self.tenants.measure(self.room.resources)
-        self.backlog.report_to_policies(now)
+        self.queues.set_cluster(self.capacity.total_resources)
+        self.pending_pods.report_to_policies(now)
         for name, task in first:
-            release = self._out_of_turn(name, task, now)
+            release = self._admit_out_of_turn(name, task, now)
             if release is not None:
                 yield release
         while True:
-            release = self._next(now)
+            release = self._admit_next(now)
             if release is None:
                 return
             yield release
 
-    def _out_of_turn(self, name: str, task: QueuedWorkload[Needs], now: float) -> AdmittedWorkload | None:
+    def _admit_out_of_turn(
+        self, name: str, task: QueuedWorkload[Needs], now: float
+    ) -> AdmittedWorkload | None:
         """Release a task, where it may go and fits; else None."""
-        tenant = self.tenants[name]
+        tenant = self.queues[name]
         if not tenant.is_open or tenant.waiting.is_held(task.uid):
             return None
-        if not self.tenants.allows(name, self.amounts.least(task.wants), task.uid):
+        if not self.queues.allows_units(
+            name, self.quota_usage.compute_least_units(task.requirements), task.uid
+        ):
             return None
         look = AdmissionCycle(self, [tenant])
         for relaxed in (False, True) if task.data and self.config.locality.enabled else (False,):
-            release = self._take(SlotChoice(name, task, None, relaxed, lender=""), look, None, now)
+            release = self._assume(SlotChoice(name, task, None, relaxed, lender=""), look, None, now)
             if release is not None:
                 return release
         return None
 
-    def _next(self, now: float) -> AdmittedWorkload | None:
+    def _admit_next(self, now: float) -> AdmittedWorkload | None:
         """Offer idle slots until one is taken."""
         while True:
-            order = sort_by_share(tenant for tenant in self.tenants if tenant.is_open)
+            order = sort_by_share(tenant for tenant in self.queues if tenant.is_open)
             look = AdmissionCycle(self, order)
             slot, row = None, None
             if self.config.slots is not None:
-                offer = look.idle_slot()
+                offer = look.find_idle_slot()
                 if offer is None:
                     return None
                 row, slot = offer
-            choice = look.pick(slot, row)
+            choice = look.pick_workload(slot, row)
             if choice is None:
                 return None
-            release = self._take(choice, look, row, now)
+            release = self._assume(choice, look, row, now)
             if release is not None:
                 return release
-            self.unplaced.add(choice.task.wants)
+            self.unplaced.add(choice.workload.requirements)
 
-    def _take(
+    def _assume(
         self, choice: SlotChoice[Needs], look: "AdmissionCycle", row: int | None, now: float
     ) -> AdmittedWorkload | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
-        task, tenant = choice.task, self.tenants[choice.tenant]
-        pods = self.amounts.members(task.wants, task.uid)
+        task, tenant = choice.workload, self.queues[choice.queue]
+        pods = self.quota_usage.list_members(task.requirements, task.uid)
         taken: list[AdmittedPod] = []
         amounts: list[int] = []
-        headroom = self.tenants.headroom(choice.tenant, task.uid)
+        headroom = self.queues.compute_headroom(choice.queue, task.uid)
         names_node = self.config.slots is not None or self._is_near(choice)
         for uid, wants in pods:
             others: tuple[str, ...] = ()
             # Pods of a gang fit together where room was kept for them, and need not elsewhere.
-            together = len(pods) > 1 and self.room.kept.of(uid) is not None
+            together = len(pods) > 1 and self.capacity.reservations.get_reservation(uid) is not None
             if row is not None and not taken and not together:
-                node = self.room.state.nodes.names[row] if self.room.take(uid, wants, row, now) else ""
+                node = (
+                    self.capacity.state.nodes.names[row]
+                    if self.capacity.assume_pod(uid, wants, row, now)
+                    else ""
+                )
             else:
                 most = None if headroom is None else headroom - sum(amounts)
-                fits = self.amounts.within(wants, self._rows(wants, choice, look), most)
-                node = self._where_kept(uid, wants, fits, now)
+                fits = self.quota_usage.mask_within(wants, self._mask_rows(wants, choice, look), most)
+                node = self._place_on_reserved(uid, wants, fits, now)
                 if not node:
-                    node = self.ahead.place(uid, wants, fits, now)
+                    node = self.placer.place_pod(uid, wants, fits, now)
                     # Pods of a gang fit together where they were placed, and need not elsewhere.
                     alone = self.config.mode == "batch" and not names_node and len(pods) == 1
-                    others = self.ahead.others if alone else ()
+                    others = self.placer.next_nodes if alone else ()
             if not node:
                 for member in taken:
-                    self._undo(member.uid, now)
+                    self._forget(member.uid, now)
                 return None
             taken.append(AdmittedPod(uid, wants, node, others))
-            amounts.append(self.amounts.of(self.room.state.pods[uid], wants) or 0)
-            self.slots.sit(uid, node, task.kind)
-        before = self._borrowed(choice.tenant)
+            amounts.append(self.quota_usage.compute_pod_units(self.capacity.state.pods[uid], wants) or 0)
+            self.slots.occupy(uid, node, task.kind)
+        before = self._count_borrowed(choice.queue)
         for member, units in zip(taken, amounts, strict=True):
-            self.tenants.hold(choice.tenant, member.uid, member.wants.resources(units))
+            self.queues.charge_pod(choice.queue, member.uid, member.requirements.make_resources(units))
         tenant.waiting.remove(task.uid)
-        self.room.kept.give_up(task.uid)
-        self.tenants.keep_no_more(choice.tenant, task.uid)
+        self.capacity.reservations.remove_workload(task.uid)
+        self.queues.unreserve_quota(choice.queue, task.uid)
         return AdmittedWorkload(
-            tenant=choice.tenant,
-            task=task,
+            queue=choice.queue,
+            workload=task,
             members=tuple(taken),
-            case=choice.case,
+            slot_match=choice.slot_match,
             relaxed=choice.relaxed,
             lender=choice.lender,
-            borrowed=self._borrowed(choice.tenant) - before,
+            borrowed=self._count_borrowed(choice.queue) - before,
             names_node=names_node,
         )
 
-    def _where_kept(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def _place_on_reserved(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
-        kept = self.room.kept.of(uid)
+        kept = self.capacity.reservations.get_reservation(uid)
         node = kept.node if kept is not None else ""
-        row = self.room.state.nodes.rows.get(node)
-        return node if row is not None and fits[row] and self.room.take(uid, wants, row, now) else ""
+        row = self.capacity.state.nodes.rows.get(node)
+        return (
+            node if row is not None and fits[row] and self.capacity.assume_pod(uid, wants, row, now) else ""
+        )
 
-    def _rows(self, wants: PodRequirements, choice: SlotChoice[Needs], look: "AdmissionCycle") -> BoolArray:
+    def _mask_rows(
+        self, wants: PodRequirements, choice: SlotChoice[Needs], look: "AdmissionCycle"
+    ) -> BoolArray:
         """Where a pod of a choice may be placed, bool[R]."""
-        fits = self.room.fits(wants, holder=choice.task.uid)
+        fits = self.capacity.mask_fits(wants, holder=choice.workload.uid)
         if self.config.slots is not None:
-            fits = fits & look.with_idle_slots()
+            fits = fits & look.mask_idle_slots()
         if self._is_near(choice):
-            fits = fits & look.near_rows(choice.task.data)
+            fits = fits & look.mask_near(choice.workload.data)
         return fits
 
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
         """Whether a task was chosen for a place that its data is near to."""
-        return bool(choice.task.data) and not choice.relaxed and self.config.locality.enabled
+        return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
 
-    def place(self, uid: str, wants: PodRequirements, now: float) -> str:
+    def place_pod(self, uid: str, wants: PodRequirements, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        fits = self.room.fits(wants)
-        return self.ahead.place(uid, wants, fits, now) if fits.any() else ""
+        fits = self.capacity.mask_fits(wants)
+        return self.placer.place_pod(uid, wants, fits, now) if fits.any() else ""
 
-    def near_rows(self, data: frozenset[str]) -> BoolArray:
+    def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
-        nodes = self.room.state.nodes
+        nodes = self.capacity.state.nodes
         key = (self.locality, self.locality.version, nodes.row_count)
         if key != self._near_key:
             self._near.clear()
@@ -257,18 +269,18 @@ class AdmissionScheduler:
         near = self._near.get(data)
         if near is None:
             near = self._near[data] = np.zeros(nodes.row_count, dtype=np.bool_)
-            names = self.locality.nodes_near(data)
+            names = self.locality.list_near_nodes(data)
             near[[nodes.rows[name] for name in names if name in nodes.rows]] = True
         return near
 
-    def _undo(self, uid: str, now: float) -> None:
-        take = self.room.state.get_assumed(uid)
+    def _forget(self, uid: str, now: float) -> None:
+        take = self.capacity.state.get_assumed(uid)
         if take is not None:
-            self.room.state.forget(take, now)
-        self.slots.leave(uid)
+            self.capacity.state.forget(take, now)
+        self.slots.vacate(uid)
 
-    def _borrowed(self, tenant: str) -> int:
-        cohort = self.tenants.cohort(tenant)
+    def _count_borrowed(self, tenant: str) -> int:
+        cohort = self.queues.get_cohort(tenant)
         return 0 if cohort is None else cohort.accounts[tenant].borrowed
 
 
@@ -280,7 +292,7 @@ class AdmissionCycle:
         order: The tenants, in order.
 
     Attributes:
-        able: Needs of eligible tasks that fit somewhere.
+        able_requirements: Needs of eligible tasks that fit somewhere.
     """
 
     def __init__(self, admission: AdmissionScheduler, order: Sequence[QueueState]) -> None:
@@ -289,55 +301,61 @@ class AdmissionCycle:
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
-        self._keeping = frozenset(admission.room.kept.tasks)
-        self.able = self._able()
+        self._keeping = frozenset(admission.capacity.reservations.workload_uids)
+        self.able_requirements = self._find_able()
 
-    def _able(self) -> set[Needs]:
+    def _find_able(self) -> set[Needs]:
         """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
         admission = self._admission
-        needs = set().union(*(tenant.waiting.wants() for tenant in self._order)) - admission.unplaced
-        able: set[Needs] = {each for each in needs if self._fit(self._first(each), "", None)[1]}
+        needs = (
+            set().union(*(tenant.waiting.list_requirements() for tenant in self._order)) - admission.unplaced
+        )
+        able: set[Needs] = {
+            each for each in needs if self._fit(self._get_first_requirements(each), "", None)[1]
+        }
         for tenant in self._order if self._keeping else ():
-            kept = tenant.waiting.known_of(self._keeping)
-            able.update(task.wants for task in kept if task.wants not in admission.unplaced)
+            kept = tenant.waiting.list_known(self._keeping)
+            able.update(task.requirements for task in kept if task.requirements not in admission.unplaced)
         return able
 
-    def pick(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
+    def pick_workload(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
         """Offer a slot of a type on a row, or where both are None the whole cluster."""
-        name = "" if row is None else self._admission.room.state.nodes.names[row]
+        name = "" if row is None else self._admission.capacity.state.nodes.names[row]
 
         def may(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
-            fits, somewhere = self._where(tenant.name, group)
+            fits, somewhere = self._find_rows(tenant.name, group)
             return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
 
         def near(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
             if row is not None:
-                return self._admission.locality.near(name, data)
-            wants = self._first(group.key.wants)
-            key = (wants, data, self._most(tenant.name, group))
+                return self._admission.locality.is_near(name, data)
+            wants = self._get_first_requirements(group.key.requirements)
+            key = (wants, data, self._compute_most(tenant.name, group))
             found = self._near_somewhere.get(key)
             if found is None:
-                found = bool((self._where(tenant.name, group)[0] & self.near_rows(data)).any())
+                found = bool((self._find_rows(tenant.name, group)[0] & self.mask_near(data)).any())
                 self._near_somewhere[key] = found
             return found
 
         locality = self._admission.config.locality.enabled
-        return pick_workload(slot, self._order, near=near, may=may, among=self.able, locality=locality)
+        return pick_workload(
+            slot, self._order, near=near, may=may, among=self.able_requirements, locality=locality
+        )
 
-    def near_rows(self, data: frozenset[str]) -> BoolArray:
+    def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R]."""
-        return self._admission.near_rows(data)
+        return self._admission.mask_near(data)
 
-    def with_idle_slots(self) -> BoolArray:
+    def mask_idle_slots(self) -> BoolArray:
         """Rows with an idle slot of any type: bool[R]."""
-        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
         idle = np.zeros(nodes.row_count, dtype=np.bool_)
         for name, row in nodes.rows.items():
-            idle[row] = any(slots.idle(name, kind) for kind in SlotType)
+            idle[row] = any(slots.count_idle(name, kind) for kind in SlotType)
         return idle
 
-    def idle_slot(self) -> tuple[int, SlotType] | None:
+    def find_idle_slot(self) -> tuple[int, SlotType] | None:
         """An idle slot where an admissible task fits, of the task's own type if there is one.
 
         Slots near to some task's data come first: those of other nodes are offered when nobody has any.
@@ -346,21 +364,21 @@ class AdmissionCycle:
         return near or self._idle_slot(relaxed=True)
 
     def _idle_slot(self, *, relaxed: bool) -> tuple[int, SlotType] | None:
-        nodes, slots = self._admission.room.state.nodes, self._admission.slots
+        nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
         rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in SlotType}
         seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
         for tenant in self._order:
             for kind in SlotType:
-                for group in tenant.waiting.groups(kind, self.able):
-                    alike = (group.key, self._most(tenant.name, group))
-                    known = alike in seen and not self._admission.room.kept
+                for group in tenant.waiting.list_groups(kind, self.able_requirements):
+                    alike = (group.key, self._compute_most(tenant.name, group))
+                    known = alike in seen and not self._admission.capacity.reservations
                     if not known and self._is_admissible(tenant.name, group):
                         seen.add(alike)
-                        where = self._where(tenant.name, group)[0]
+                        where = self._find_rows(tenant.name, group)[0]
                         data = frozenset() if relaxed else group.key.data
-                        rows[kind] |= where & self.near_rows(data) if data else where
+                        rows[kind] |= where & self.mask_near(data) if data else where
         for row in np.flatnonzero(rows[SlotType.LOCAL] | rows[SlotType.FREE]).tolist():
-            idle = [kind for kind in SlotType if slots.idle(nodes.names[row], kind)]
+            idle = [kind for kind in SlotType if slots.count_idle(nodes.names[row], kind)]
             own = [kind for kind in idle if rows[kind][row]]
             if idle:
                 return row, (own or idle)[0]
@@ -370,42 +388,44 @@ class AdmissionCycle:
         """Whether order and quota allow the group, wherever there may be room."""
         if not self._is_next(tenant, group):
             return False
-        least = self._admission.amounts.least(group.key.wants)
-        return self._admission.tenants.allows(tenant, least, group.oldest().uid)
+        least = self._admission.quota_usage.compute_least_units(group.key.requirements)
+        return self._admission.queues.allows_units(tenant, least, group.oldest().uid)
 
     def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
-        state = self._admission.tenants[tenant]
+        state = self._admission.queues[tenant]
         if state.form is None or not state.form.is_strict:
             return True
         if tenant not in self._strict:
-            groups = chain.from_iterable(state.waiting.groups(kind) for kind in SlotType)
+            groups = chain.from_iterable(state.waiting.list_groups(kind) for kind in SlotType)
             self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
         return self._strict[tenant] is group
 
-    def _where(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
+    def _find_rows(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
-        room = self._admission.room
-        wants = self._first(group.key.wants)
-        uid = group.oldest().uid if room.kept else ""
-        return self._fit(wants, uid if uid in self._keeping else "", self._most(tenant, group))
+        room = self._admission.capacity
+        wants = self._get_first_requirements(group.key.requirements)
+        uid = group.oldest().uid if room.reservations else ""
+        return self._fit(wants, uid if uid in self._keeping else "", self._compute_most(tenant, group))
 
-    def _first(self, needs: Needs) -> PodRequirements:
+    def _get_first_requirements(self, needs: Needs) -> PodRequirements:
         """What a task needs; of a gang its first pod."""
         return (
-            needs if isinstance(needs, PodRequirements) else self._admission.amounts.members(needs, "")[0][1]
+            needs
+            if isinstance(needs, PodRequirements)
+            else self._admission.quota_usage.list_members(needs, "")[0][1]
         )
 
-    def _most(self, tenant: str, group: WorkloadGroup[Needs]) -> int | None:
+    def _compute_most(self, tenant: str, group: WorkloadGroup[Needs]) -> int | None:
         """The most units that quotas allow, for pods that count for different ones on different rows."""
-        if not self._first(group.key.wants).percent:
+        if not self._get_first_requirements(group.key.requirements).percent:
             return None
-        return self._admission.tenants.headroom(tenant, group.oldest().uid)
+        return self._admission.queues.compute_headroom(tenant, group.oldest().uid)
 
     def _fit(self, wants: PodRequirements, holder: str, most: int | None) -> tuple[BoolArray, bool]:
         found = self._fits.get((wants, holder, most))
         if found is None:
-            fits = self._admission.room.fits(wants, holder=holder)
-            fits = self._admission.amounts.within(wants, fits, most)
+            fits = self._admission.capacity.mask_fits(wants, holder=holder)
+            fits = self._admission.quota_usage.mask_within(wants, fits, most)
             found = self._fits[wants, holder, most] = (fits, bool(fits.any()))
         return found

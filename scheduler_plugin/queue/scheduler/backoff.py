@@ -24,11 +24,11 @@ class KeyedBackoff(Generic[K]):
         self._next = math.inf
 
     @property
-    def next_s(self) -> float:
+    def next_end_s(self) -> float:
         """When the next pause ends, at the latest; infinite where none lasts."""
         return self._next
 
-    def refused(self, key: K, now: float, why: str = "") -> None:
+    def record_refusal(self, key: K, now: float, why: str = "") -> None:
         """Begin a pause, longer than the last one.
 
         Args:
@@ -42,24 +42,24 @@ class KeyedBackoff(Generic[K]):
         self._until[key] = now + min(self._longest_s, self._first_s * 2 ** min(refusals - 1, 32))
         self._next = min(self._next, self._until[key])
 
-    def again(self, key: K, now: float) -> None:
+    def pause_again(self, key: K, now: float) -> None:
         """Begin a pause that is as long as the last one."""
         self._refusals[key] -= 1
-        self.refused(key, now, self._why[key])
+        self.record_refusal(key, now, self._why[key])
 
-    def refusals(self, key: K) -> int:
+    def count_refusals(self, key: K) -> int:
         """How often it was refused."""
         return self._refusals.get(key, 0)
 
-    def pauses(self, key: K) -> bool:
-        """Whether its pause lasts; until `due` has told that it is over."""
+    def is_paused(self, key: K) -> bool:
+        """Whether its pause lasts; until `pop_due` has told that it is over."""
         return key in self._until
 
-    def why(self, key: K) -> str:
+    def explain_pause(self, key: K) -> str:
         """Why it pauses, in words; empty when it does not."""
         return self._why[key] if key in self._until else ""
 
-    def due(self, now: float) -> list[K]:
+    def pop_due(self, now: float) -> list[K]:
         """End the pauses that are over, and tell which."""
         if now < self._next:
             return []
@@ -75,7 +75,7 @@ class KeyedBackoff(Generic[K]):
         self._until.pop(key, None)
         self._why.pop(key, None)
 
-    def keep(self, wanted: Container[K]) -> None:
+    def forget_others(self, wanted: Container[K]) -> None:
         """Forget all but these."""
         for key in [key for key in self._refusals if key not in wanted]:
             self.forget(key)

@@ -44,41 +44,41 @@ class BorrowedPods:
         queue: The queue.
 
     Attributes:
-        going: What is under way, by lender.
+        pending: What is under way, by lender.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._protected: KeyedBackoff[str] = KeyedBackoff(*PROTECTED_S)
         self._ending: dict[str, float] = {}
-        self.going: dict[str, PendingEvictions] = {}
+        self.pending: dict[str, PendingEvictions] = {}
 
     def update(self, now: float) -> None:
         """Note who is being deleted, and who is gone."""
-        entries = self._queue.entries
-        self._protected.due(now)
-        self._protected.keep(entries)
-        ending = {uid for uid, entry in entries.items() if entry.ticket.ending}
+        entries = self._queue.queued_pods
+        self._protected.pop_due(now)
+        self._protected.forget_others(entries)
+        ending = {uid for uid, entry in entries.items() if entry.queue_info.ending}
         self._ending = {uid: self._ending.get(uid, now) for uid in ending}
-        for going in self.going.values():
+        for going in self.pending.values():
             going.uids = {uid for uid in going.uids if uid in entries and not self._is_late(going, uid, now)}
 
     def protect(self, uid: str, now: float) -> None:
         """A pod does not go: pass it over for a while."""
-        self._protected.refused(uid, now)
+        self._protected.record_refusal(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
         """Whether all of these pods are known to be being deleted."""
         return self._ending.keys() >= set(uids)
 
-    def leaving(self, now: float) -> list[QueuedPod]:
+    def list_leaving(self, now: float) -> list[QueuedPod]:
         """Pods whose cards are about to become free whatever is done."""
-        evicted = set().union(*(going.uids for going in self.going.values()))
-        entries = self._queue.entries
+        evicted = set().union(*(going.uids for going in self.pending.values()))
+        entries = self._queue.queued_pods
         ending = {uid for uid, since in self._ending.items() if not _is_overdue(entries[uid], since, now)}
         return [entries[uid] for uid in sorted(evicted | ending) if entries[uid].phase is Phase.BOUND]
 
-    def freed(
+    def sum_freed(
         self, leaving: Collection[QueuedPod], victims: Collection[QueuedPod], cohort: Cohort
     ) -> dict[str, int]:
         """Count units that become free by tenant, less those that the pods of other lenders are about to use.
@@ -86,16 +86,16 @@ class BorrowedPods:
         Of victims a tenant gives back what it had borrowed. The rest is its own quota: its pods may be made
         again at once, and nobody is denied that.
         """
-        freed = self.units_by_tenant(leaving)
-        for name, units in self.units_by_tenant(victims).items():
+        freed = self.sum_units_by_queue(leaving)
+        for name, units in self.sum_units_by_queue(victims).items():
             left = max(0, cohort.accounts[name].borrowed - freed.get(name, 0))
             freed[name] = freed.get(name, 0) + min(units, left)
-        for lender, going in self.going.items():
-            if lender in cohort.accounts and going.waiting in self._queue.tenants[lender].waiting:
+        for lender, going in self.pending.items():
+            if lender in cohort.accounts and going.waiting in self._queue.queues[lender].waiting:
                 freed[lender] = freed.get(lender, 0) - going.units
         return freed
 
-    def find(self, cohort: Cohort, tenant: str, leaving: Collection[QueuedPod]) -> list[QueuedPod]:
+    def list_borrowed(self, cohort: Cohort, tenant: str, leaving: Collection[QueuedPod]) -> list[QueuedPod]:
         """The pods with which others exceed their own quota, in the order of `make_eviction_key`.
 
         Args:
@@ -105,47 +105,47 @@ class BorrowedPods:
         """
         queue, found = self._queue, []
         uids = {entry.uid for entry in leaving}
-        gone = self.units_by_tenant(leaving)
-        for name in cohort.borrowers(tenant):
+        gone = self.sum_units_by_queue(leaving)
+        for name in cohort.list_borrowers(tenant):
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
-            released = (queue.entries.get(uid) for uid in queue.tenants[name].released)
+            released = (queue.queued_pods.get(uid) for uid in queue.queues[name].released)
             pods = [entry for entry in released if entry is not None and entry.uid not in uids]
             pods.sort(key=make_eviction_key)
             for entry in pods:
                 if left <= 0:
                     break
-                if self._may_go(entry):
-                    left -= self.units([entry])
+                if self._can_evict(entry):
+                    left -= self.sum_units([entry])
                     found.append(entry)
         return sorted(found, key=make_eviction_key)
 
-    def units(self, entries: Collection[QueuedPod]) -> int:
+    def sum_units(self, entries: Collection[QueuedPod]) -> int:
         """Units that pods count for."""
-        return sum(self.units_by_tenant(entries).values())
+        return sum(self.sum_units_by_queue(entries).values())
 
-    def units_by_tenant(self, entries: Collection[QueuedPod]) -> dict[str, int]:
+    def sum_units_by_queue(self, entries: Collection[QueuedPod]) -> dict[str, int]:
         """Units that pods count for, by the tenant whose quota has them."""
         found: dict[str, int] = {}
         for entry in entries:
-            if entry.holder:
-                units = self._queue.tenants[entry.holder].released.get(entry.uid, 0)
-                found[entry.holder] = found.get(entry.holder, 0) + units
+            if entry.charged_queue:
+                units = self._queue.queues[entry.charged_queue].released.get(entry.uid, 0)
+                found[entry.charged_queue] = found.get(entry.charged_queue, 0) + units
         return found
 
-    def _may_go(self, entry: QueuedPod) -> bool:
+    def _can_evict(self, entry: QueuedPod) -> bool:
         """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
-        bound = entry.wants is not None and entry.phase is Phase.BOUND and not entry.record.is_mirror
-        return bound and not entry.ticket.ending and not self._protected.pauses(entry.uid)
+        bound = entry.requirements is not None and entry.phase is Phase.BOUND and not entry.record.is_mirror
+        return bound and not entry.queue_info.ending and not self._protected.is_paused(entry.uid)
 
     def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
         """Whether a pod that should be gone is not, and is waited for no longer."""
         since = max(self._ending.get(uid, going.since), going.since)
-        return _is_overdue(self._queue.entries[uid], since, now)
+        return _is_overdue(self._queue.queued_pods[uid], since, now)
 
 
 def make_eviction_key(entry: QueuedPod) -> tuple[int, float, str]:
     """Order pods that may go: of the smallest priority first, then the youngest."""
-    return entry.record.priority, -entry.since, entry.uid
+    return entry.record.priority, -entry.waiting_since, entry.uid
 
 
 def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list[QueuedPod]]:
@@ -160,4 +160,4 @@ def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list
 
 def _is_overdue(entry: QueuedPod, since: float, now: float) -> bool:
     """Whether a pod should have ended that was asked to at a time."""
-    return now - since >= entry.ticket.grace_s + LATE_S
+    return now - since >= entry.queue_info.grace_s + LATE_S

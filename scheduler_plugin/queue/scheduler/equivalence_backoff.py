@@ -38,12 +38,12 @@ class BackoffUnit(Protocol):
         ...
 
     @property
-    def since(self) -> float:
+    def waiting_since(self) -> float:
         """Since when it waits."""
         ...
 
     @property
-    def called(self) -> str:
+    def description(self) -> str:
         """What it is, and its name."""
         ...
 
@@ -56,21 +56,21 @@ class _HeldGroup(Generic[U]):
     """Those that are alike, by UID.
 
     Attributes:
-        first: UID of the one that was refused first.
-        called: What that is called.
-        seen: When there was one of them last, seconds.
-        back: Those that are held back.
-        tried: UIDs of those that may go.
-        lost: UIDs of those that were refused, and are released still.
+        first_uid: UID of the one that was refused first.
+        first_description: What that is called.
+        last_seen: When there was one of them last, seconds.
+        held_back: Those that are held back.
+        tried_uids: UIDs of those that may go.
+        refused_uids: UIDs of those that were refused, and are released still.
         refusals: How often each was refused, by UID.
     """
 
-    first: str
-    called: str
-    seen: float
-    back: dict[str, U] = field(default_factory=dict)
-    tried: set[str] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
+    first_uid: str
+    first_description: str
+    last_seen: float
+    held_back: dict[str, U] = field(default_factory=dict)
+    tried_uids: set[str] = field(default_factory=set)
+    refused_uids: set[str] = field(default_factory=set)
     refusals: Counter[str] = field(default_factory=Counter)
 
 
@@ -88,8 +88,13 @@ def make_gang_template(entries: Collection[QueuedPod]) -> Hashable:
         entries: Pods of the gang that go together, at least one.
     """
     first = next(iter(entries))
-    pods = Counter((entry.wants, entry.ticket.data) for entry in entries)
-    return (first.ticket.queue, first.record.namespace, first.ticket.gang_size, frozenset(pods.items()))
+    pods = Counter((entry.requirements, entry.queue_info.data) for entry in entries)
+    return (
+        first.queue_info.queue,
+        first.record.namespace,
+        first.queue_info.gang_size,
+        frozenset(pods.items()),
+    )
 
 
 class EquivalenceBackoff(Generic[U]):
@@ -100,11 +105,11 @@ class EquivalenceBackoff(Generic[U]):
         self._held: dict[Hashable, _HeldGroup[U]] = {}
 
     @property
-    def templates(self) -> Collection[Hashable]:
+    def held_templates(self) -> Collection[Hashable]:
         """Those of which one was refused, and none was bound since."""
         return self._held.keys()
 
-    def refused(self, unit: U, now: float) -> bool:
+    def record_refusal(self, unit: U, now: float) -> bool:
         """One that was released is refused; tell whether those like it must be held back from now on.
 
         Args:
@@ -116,90 +121,95 @@ class EquivalenceBackoff(Generic[U]):
         held = self._held.get(unit.template)
         if held is None:
             self._forget_old(now)
-            held = self._held[unit.template] = _HeldGroup(unit.uid, unit.called, now)
-        elif unit.uid not in held.tried:
+            held = self._held[unit.template] = _HeldGroup(unit.uid, unit.description, now)
+        elif unit.uid not in held.tried_uids:
             # Released together with the first one: it tells nothing new.
-            held.lost.add(unit.uid)
+            held.refused_uids.add(unit.uid)
             held.refusals[unit.uid] = max(1, held.refusals[unit.uid])
             return False
-        held.tried.discard(unit.uid)
-        held.lost.add(unit.uid)
+        held.tried_uids.discard(unit.uid)
+        held.refused_uids.add(unit.uid)
         held.refusals[unit.uid] += 1
-        self._pauses.refused(unit.template, now)
-        return self._pauses.refusals(unit.template) == 1
+        self._pauses.record_refusal(unit.template, now)
+        return self._pauses.count_refusals(unit.template) == 1
 
-    def holds(self, unit: U) -> bool:
+    def is_held_back(self, unit: U) -> bool:
         """Whether one that could wait for its release is held back."""
         held = self._held.get(unit.template)
-        if held is None or unit.uid in held.tried:
+        if held is None or unit.uid in held.tried_uids:
             return False
-        held.lost.discard(unit.uid)
-        held.back[unit.uid] = unit
+        held.refused_uids.discard(unit.uid)
+        held.held_back[unit.uid] = unit
         return True
 
-    def released(self, unit: U, now: float) -> None:
+    def record_admission(self, unit: U, now: float) -> None:
         """One was released: the next one is tried a pause later."""
         if unit.template in self._held:
-            self._pauses.again(unit.template, now)
+            self._pauses.pause_again(unit.template, now)
 
-    def bound(self, unit: U) -> Collection[U]:
+    def record_binding(self, unit: U) -> Collection[U]:
         """One was bound: those like it are held back no more; they."""
         self._pauses.forget(unit.template)
         held = self._held.pop(unit.template, None)
-        return held.back.values() if held is not None else ()
+        return held.held_back.values() if held is not None else ()
 
-    def due(self, now: float) -> list[U]:
+    def pop_due(self, now: float) -> list[U]:
         """Choose those that may be tried now: of each template whose pause is over one.
 
         That is the oldest of those that were refused least often. One that can never be bound, for a reason
         of its own, must not be tried for ever in place of the others.
         """
         found = []
-        for each in self._pauses.due(now):
+        for each in self._pauses.pop_due(now):
             held = self._held[each]
-            if held.back or held.tried or held.lost:
-                held.seen = now
-            elif now - held.seen >= REMEMBERED_S:
+            if held.held_back or held.tried_uids or held.refused_uids:
+                held.last_seen = now
+            elif now - held.last_seen >= REMEMBERED_S:
                 self._pauses.forget(each)
                 del self._held[each]
                 continue
-            self._pauses.again(each, now)
-            if held.back:
+            self._pauses.pause_again(each, now)
+            if held.held_back:
                 refusals = held.refusals
-                unit = min(held.back.values(), key=lambda unit: (refusals[unit.uid], unit.since, unit.uid))
-                del held.back[unit.uid]
-                held.tried.add(unit.uid)
+                unit = min(
+                    held.held_back.values(),
+                    key=lambda unit: (refusals[unit.uid], unit.waiting_since, unit.uid),
+                )
+                del held.held_back[unit.uid]
+                held.tried_uids.add(unit.uid)
                 found.append(unit)
         return found
 
-    def move(self, unit: U, found: Hashable) -> None:
+    def set_template(self, unit: U, found: Hashable) -> None:
         """Take what one has in common with others now."""
         if found != unit.template:
-            self.leave(unit)
+            self.remove(unit)
             unit.template = found
 
-    def leave(self, unit: U) -> None:
+    def remove(self, unit: U) -> None:
         """One is gone, or is like others from now on."""
         held = self._held.get(unit.template)
         if held is not None:
-            held.back.pop(unit.uid, None)
-            held.tried.discard(unit.uid)
-            held.lost.discard(unit.uid)
+            held.held_back.pop(unit.uid, None)
+            held.tried_uids.discard(unit.uid)
+            held.refused_uids.discard(unit.uid)
             held.refusals.pop(unit.uid, None)
 
     def _forget_old(self, now: float) -> None:
-        """Forget templates that `due` would have forgotten: who stands by is never asked who may be tried."""
+        """Forget templates as `pop_due` would: a process that stands by never calls it."""
         limit = now - REMEMBERED_S - PAUSE_S[1]
         for each, held in list(self._held.items()):
-            if held.seen < limit and not (held.back or held.tried or held.lost):
+            if held.last_seen < limit and not (held.held_back or held.tried_uids or held.refused_uids):
                 self._pauses.forget(each)
                 del self._held[each]
 
-    def why(self, unit: U) -> str:
+    def explain_pause(self, unit: U) -> str:
         """Why one is held back, in words; empty when it is not."""
         held = self._held.get(unit.template)
-        if held is None or unit.uid not in held.back:
+        if held is None or unit.uid not in held.held_back:
             return ""
-        if held.first == unit.uid:
+        if held.first_uid == unit.uid:
             return "it could not be bound when it was released; it is tried again after a pause"
-        return f"{held.called} asks for the same and could not be bound; one at a time is tried again"
+        return (
+            f"{held.first_description} asks for the same and could not be bound; one at a time is tried again"
+        )

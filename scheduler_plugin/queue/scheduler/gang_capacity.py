@@ -39,7 +39,7 @@ class GangPlacer:
         task: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
-        ended: Units that are about to be free, see `EndedPods.units`.
+        ended: Units that are about to be free, see `EndedPods.sum_units`.
         among: bool[R], nodes that come into question for a pod; None: all.
         places_left: Pods that a node may take before anybody goes; None: no limit.
     """
@@ -78,15 +78,15 @@ class GangPlacer:
         rest = []
         for pod in pods:
             if pod[1] not in able:
-                rows = np.flatnonzero(self._room.fits(pod[1], holder=self._task))
-                best = self._room.best(pod[1], rows, BEST).tolist()
+                rows = np.flatnonzero(self._room.mask_fits(pod[1], holder=self._task))
+                best = self._room.rank_rows(pod[1], rows, BEST).tolist()
                 by_name = [row for row in rows[np.argsort(rank[rows])].tolist() if row not in set(best)]
                 fits = [names[row] for row in (*best, *by_name)]
                 soon = self._leaving.keys() | self._ended.keys()
                 able[pod[1]] = [*fits, *sorted(soon - set(fits))][::-1]
             left = able[pod[1]]
             # Who finds no room beside those placed so far never will.
-            while left and self._cards(left[-1], (), [*self._placed.get(left[-1], ()), pod]) is None:
+            while left and self._place_on_node(left[-1], (), [*self._placed.get(left[-1], ()), pod]) is None:
                 left.pop()
             if left:
                 self._placed.setdefault(left[-1], []).append(pod)
@@ -94,7 +94,7 @@ class GangPlacer:
                 rest.append(pod)
         return rest
 
-    def victims(self, borrowed: Mapping[str, Sequence[QueuedPod]]) -> list[QueuedPod] | None:
+    def find_victims(self, borrowed: Mapping[str, Sequence[QueuedPod]]) -> list[QueuedPod] | None:
         """Find who must go so that the rest fits: for one pod after the other the fewest of one node.
 
         Args:
@@ -113,7 +113,7 @@ class GangPlacer:
                 key = (node, pod[1])
                 if key not in known:
                     pods = [*placed.get(node, ()), pod]
-                    known[key] = self._more(node, pods, gone.get(node, []), borrowed[node])
+                    known[key] = self._find_more_victims(node, pods, gone.get(node, []), borrowed[node])
                 more = known[key]
                 if more is not None and (best is None or len(more) < best[0]):
                     best = (len(more), node, more)
@@ -129,22 +129,22 @@ class GangPlacer:
             known = {key: found for key, found in known.items() if key[0] != node}
         return [entry for entries in gone.values() for entry in entries]
 
-    def spots(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
+    def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
         """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
-        placed, nodes = self._again(victims), self._room.state.nodes
+        placed, nodes = self._place_rest(victims), self._room.state.nodes
         found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
-            cards = self._cards(node, _on(node, victims), pods) or {}
+            cards = self._place_on_node(node, _on(node, victims), pods) or {}
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, wants in pods:
                 if uid in cards:
                     found[uid] = QueueReservation(self._task, node, cards[uid], wants.host, uuids)
         return found
 
-    def _again(self, victims: Collection[QueuedPod]) -> Pods | None:
+    def _place_rest(self, victims: Collection[QueuedPod]) -> Pods | None:
         """Place the rest once these victims are gone; None where not all of it fits.
 
-        A pod goes where `victims` found room for it, or else to any other node of a victim.
+        A pod goes where `find_victims` found room for it, or else to any other node of a victim.
         """
         placed = {node: list(pods) for node, pods in self._placed.items()}
         # In whatever order the victims are named.
@@ -153,32 +153,32 @@ class GangPlacer:
             cleared = self._cleared.get(pod[0])
             for node in dict.fromkeys([cleared, *nodes]) if cleared in nodes else nodes:
                 pods = [*placed.get(node, ()), pod]
-                if self._cards(node, _on(node, victims), pods) is not None:
+                if self._place_on_node(node, _on(node, victims), pods) is not None:
                     placed[node] = pods
                     break
             else:
                 return None
         return placed
 
-    def _more(
+    def _find_more_victims(
         self, node: str, pods: Sequence[Pod], gone: Sequence[QueuedPod], candidates: Iterable[QueuedPod]
     ) -> list[QueuedPod] | None:
         """The fewest more that must go from a node for these pods to fit there; None: in vain."""
         left = [entry for entry in candidates if entry not in gone]
 
         def is_enough(more: Sequence[QueuedPod]) -> bool:
-            return self._cards(node, [*gone, *more], pods) is not None
+            return self._place_on_node(node, [*gone, *more], pods) is not None
 
         if not is_enough(left):
             return None
         count = bisect_left(range(len(left)), True, key=lambda count: is_enough(left[:count]))
         found = [left[:count]]
-        of_cards = self._of_cards(node, pods, gone, left)
+        of_cards = self._find_card_victims(node, pods, gone, left)
         if is_enough(of_cards):
             found.append(of_cards)
         return min((_drop_needless(each, is_enough) for each in found), key=len)
 
-    def _of_cards(
+    def _find_card_victims(
         self, node: str, pods: Sequence[Pod], gone: Iterable[QueuedPod], candidates: Sequence[QueuedPod]
     ) -> list[QueuedPod]:
         """Find who must go from the cards of a node that the fewest must leave for the last of these pods.
@@ -186,11 +186,11 @@ class GangPlacer:
         That looks at its cards only, at one demand after the other; it may be in vain.
         """
         wants, row = pods[-1][1], self._room.state.nodes.rows[node]
-        view = self._view(node, wants)
-        cards = [] if view is None else self._left(node, view, self._uids(node, gone))
-        if view is None or self._put(cards, pods[:-1]) is None:
+        view = self._read_node(node, wants)
+        cards = [] if view is None else self._get_cards_without(node, view, self._list_gone(node, gone))
+        if view is None or self._place_on_cards(cards, pods[:-1]) is None:
             return []
-        admits, closed = self._room.query(wants).policy_request.admits, self._kept(node).cards
+        admits, closed = self._room.make_query(wants).policy_request.admits, self._kept(node).cards
         found: set[str] = set()
         for demand in wants.request.demands:
             able: list[tuple[int, int, list[str]]] = []
@@ -220,9 +220,9 @@ class GangPlacer:
                 allowed = self._allowed[wants] = self._among(wants)
             if not allowed[row]:
                 return False
-        return self._room.allowed(wants, node)
+        return self._room.is_allowed(wants, node)
 
-    def _cards(
+    def _place_on_node(
         self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
@@ -230,10 +230,10 @@ class GangPlacer:
         if row is None or not self._is_allowed(node, row, pods[-1][1]):
             # Those before it were let on to the node when they were the last.
             return None
-        view = self._view(node, pods[0][1])
+        view = self._read_node(node, pods[0][1])
         if view is None:
             return None
-        uids = self._uids(node, gone)
+        uids = self._list_gone(node, gone)
         if self._places_left is not None and self._places_left(node) + len(uids) < len(pods):
             return None
         left = (view.pods[uid] for uid in uids if uid in view.pods)
@@ -243,23 +243,27 @@ class GangPlacer:
             NO_HOST_REQUEST,
         )
         needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._kept(node).host)
-        return self._put(self._left(node, view, uids), pods) if fits_host(nodes, needs, row, freed) else None
+        return (
+            self._place_on_cards(self._get_cards_without(node, view, uids), pods)
+            if fits_host(nodes, needs, row, freed)
+            else None
+        )
 
-    def _view(self, node: str, wants: PodRequirements) -> NodeRoom | None:
+    def _read_node(self, node: str, wants: PodRequirements) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
         if node not in self._views:
-            self._views[node] = read_node(self._room.state, node, self._room.query(wants))
+            self._views[node] = read_node(self._room.state, node, self._room.make_query(wants))
         return self._views[node]
 
-    def _uids(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
+    def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
         """List who is not on a node any more: those that are leaving in any case, and some others."""
         return [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
 
     def _kept(self, node: str) -> NodeReservations:
         nodes = self._room.state.nodes
-        return self._room.kept.from_others(self._task, node, nodes.uuids[nodes.rows[node]])
+        return self._room.reservations.sum_others(self._task, node, nodes.uuids[nodes.rows[node]])
 
-    def _left(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
+    def _get_cards_without(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
         """Read the cards of a node once these pods are gone, as those that have ended.
 
         Those that are kept for others are full.
@@ -273,13 +277,13 @@ class GangPlacer:
                 cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
         return cards
 
-    def _put(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
+    def _place_on_cards(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
         """Place pods on cards one after the other; None where not all of them fit."""
         found: dict[str, tuple[int, ...]] = {}
         for uid, wants in pods:
-            query = self._room.query(wants)
+            query = self._room.make_query(wants)
             find = partial(place, cards, query.request, query.policy_request.card_policy)
-            placement = self._room.sound(wants, find, None)
+            placement = self._room.call_policy(wants, find, None)
             if placement is None:
                 return None
             for at, units in placement.charge.items():

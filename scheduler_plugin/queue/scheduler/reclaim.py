@@ -50,24 +50,24 @@ class ReclaimPlan:
     """What is to be done for one tenant.
 
     Attributes:
-        tenant: The lender.
+        queue: The lender.
         uid: Its pod, or gang, that waits.
         node: Where it will have room; empty: it has room, only quota is missing, or it is a gang.
         victims: Pods to evict; none where those are enough that are leaving already.
-        kept: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
+        reserved: What to keep free meanwhile for the pod, or for the pods of the gang, by UID.
     """
 
-    tenant: str
+    queue: str
     uid: str
     node: str
     victims: tuple[QueuedPod, ...]
-    kept: Mapping[str, QueueReservation] = field(default_factory=dict)
+    reserved: Mapping[str, QueueReservation] = field(default_factory=dict)
 
-    def keep(self, queue: Queue) -> None:
+    def reserve(self, queue: Queue) -> None:
         """Keep what becomes free from others, and nothing else for those who wait."""
-        queue.room.kept.give_up(self.uid)
-        for uid, kept in self.kept.items():
-            queue.room.kept.put(uid, kept)
+        queue.capacity.reservations.remove_workload(self.uid)
+        for uid, kept in self.reserved.items():
+            queue.capacity.reservations.add_reservation(uid, kept)
 
 
 class Reclaimer:
@@ -88,7 +88,7 @@ class Reclaimer:
         self._in_vain: KeyedBackoff[str] = KeyedBackoff(*IN_VAIN_S)
         self._refused: KeyedBackoff[Hashable] = KeyedBackoff(*REFUSED_S)
 
-    def find(self, now: float) -> list[ReclaimPlan]:
+    def find_plans(self, now: float) -> list[ReclaimPlan]:
         """Find what is to be done now; nobody is named twice.
 
         Args:
@@ -98,15 +98,15 @@ class Reclaimer:
             return []
         self._queue.state.expire_tombstones(now)
         self._borrowed.update(now)
-        self._settle(now)
+        self._end_finished(now)
         found: list[ReclaimPlan] = []
         looked_at = 0
-        for tenant in self._queue.tenants:
-            for search in self._searches(tenant, now):
+        for tenant in self._queue.queues:
+            for search in self._list_searches(tenant, now):
                 self._passed.add((tenant.name, search.shape))
-                reclaim = search.find()
+                reclaim = search.find_victims()
                 if reclaim is not None:
-                    self._begin(reclaim, search, now)
+                    self._record_begun(reclaim, search, now)
                     found.append(reclaim)
                     break
                 looked_at += 1
@@ -115,7 +115,7 @@ class Reclaimer:
         self._passed.clear()
         return found
 
-    def refused(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
+    def record_refusal(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
         """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
 
         Others are looked for: at once where nobody goes, else when it is known what those that went free.
@@ -126,7 +126,7 @@ class Reclaimer:
             now: Seconds.
             stays: That is certain; it is not where the API server did not answer.
         """
-        going = self._borrowed.going.get(tenant)
+        going = self._borrowed.pending.get(tenant)
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
             if stays:
@@ -134,27 +134,32 @@ class Reclaimer:
                 self._borrowed.protect(uid, now)
             if not going.left:
                 self._rounds.pop(going.waiting, None)
-                self._queue.room.kept.give_up(going.waiting)
-                del self._borrowed.going[tenant]
+                self._queue.capacity.reservations.remove_workload(going.waiting)
+                del self._borrowed.pending[tenant]
 
-    def _begin(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
+    def _record_begun(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
         """Note what is under way."""
         uids = {entry.uid for entry in reclaim.victims or search.leaving}
-        self._borrowed.going[reclaim.tenant] = PendingEvictions(
-            reclaim.uid, search.units(reclaim.kept), uids, now, now, len(uids)
+        self._borrowed.pending[reclaim.queue] = PendingEvictions(
+            reclaim.uid, search.units(reclaim.reserved), uids, now, now, len(uids)
         )
         if reclaim.victims:
             self._rounds[reclaim.uid] = self._rounds.get(reclaim.uid, 0) + 1
             template = self._refused_template(reclaim.uid)
             if template is not None:
-                self._refused.refused(template, now)
+                self._refused.record_refusal(template, now)
 
-    def _settle(self, now: float) -> None:
+    def _end_finished(self, now: float) -> None:
         """End what has led to a release, and what has not though everybody went."""
-        tenants, going = self._queue.tenants, self._borrowed.going
-        self._in_vain.due(now)
-        self._refused.due(now)
-        self._refused.keep({*self._queue.alike.templates, *self._queue.gangs.alike.templates})
+        tenants, going = self._queue.queues, self._borrowed.pending
+        self._in_vain.pop_due(now)
+        self._refused.pop_due(now)
+        self._refused.forget_others(
+            {
+                *self._queue.equivalence_backoff.held_templates,
+                *self._queue.gangs.equivalence_backoff.held_templates,
+            }
+        )
         for lender, each in list(going.items()):
             waits = each.waiting in tenants[lender].waiting
             if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
@@ -163,45 +168,49 @@ class Reclaimer:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
                     # Whatever keeps it from its release, it is not what it was evicted for.
-                    self._in_vain.refused(each.waiting, now)
+                    self._in_vain.record_refusal(each.waiting, now)
         waiting = {uid for uid in self._rounds if any(uid in tenant.waiting for tenant in tenants)}
         self._rounds = {uid: self._rounds[uid] for uid in waiting}
-        self._in_vain.keep(waiting)
+        self._in_vain.forget_others(waiting)
 
-    def _searches(self, tenant: QueueState, now: float) -> Iterator["_VictimSearch"]:
+    def _list_searches(self, tenant: QueueState, now: float) -> Iterator["_VictimSearch"]:
         """Tasks of a tenant that lack what others borrowed of its own quota, the oldest first."""
-        cohort = self._queue.tenants.cohort(tenant.name)
-        if cohort is None or not tenant.is_open or tenant.name in self._borrowed.going:
+        cohort = self._queue.queues.get_cohort(tenant.name)
+        if cohort is None or not tenant.is_open or tenant.name in self._borrowed.pending:
             return
-        if not cohort.borrowers(tenant.name) or not len(tenant.waiting):
+        if not cohort.list_borrowers(tenant.name) or not len(tenant.waiting):
             return
-        leaving, ended = self._borrowed.leaving(now), self._queue.ended.units(now)
-        borrowed = self._borrowed.find(cohort, tenant.name, leaving)
+        leaving, ended = self._borrowed.list_leaving(now), self._queue.ended_pods.sum_units(now)
+        borrowed = self._borrowed.list_borrowed(cohort, tenant.name, leaving)
         for task in _list_in_order(tenant):
-            if (tenant.name, _make_shape(task)) in self._passed or self._in_vain.pauses(task.uid):
+            if (tenant.name, _make_shape(task)) in self._passed or self._in_vain.is_paused(task.uid):
                 continue
             if self._was_refused(task.uid, now):
                 continue
             search = _VictimSearch(
                 self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving, ended
             )
-            if search.is_worth_it():
+            if search.is_needed():
                 yield search
 
     def _was_refused(self, uid: str, now: float) -> bool:
         """Tell whether nobody goes yet for a task: kube-scheduler refused it, or one like it."""
         template = self._refused_template(uid)
-        if template is not None and not self._refused.refusals(template):
-            self._refused.refused(template, now)
-        return template is not None and self._refused.pauses(template)
+        if template is not None and not self._refused.count_refusals(template):
+            self._refused.record_refusal(template, now)
+        return template is not None and self._refused.is_paused(template)
 
     def _refused_template(self, uid: str) -> Hashable:
         """What a task has in common with those of which one was refused; None where none was."""
         queue = self._queue
-        gang, entry = queue.gangs.get(uid), queue.entries.get(uid)
+        gang, entry = queue.gangs.get(uid), queue.queued_pods.get(uid)
         if gang is not None:
-            return gang.template if gang.template in queue.gangs.alike.templates else None
-        return entry.template if entry is not None and entry.template in queue.alike.templates else None
+            return gang.template if gang.template in queue.gangs.equivalence_backoff.held_templates else None
+        return (
+            entry.template
+            if entry is not None and entry.template in queue.equivalence_backoff.held_templates
+            else None
+        )
 
 
 class _VictimSearch:
@@ -215,7 +224,7 @@ class _VictimSearch:
         task: Its task.
         candidates: Who may go for a task of any priority, those that must go first first.
         leaving: Who is about to be gone in any case.
-        ended: Units that are about to be free in any case, see `EndedPods.units`.
+        ended: Units that are about to be free in any case, see `EndedPods.sum_units`.
     """
 
     def __init__(
@@ -234,61 +243,67 @@ class _VictimSearch:
         self._tenant = tenant
         self._cohort = cohort
         self._task = task
-        self._pods = queue.amounts.members(task.wants, task.uid)
+        self._pods = queue.quota_usage.list_members(task.requirements, task.uid)
         priority = self._priority()
         self._candidates = [entry for entry in candidates if entry.record.priority <= priority]
-        self._least = queue.amounts.least(task.wants)
-        uid, units = queue.tenants.kept.get(tenant, (task.uid, 0))
+        self._least = queue.quota_usage.compute_least_units(task.requirements)
+        uid, units = queue.queues.reserved_quota.get(tenant, (task.uid, 0))
         self._reserved = 0 if uid == task.uid else units
         self.leaving = leaving
         self._ended = ended
         self.shape = _make_shape(task)
 
-    def is_worth_it(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether the lender's own quota would cover the task, and the task lacks something."""
-        if not self._cohort.is_own(self._tenant, self._least + self._reserved):
+        if not self._cohort.fits_nominal(self._tenant, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
             return False
-        if isinstance(self._task.wants, GangRequirements):
+        if isinstance(self._task.requirements, GangRequirements):
             return True
-        fits = self._queue.room.fits(self._task.wants, holder=self._task.uid)
+        fits = self._queue.capacity.mask_fits(self._task.requirements, holder=self._task.uid)
         if self._queue.slots.form is not None:
-            names, left = self._queue.state.nodes.names, self._queue.slots.places_left
+            names, left = self._queue.state.nodes.names, self._queue.slots.count_left
             fits = fits & np.array([left(name) > 0 for name in names], dtype=np.bool_)
-        units = self._queue.amounts.least(self._task.wants, fits) if fits.any() else 0
-        return not fits.any() or self._lacks(units, {}) > 0 or not self._cohort.is_own(self._tenant, units)
+        units = (
+            self._queue.quota_usage.compute_least_units(self._task.requirements, fits) if fits.any() else 0
+        )
+        return (
+            not fits.any()
+            or self._compute_missing(units, {}) > 0
+            or not self._cohort.fits_nominal(self._tenant, units)
+        )
 
-    def find(self) -> ReclaimPlan | None:
+    def find_victims(self) -> ReclaimPlan | None:
         """Find the fewest victims without which the task can be released; None where there are none."""
-        found = [each for among in self._restrictions() if (each := self._find(among)) is not None]
+        found = [each for among in self._restrictions() if (each := self._find_on_nodes(among)) is not None]
         return min(found, key=lambda each: _make_order_key(each.victims), default=None)
 
-    def _find(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
+    def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
         """Find the fewest victims for some nodes."""
-        room = self._room(among, self.leaving, self._ended)
-        victims = room.victims(group_by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
+        room = self._make_placer(among, self.leaving, self._ended)
+        victims = room.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
         if victims is not None:
-            victims = self._with_quota(room, victims)
+            victims = self._add_quota_victims(room, victims)
         if victims is None or (not victims and not self._waits_for_leaving(among)):
             return None
-        victims = self._fewest(room, victims)
-        spots = room.spots(victims)
-        single = isinstance(self._task.wants, PodRequirements) and bool(room.rest)
+        victims = self._reduce_victims(room, victims)
+        spots = room.find_places(victims)
+        single = isinstance(self._task.requirements, PodRequirements) and bool(room.rest)
         node = spots[self._task.uid].node if single else ""
         return ReclaimPlan(self._tenant, self._task.uid, node, tuple(victims), spots)
 
     def units(self, spots: Mapping[str, QueueReservation]) -> int:
         """Units that the task counts for where its pods are to go."""
-        amounts = self._queue.amounts
-        return sum(amounts.on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
+        amounts = self._queue.quota_usage
+        return sum(amounts.compute_units_on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
 
     def _priority(self) -> int:
         """The priority of the pod that waits, of a gang the smallest of its pods."""
-        entries = (self._queue.entries.get(uid) for uid, _ in self._pods)
+        entries = (self._queue.queued_pods.get(uid) for uid, _ in self._pods)
         return min((entry.record.priority for entry in entries if entry is not None), default=0)
 
-    def _room(
+    def _make_placer(
         self,
         among: Callable[[PodRequirements], BoolArray] | None,
         leaving: Sequence[QueuedPod],
@@ -296,13 +311,13 @@ class _VictimSearch:
     ) -> GangPlacer:
         slots = self._queue.slots
         return GangPlacer(
-            self._queue.room,
+            self._queue.capacity,
             self._task.uid,
             self._pods,
             leaving=leaving,
             ended=ended,
             among=among,
-            places_left=None if slots.form is None else slots.places_left,
+            places_left=None if slots.form is None else slots.count_left,
         )
 
     def _restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
@@ -311,47 +326,57 @@ class _VictimSearch:
         A share counts for more on a larger card: what that costs in quota it may save in room. So each size
         is tried, where the quota lets a pod have so much more than at the least.
         """
-        if not self._task.wants.percent:
+        if not self._task.requirements.percent:
             yield None
             return
         account = self._cohort.accounts[self._tenant]
         own = (account.quota.nominal or 0) - account.used - self._reserved
-        amounts = self._queue.amounts
+        amounts = self._queue.quota_usage
         everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
 
         def within(more: int) -> Callable[[PodRequirements], BoolArray]:
-            return lambda wants: amounts.within(wants, everywhere, more + amounts.least(wants))
+            return lambda wants: amounts.mask_within(
+                wants, everywhere, more + amounts.compute_least_units(wants)
+            )
 
         usable = self._queue.state.nodes.usable
         shapes = {wants for _, wants in self._pods}
-        extra = {more for w in shapes for more in (amounts.by_row(w)[usable] - amounts.least(w)).tolist()}
+        extra = {
+            more
+            for w in shapes
+            for more in (amounts.compute_units_by_row(w)[usable] - amounts.compute_least_units(w)).tolist()
+        }
         for more in sorted(extra & set(range(own - self._least + 1)))[:MOST_SIZES]:
             yield within(more)
 
-    def _lacks(self, units: int, freed: Mapping[str, int]) -> int:
-        return self._cohort.lacks(self._tenant, units + self._reserved, freed)
+    def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
+        return self._cohort.compute_missing(self._tenant, units + self._reserved, freed)
 
     def _is_enough(self, room: GangPlacer, victims: Collection[QueuedPod]) -> bool:
         """Whether the task has its quota and its room once these and those that are leaving are gone."""
-        freed = self._borrowed.freed(self.leaving, victims, self._cohort)
-        if not self._task.wants.percent and self._lacks(self._least, freed):
+        freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
+        if not self._task.requirements.percent and self._compute_missing(self._least, freed):
             return False
-        spots = room.spots(victims)
+        spots = room.find_places(victims)
         if len(spots) < len(self._pods):
             return False
         units = self.units(spots)
-        return self._cohort.is_own(self._tenant, units + self._reserved) and not self._lacks(units, freed)
+        return self._cohort.fits_nominal(self._tenant, units + self._reserved) and not self._compute_missing(
+            units, freed
+        )
 
-    def _with_quota(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
+    def _add_quota_victims(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
         """Add victims until the quota is free too, as few as possible; None where that is in vain."""
-        spots = room.spots(victims)
+        spots = room.find_places(victims)
         if len(spots) < len(self._pods):
             return None
         units, chosen = self.units(spots), list(victims)
         rest = [entry for entry in self._candidates if entry not in victims]
 
         def lacks(*more: QueuedPod) -> int:
-            return self._lacks(units, self._borrowed.freed(self.leaving, [*chosen, *more], self._cohort))
+            return self._compute_missing(
+                units, self._borrowed.sum_freed(self.leaving, [*chosen, *more], self._cohort)
+            )
 
         while missing := lacks():
             left = {entry.uid: lacks(entry) for entry in rest}
@@ -363,7 +388,7 @@ class _VictimSearch:
             rest.remove(best)
         return chosen if self._is_enough(room, chosen) else None
 
-    def _fewest(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
+    def _reduce_victims(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
         """Leave out whoever need not go, those that should go last first; try other sets that are few.
 
         Of equally many those are found whose last to go comes before the last one of the others, and so on.
@@ -387,9 +412,9 @@ class _VictimSearch:
 
     def _waits_for_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
         """Whether the task could not be released if those that are leaving, or have ended, stayed."""
-        room = self._room(among, (), {})
-        spots = {} if room.rest else room.spots(())
-        return not spots or self._lacks(self.units(spots), {}) > 0
+        room = self._make_placer(among, (), {})
+        spots = {} if room.rest else room.find_places(())
+        return not spots or self._compute_missing(self.units(spots), {}) > 0
 
 
 def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int, float, str]]]:
@@ -399,7 +424,7 @@ def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int
 
 def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
-    groups = chain.from_iterable(tenant.waiting.groups(kind) for kind in SlotType)
+    groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
     tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
     strict = tenant.form is not None and tenant.form.is_strict
     return tasks[:1] if strict else tasks
@@ -407,4 +432,4 @@ def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
 
 def _make_shape(task: QueuedWorkload[Needs]) -> Hashable:
     """What tasks have in common that are served alike."""
-    return task.wants if isinstance(task.wants, PodRequirements) else task.wants.shape
+    return task.requirements if isinstance(task.requirements, PodRequirements) else task.requirements.shape

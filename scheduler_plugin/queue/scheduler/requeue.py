@@ -45,36 +45,38 @@ class RequeueFinder:
         self._requeues: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
         self._refused: dict[str, Requeue] = {}
 
-    def unschedulable(self, entry: QueuedPod, now: float) -> None:
+    def record_unschedulable(self, entry: QueuedPod, now: float) -> None:
         """kube-scheduler found no node for a released pod."""
         self._give_back(entry, now)
         why = "kube-scheduler found no node for it"
         self._refused[entry.uid] = Requeue(entry, why, remove=False)
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
         self._refused.pop(uid, None)
 
-    def find(self, config: QueueConfig, now: float) -> list[Requeue]:
+    def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
         """Find what is taken back now.
 
         Args:
             config: The configuration.
             now: Seconds.
         """
-        self._removals.due(now)
-        self._requeues.due(now)
+        self._removals.pop_due(now)
+        self._requeues.pop_due(now)
         released = [entry for entry in self._entries.values() if _has_no_node(entry)]
         refused = self._refused.values()
-        whys = {back.entry.uid: back.why for back in refused}
-        back = [each for each in refused if _has_no_node(each.entry) and _is_removed(each.entry, config)]
+        whys = {back.queued_pod.uid: back.why for back in refused}
+        back = [
+            each for each in refused if _has_no_node(each.queued_pod) and _is_removed(each.queued_pod, config)
+        ]
         self._refused.clear()
         must_go: dict[str, tuple[QueuedPod, str]] = {}
         for entry in released:
-            if entry.gang or now - entry.released < config.bind_within_s:
+            if entry.gang or now - entry.admitted_at < config.bind_within_s:
                 continue
             why = f"not bound within {config.bind_within_s:g} s of its release"
-            if not entry.given_back:
+            if not entry.capacity_freed:
                 self._give_back(entry, now)
                 whys[entry.uid] = why
             if _is_removed(entry, config):
@@ -83,9 +85,9 @@ class RequeueFinder:
             for uid in self._tenants[name].released:
                 must_go[uid] = (self._entries[uid], f"queue {name} is drained")
         back += self._remove(must_go, now)
-        for entries, why in self._gangs.half_bound(now, config.gang_within_s):
+        for entries, why in self._gangs.find_half_bound(now, config.gang_within_s):
             for entry in entries:
-                if entry.phase is Phase.RELEASED and not entry.given_back:
+                if entry.phase is Phase.ADMITTED and not entry.capacity_freed:
                     self._give_back(entry, now)
             whys |= {entry.uid: why for entry in entries}
             back += [Requeue(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
@@ -99,49 +101,49 @@ class RequeueFinder:
         waits = [
             entry
             for entry in released
-            if entry.holder
-            and entry.given_back
-            and not entry.ticket.ending
+            if entry.charged_queue
+            and entry.capacity_freed
+            and not entry.queue_info.ending
             and not _is_removed(entry, config)
         ]
-        self._requeues.keep({entry.uid for entry in waits})
+        self._requeues.forget_others({entry.uid for entry in waits})
         back = []
         for entry in waits:
-            if not self._requeues.pauses(entry.uid):
-                again = self._requeues.refusals(entry.uid) > 0
-                self._requeues.refused(entry.uid, now)
+            if not self._requeues.is_paused(entry.uid):
+                again = self._requeues.count_refusals(entry.uid) > 0
+                self._requeues.record_refusal(entry.uid, now)
                 why = whys.get(entry.uid, "it could not be bound")
-                back.append(Requeue(entry, why, remove=False, requeue=True, again=again))
+                back.append(Requeue(entry, why, remove=False, requeue=True, is_repeated=again))
         return back
 
     def _remove(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
         """Name the pods that must go and have not been asked to a moment ago."""
-        self._removals.keep(must_go)
+        self._removals.forget_others(must_go)
         back = []
         for uid, (entry, why) in must_go.items():
-            if not entry.ticket.ending and not self._removals.pauses(uid):
-                again = self._removals.refusals(uid) > 0
-                self._removals.refused(uid, now)
-                back.append(Requeue(entry, why, remove=True, again=again))
+            if not entry.queue_info.ending and not self._removals.is_paused(uid):
+                again = self._removals.count_refusals(uid) > 0
+                self._removals.record_refusal(uid, now)
+                back.append(Requeue(entry, why, remove=True, is_repeated=again))
         return back
 
 
 def _has_no_node(entry: QueuedPod) -> bool:
     """Tell whether a pod was released and is not bound, as far as is known."""
-    return entry.phase is Phase.RELEASED and not entry.ticket.gated
+    return entry.phase is Phase.ADMITTED and not entry.queue_info.gated
 
 
 def _is_removed(entry: QueuedPod, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return _may_be_removed(entry) and bool(entry.gang or entry.ticket.pinned or config.mode == "batch")
+    return _may_be_removed(entry) and bool(entry.gang or entry.queue_info.pinned or config.mode == "batch")
 
 
 def _may_be_removed(entry: QueuedPod) -> bool:
     """Tell whether a pod is one of a queue's, and a controller makes it again."""
-    return bool(entry.holder) and entry.ticket.owned
+    return bool(entry.charged_queue) and entry.queue_info.owned
 
 
 def _mark_first(back: Requeue) -> Requeue:
     """Say whether it is the first of its release: what has lost its room is removed later, perhaps."""
-    first, back.entry.taken_back = not back.entry.taken_back, True
-    return replace(back, first=first)
+    first, back.queued_pod.is_requeued = not back.queued_pod.is_requeued, True
+    return replace(back, is_first=first)

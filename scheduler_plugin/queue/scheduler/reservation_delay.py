@@ -41,7 +41,7 @@ class ReservationDelay:
         self._at = float("-inf")
         self._age_s = 0.0
 
-    def lost(self, config: QueueConfig, tenants: Queues, now: float) -> list[tuple[str, str]]:
+    def list_overdue(self, config: QueueConfig, tenants: Queues, now: float) -> list[tuple[str, str]]:
         """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
 
         A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
@@ -53,23 +53,26 @@ class ReservationDelay:
         """
         limit = now - config.keep_room_after_s
         long = [
-            (entry.began, entry.since, entry.uid, entry.waits_in)
+            (entry.wait_start, entry.waiting_since, entry.uid, entry.waiting_queue)
             for entry in self._entries.values()
-            if entry.waits_in and entry.began <= limit
+            if entry.waiting_queue and entry.wait_start <= limit
         ]
         long += [
-            (gang.began, gang.since, gang.uid, gang.waits_in)
-            for gang in self._gangs.waiting()
-            if gang.began <= limit
+            (gang.wait_start, gang.waiting_since, gang.uid, gang.waiting_queue)
+            for gang in self._gangs.list_waiting()
+            if gang.wait_start <= limit
         ]
         if long:
             if now - self._at >= AGAIN_S:
-                self._at, self._age_s = now, self._mean_age_s(tenants, now, config.keep_room_at_latest_s)
+                self._at, self._age_s = (
+                    now,
+                    self._compute_mean_age_s(tenants, now, config.keep_room_at_latest_s),
+                )
             limit = now - compute_delay_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
         found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
         return [(uid, tenant) for _, uid, tenant in found]
 
-    def _mean_age_s(self, tenants: Queues, now: float, most_s: float) -> float:
+    def _compute_mean_age_s(self, tenants: Queues, now: float, most_s: float) -> float:
         """For how long the bound pods have run on average, by units.
 
         No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not
@@ -81,5 +84,5 @@ class ReservationDelay:
                 entry = self._entries.get(uid)
                 if entry is not None and entry.phase is Phase.BOUND:
                     units += weight
-                    total += weight * min(most_s, max(0.0, now - entry.bound))
+                    total += weight * min(most_s, max(0.0, now - entry.bound_at))
         return total / units if units else 0.0

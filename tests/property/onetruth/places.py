@@ -269,12 +269,12 @@ class Places:
 
     def queued(self, name: str) -> tuple[set[str], status.WaitExplanation | None]:
         """Nodes on which the queue has room for a pod, and why it waits there, where it does."""
-        entry = self.queue.entries[f"uid-{name}"]
-        assert entry.wants is not None
-        fits = self.queue.room.fits(entry.wants)
+        entry = self.queue.queued_pods[f"uid-{name}"]
+        assert entry.requirements is not None
+        fits = self.queue.capacity.mask_fits(entry.requirements)
         nodes = self.queue.state.nodes
         named = {nodes.names[row] for row in np.flatnonzero(fits).tolist()}
-        return named, status.explain_pod(self.queue, entry, LATER_S) if entry.ticket.gated else None
+        return named, status.explain_pod(self.queue, entry, LATER_S) if entry.queue_info.gated else None
 
 
 def released(pod: dict[str, Any]) -> dict[str, Any]:

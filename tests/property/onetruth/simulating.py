@@ -63,7 +63,7 @@ def check_simulator(scene: Scene, places: Places) -> None:
         if request.percent and request.shared:
             # A trace does not say how small the smallest of the containers is that share a card.
             continue
-        fitting = cluster.fitting(cluster.kind(pod, "least-used"))
+        fitting = cluster.filter_rows(cluster.get_kind(pod, "least-used"))
         found = {cluster.arrays.names[row] for row in fitting.tolist()}
         cpu = truth.cpu_of(scene.pods[name]) * 1000
         expected = {

@@ -137,9 +137,9 @@ class Replica:
                     return
                 self.relist_pods()
             self.open = True
-        for release in self.queue.decide(self.now):
+        for release in self.queue.admit_workloads(self.now):
             for member in release.members:
-                entry = self.queue.entries[member.uid]
+                entry = self.queue.queued_pods[member.uid]
                 node = member.node if self.config.mode == "batch" else ""
                 self._begin(
                     self.writer.release(entry, node, list_planned_cards(self.queue, member.uid)), member.uid
@@ -149,12 +149,12 @@ class Replica:
         """Take back what is late, and evict for lenders."""
         if not self.open:
             return
-        backs = self.queue.expire(self.now)
+        backs = self.queue.find_requeues(self.now)
         for back in backs:
             if back.requeue:
-                self._begin(self.writer.requeue(back.entry), back.entry.uid, releases=False)
-        gone = [back.entry for back in backs if back.remove]
-        gone += [victim for each in self.reclaimer.find(self.now) for victim in each.victims]
+                self._begin(self.writer.requeue(back.queued_pod), back.queued_pod.uid, releases=False)
+        gone = [back.queued_pod for back in backs if back.remove]
+        gone += [victim for each in self.reclaimer.find_plans(self.now) for victim in each.victims]
         for entry in gone:
             self._begin(self.writer.remove(entry), entry.uid, releases=False)
 
@@ -174,7 +174,7 @@ class Replica:
         except StopIteration as ended:
             self.writes.remove(write)
             if ended.value.written is not WriteOutcome.DONE and write.releases:
-                self.queue.not_released(write.uid, self.now, ended.value.why)
+                self.queue.record_refused_admission(write.uid, self.now, ended.value.why)
 
     # The API server, as the writer sees it.
 
@@ -234,6 +234,6 @@ def given_back(replicas: Sequence[Replica]) -> set[str]:
     """UIDs of pods whose room was given to others."""
 
     def is_back(entry: QueuedPod) -> bool:
-        return entry.given_back
+        return entry.capacity_freed
 
-    return {uid for each in replicas for uid, entry in each.queue.entries.items() if is_back(entry)}
+    return {uid for each in replicas for uid, entry in each.queue.queued_pods.items() if is_back(entry)}

@@ -282,7 +282,7 @@ class QueuedSimulation(Simulation):
     def _pauses(self) -> bool:
         """Whether a pod waits only because it, or one like it, was refused a moment ago."""
         assert self.leader is not None
-        gated = [entry for entry in self.leader.queue.entries.values() if entry.phase is Phase.GATED]
+        gated = [entry for entry in self.leader.queue.queued_pods.values() if entry.phase is Phase.GATED]
         reasons = {status.explain_pod(self.leader.queue, entry, self.now).reason for entry in gated}
         return not reasons.isdisjoint({WaitReason.HELD, WaitReason.REFUSED})
 
@@ -297,7 +297,7 @@ class QueuedSimulation(Simulation):
         waiting = {
             pod.uid: pod for pod in self.world.pods.values() if isinstance(pod, GatedPod) and pod.waits
         }
-        known = {entry.uid: entry for entry in queue.entries.values() if entry.uid in waiting}
+        known = {entry.uid: entry for entry in queue.queued_pods.values() if entry.uid in waiting}
         if known.keys() != waiting.keys():
             self._fail(f"{sorted(waiting)} wait, the queue knows {sorted(known)}")
         for uid, entry in known.items():
@@ -315,8 +315,11 @@ class QueuedSimulation(Simulation):
     def _exceeds_its_quota(self, entry: QueuedPod) -> bool:
         """Whether a pod alone is more than its queue can ever have."""
         assert self.leader is not None
-        assert entry.wants is not None
-        return self.leader.queue.amounts.least(entry.wants) > self.most[entry.ticket.queue]
+        assert entry.requirements is not None
+        return (
+            self.leader.queue.quota_usage.compute_least_units(entry.requirements)
+            > self.most[entry.queue_info.queue]
+        )
 
     def _has_room(self, pod: GatedPod) -> bool:
         nodes = self.extender.state.nodes

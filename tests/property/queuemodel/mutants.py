@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "reclaim: quota is topped up where room needs fewer victims",
         reclaim,
-        "            victims = self._with_quota(room, victims)\n",
+        "            victims = self._add_quota_victims(room, victims)\n",
         "            pass\n",
         reclaims,
         1001,
@@ -88,8 +88,8 @@ MUTANTS = (
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
         borrowed,
-        "    return (entry.record.priority, -entry.since, entry.uid)\n",
-        "    return (0, entry.since, entry.uid)\n",
+        "    return (entry.record.priority, -entry.waiting_since, entry.uid)\n",
+        "    return (0, entry.waiting_since, entry.uid)\n",
         reclaims,
         1000,
     ),
@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "those like one that finds no node are tried one at a time, after pauses",
         equivalence_backoff,
-        "        if held is None or unit.uid in held.tried:\n            return False\n",
+        "        if held is None or unit.uid in held.tried_uids:\n            return False\n",
         "        if True:\n            return False\n",
         refused,
         1000,
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         "what the API server refuses is tried after pauses",
         queue,
-        "            self.refusals.refused(uid, now, why)\n",
+        "            self.refusals.record_refusal(uid, now, why)\n",
         "",
         of_gangs,
         1000,
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "a release that finds no node is requeued",
         requeue,
-        "            if not self._requeues.pauses(entry.uid):",
+        "            if not self._requeues.is_paused(entry.uid):",
         "            if False:",
         refused,
         1018,
@@ -136,23 +136,23 @@ MUTANTS = (
     Mutant(
         "the rest of a gang joins it",
         gangs,
-        "goes = goes and (len(gang.ready) == size or self._may_join(gang, entries, released))",
-        "goes = goes and len(gang.ready) == size",
+        "goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, entries, released))",
+        "goes = goes and len(gang.ready_uids) == size",
         of_gangs,
         1001,
     ),
     Mutant(
         "a gang is not whole while some of its pods wait",
         gangs,
-        "elif not gang.broken and (not gang.going) and (gang.uid not in self._found):\n",
-        "elif not gang.broken and (gang.uid not in self._found):\n",
+        "elif not gang.is_broken and (not gang.unbound) and (gang.uid not in self._found):\n",
+        "elif not gang.is_broken and (gang.uid not in self._found):\n",
         of_gangs,
         1000,
     ),
     Mutant(
         "a gang of which a part waits is taken back",
         gangs,
-        "behind = [] if gang.whole else [entry for entry in entries if entry.uid in gang.going]",
+        "behind = [] if gang.is_whole else [entry for entry in entries if entry.uid in gang.unbound]",
         "behind = []",
         of_gangs,
         1000,
@@ -160,19 +160,19 @@ MUTANTS = (
     Mutant(
         "of a gang that another process released in part the rest is known",
         gangs,
-        "entry.phase is not Phase.BOUND and entry.ticket.created <= first",
-        "entry.phase is Phase.RELEASED",
+        "entry.phase is not Phase.BOUND and entry.queue_info.created <= first",
+        "entry.phase is Phase.ADMITTED",
         of_gangs,
         1000,
     ),
     Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",
         queue,
-        "            phase = self._moved(entry, ticket, phase, now)\n",
-        """            phase = self._moved(entry, ticket, phase, now)
-            if record.node:
-                entry.bound = min(entry.bound, record.started_at - (self._ages._wall or 0.0))
-""",
+        "            phase = self._find_phase(entry, ticket, phase, now)\n",
+        "            phase = self._find_phase(entry, ticket, phase, now)\n"
+        "            if record.node:\n"
+        "                entry.bound_at = min("
+        "entry.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
         under_load,
         0,
     ),
@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "no room stays kept for a borrower whose quota its lender needs",
         reservation_manager,
-        "admission.tenants.allows(tenant.name, units, uid)",
-        "cohort.allows(tenant.name, units)",
+        "admission.queues.allows_units(tenant.name, units, uid)",
+        "cohort.allows_units(tenant.name, units)",
         under_load,
         1017,
     ),
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "quotas are asked before a release",
         admission,
-        "return self._admission.tenants.allows(tenant, least, group.oldest().uid)",
+        "return self._admission.queues.allows_units(tenant, least, group.oldest().uid)",
         "return True",
         reclaims,
         0,
@@ -235,8 +235,10 @@ MUTANTS = (
     Mutant(
         "who is gone counts no more",
         queue,
-        "        self._give_back(entry, now)\n        self._let_go(entry)\n        self.alike.leave(entry)\n",
-        "        self._give_back(entry, now)\n        self.alike.leave(entry)\n",
+        "        self._free_capacity(entry, now)\n"
+        "        self._uncharge_pod(entry)\n"
+        "        self.equivalence_backoff.remove(entry)\n",
+        "        self._free_capacity(entry, now)\n        self.equivalence_backoff.remove(entry)\n",
         mixed,
         0,
     ),

@@ -91,7 +91,7 @@ class Process:
         self._term = term
         writer = PodWriter(self.api, lambda: self._term is term, WRITE_S)
         self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open)
-        self.watcher.changed.connect(self.controller.note)
+        self.watcher.changed.connect(self.controller.record_change)
         self.relist()
         self._count()
         self._task = loop.create_task(self.controller.run())
@@ -102,7 +102,7 @@ class Process:
         """What the process before had sent is known now."""
         self.relist()
         self.open = True
-        self.controller.note()
+        self.controller.record_change()
 
     def relist(self) -> None:
         """Take complete lists."""
@@ -136,7 +136,7 @@ class Process:
         """Take another configuration."""
         self.config = parse_config("model", config)
         self.queue.configure(self.config)
-        self.controller.note()
+        self.controller.record_change()
 
     def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
         """Take an Event about a pod, as the recorder does."""
@@ -152,17 +152,17 @@ class Process:
         ):
             setattr(owner, method, self._counting(getattr(owner, method), counted))
         reclaimer = self.controller._reclaimer
-        find = reclaimer.find
+        find = reclaimer.find_plans
 
         def seen(now: float) -> list[ReclaimPlan]:
             self.counted["reclaim"] += 1
-            under_way = len(reclaimer._borrowed.going)
+            under_way = len(reclaimer._borrowed.pending)
             found = find(now)
             for each in found:
                 self._reclaimed(self.queue, each, under_way + len(found) == 1)
             return found
 
-        reclaimer.find = seen  # type: ignore[method-assign]
+        reclaimer.find_plans = seen  # type: ignore[method-assign]
 
     def _counting(self, work: Callable[..., Any], counted: str) -> Callable[..., Any]:
         def count(*args: Any, **named: Any) -> Any:

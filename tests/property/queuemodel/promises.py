@@ -147,7 +147,10 @@ class Promises:
             self._troubled.add(job.uid)
         truth = Truth(self.world, self.cluster, self.process.config)
         moving = any(pod.ending or (pod.counts and not pod.node) for pod in self.world.pods.values())
-        kept = {*queue.room.kept.tasks, *(uid for uid, _ in queue.tenants.kept.values())} - {job.uid}
+        kept = {
+            *queue.capacity.reservations.workload_uids,
+            *(uid for uid, _ in queue.queues.reserved_quota.values()),
+        } - {job.uid}
         disturbed = moving or kept or not alone or self.world.budgets or self.world.was_skewed
         if disturbed or not truth.settled or not self.process.knows_what_runs:
             return
@@ -291,8 +294,8 @@ class Promises:
     def _kept(self, job: Job) -> bool:
         """Whether something is kept for somebody else who waits long."""
         queue = self.process.queue
-        others = [uid for uid in queue.room.kept.tasks if uid != job.uid]
-        return bool(others) or any(uid != job.uid for uid, _ in queue.tenants.kept.values())
+        others = [uid for uid in queue.capacity.reservations.workload_uids if uid != job.uid]
+        return bool(others) or any(uid != job.uid for uid, _ in queue.queues.reserved_quota.values())
 
     def _could_reclaim(self, job: Job, truth: Truth) -> bool:
         if self.process.config.reclaim != "evict" or not truth.is_own(job.queue, job.units):
@@ -349,7 +352,9 @@ class Promises:
         return found
 
     def _kept_any(self) -> bool:
-        return bool(self.process.queue.room.kept) or bool(self.process.queue.tenants.kept)
+        return bool(self.process.queue.capacity.reservations) or bool(
+            self.process.queue.queues.reserved_quota
+        )
 
     def _check_rounds(self) -> None:
         """For whom others were evicted starts soon, or who is older does."""
@@ -387,7 +392,7 @@ class Promises:
     def _check_counts(self) -> None:
         """What is counted is what is there."""
         queue, counted, there = self.process.queue, dict[str, int](), dict[str, int]()
-        for tenant in queue.tenants:
+        for tenant in queue.queues:
             if tenant.units:
                 counted[tenant.name] = tenant.units
         for pod in self.world.pods.values():

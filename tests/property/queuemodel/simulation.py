@@ -150,16 +150,16 @@ class Simulation:
             world.publish(name)
         await self._step(5.0)
         left = {
-            "pods": sorted(queue.entries),
-            "units": {tenant.name: tenant.units for tenant in queue.tenants if tenant.units},
-            "kept": queue.room.kept.tasks,
-            "quota kept": dict(queue.tenants.kept),
+            "pods": sorted(queue.queued_pods),
+            "units": {tenant.name: tenant.units for tenant in queue.queues if tenant.units},
+            "kept": queue.capacity.reservations.workload_uids,
+            "quota kept": dict(queue.queues.reserved_quota),
             "unplaced": sorted(queue.unplaced),
             "takes": [
                 name for name, book in queue.state.node_records.items() if book.assumed or book.tombstones
             ],
-            "unknown queues": [tenant.name for tenant in queue.tenants if tenant.form is None],
-            "waiting": [tenant.name for tenant in queue.tenants if len(tenant.waiting)],
+            "unknown queues": [tenant.name for tenant in queue.queues if tenant.form is None],
+            "waiting": [tenant.name for tenant in queue.queues if len(tenant.waiting)],
             "told": sorted(self.process.controller.explainer._told),
         }
         if any(left.values()):
