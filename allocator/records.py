@@ -69,11 +69,14 @@ class Holds:
         uids: pods whose units the words certainly contain.
         units: by those pods' UIDs: units by position of the card in the words. Empty where the node does not
             say, as the release before did not.
+        claims: UIDs of the ResourceClaims whose units the words certainly contain, without those that the
+            extender writes for a pod: of these the pod's UID tells.
     """
 
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
+    claims: frozenset[str] = frozenset()
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -124,6 +127,7 @@ class _Holds(msgspec.Struct, frozen=True, gc=False):
     seen: _Version
     uids: list[_Text]
     units: list[dict[_Natural, _Units]] | UnsetType = UNSET
+    claims: list[_Text] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +224,8 @@ def load_allocation(text: str) -> Allocation:
 def dump_holds(holds: Holds) -> str:
     """Write `gpupack.io/holds`, UIDs sorted so that equal values are equal texts.
 
-    `units` is a list parallel to `uids`, left out where nothing is known.
+    `units` is a list parallel to `uids`, left out where nothing is known. `claims` is left out where there
+    are none.
 
     Raises:
         PackingError: units of a pod that is not held.
@@ -233,6 +238,8 @@ def dump_holds(holds: Holds) -> str:
     if holds.units:
         units = (holds.units.get(uid, {}) for uid in uids)
         record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
+    if holds.claims:
+        record["claims"] = sorted(holds.claims)
     return _compact(record)
 
 
@@ -244,12 +251,12 @@ def load_holds(text: str) -> Holds:
             {"<position of a card>": units} parallel to the UIDs.
     """
     record = _HOLDS.decoded(text)
-    uids = frozenset(record.uids)
+    uids, claims = frozenset(record.uids), frozenset(record.claims)
     if record.units is UNSET:
-        return Holds(int(record.seen), uids)
+        return Holds(int(record.seen), uids, claims=claims)
     if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
         raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
-    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)))
+    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)), claims)
 
 
 def dump_cards(records: Sequence[CardRecord]) -> str:

@@ -5,7 +5,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from allocator.names import NODE_CARDS, NODE_CORDON, NODE_HOLDS, PERCENT_RESOURCE, resource_name
+from allocator.claims import ClaimObject
+from allocator.ids import device_names
+from allocator.names import (
+    CLAIM_LABEL,
+    DRA_DRIVER,
+    DRA_MEMORY,
+    NODE_CARDS,
+    NODE_CORDON,
+    NODE_HOLDS,
+    PERCENT_RESOURCE,
+    resource_name,
+)
 from allocator.packing import NodeWords, node_resources
 from allocator.records import CardRecord, Holds, dump_cards, dump_holds
 from scheduler_plugin.cache.objects import NodeLite, PodLite
@@ -29,6 +40,7 @@ def node_object(
     cpu: str = "40",
     memory: str = "100Gi",
     holds: Sequence[str] = (),
+    claims: Sequence[str] = (),
     seen: int | None = None,
     models: Sequence[str] | None = None,
     healthy: Sequence[bool] | None = None,
@@ -54,7 +66,9 @@ def node_object(
     if sizes is not None:
         words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision)
         allocatable |= {key: str(value) for key, value in node_resources(words).items()}
-        annotations[NODE_HOLDS] = dump_holds(Holds(version if seen is None else seen, frozenset(holds)))
+        annotations[NODE_HOLDS] = dump_holds(
+            Holds(version if seen is None else seen, frozenset(holds), claims=frozenset(claims))
+        )
         if inventory:
             annotations[NODE_CARDS] = dump_cards(
                 [
@@ -139,6 +153,45 @@ def pod_object(
         },
         "status": {"phase": phase, **(status or {})},
     }
+
+
+def claim_object(
+    name: str,
+    *shares: tuple[int, int | str | None],
+    node: str = "n",
+    version: int = 5,
+    pods: Sequence[str] = (),
+    of_pod: str | None = None,
+    driver: str = DRA_DRIVER,
+) -> dict[str, object]:
+    """A ResourceClaim with shares of a node's cards: (card, GiB or a text as it stands or None for all)."""
+    names = device_names([uuid(node, card) for card in range(16)])
+    results = []
+    for card, amount in shares:
+        result = {"request": "r", "driver": driver, "pool": node, "device": names[uuid(node, card)]}
+        given = f"{amount}Gi" if isinstance(amount, int) else amount
+        results.append(result | ({} if given is None else {"consumedCapacity": {DRA_MEMORY: given}}))
+    metadata: dict[str, object] = {
+        "name": name,
+        "namespace": "default",
+        "uid": f"uid-{name}",
+        "resourceVersion": str(version),
+    }
+    if of_pod is not None:
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": of_pod, "uid": f"uid-{of_pod}"}
+        metadata |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
+    reserved = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved} if results else {}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": metadata,
+        "status": status,
+    }
+
+
+def claim(name: str, *args: object, **options: object) -> ClaimObject:
+    return msgspec.json.decode(msgspec.json.encode(claim_object(name, *args, **options)), type=ClaimObject)  # type: ignore[arg-type]
 
 
 def node(name: str, *args: object, **options: object) -> NodeLite:

@@ -13,6 +13,7 @@ import aiohttp
 import grpc
 
 from allocator.ids import device_names
+from allocator.names import CLAIM_LABEL
 from deviceplugin.kubelet.wire import dra_pb2 as pb
 from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
 from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb
@@ -103,13 +104,20 @@ class DraWorld(NodeWorld):
         pod: str | None = None,
         containers: Sequence[Mapping[str, Any]] | None = None,
         pool: str = NODE,
+        label: bool = False,
     ) -> str:
         """Create a claim with shares (card, GiB), a request for each, and a bound pod that has it.
+
+        With `label` it looks as those that the extender writes.
 
         Returns:
             The pod's UID.
         """
-        found = await self.call("POST", CLAIMS, {"metadata": {"name": name}, "spec": {"devices": {}}})
+        metadata: dict[str, Any] = {"name": name}
+        if label:
+            owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": "u"}
+            metadata |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
+        found = await self.call("POST", CLAIMS, {"metadata": metadata, "spec": {"devices": {}}})
         self.uids[name] = found["metadata"]["uid"]
         names = device_names([card(number) for number in range(9)])
         results = [

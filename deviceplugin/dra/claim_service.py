@@ -3,11 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
+from allocator.claims import ClaimObject
 from allocator.ids import device_id, device_names
 from allocator.ledger.charges import charge_cards, charge_pod
 from allocator.names import DRA_API
@@ -16,7 +18,7 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.dra.cdi_files import KIND, CdiFiles, device_of, named_devices, specification
-from deviceplugin.dra.claims import ClaimObject, ClaimPod, ClaimShare, read_shares, shares_by_container
+from deviceplugin.dra.claims import ClaimPod, ClaimShare, read_shares, shares_by_container
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.errors import KubeApiError, NotFound
@@ -141,20 +143,18 @@ class ClaimService:
             ) from error
 
     async def _take(self, namespace: str, name: str, uid: str) -> PreparedClaim:
-        claim = await self._claim(namespace, name, uid)
-        cards = self._account.ledger.accounts.cards
-        shares = read_shares(
-            claim,
-            self._node_name,
-            {card: found.size_units for card, found in cards.items()},
-            {device: card for card, device in device_names(cards).items()},
-            self._unit_mib,
-        )
-        pod, item = await self._pod(claim)
-        if not await self._account.wait_until(lambda: self._problem(item, shares) is None, self._room_wait_s):
+        claim, shares, pod, item = await self._read_all(namespace, name, uid)
+        problem = self._problem(item, shares)
+        until_s = self._account.now_s() + self._room_wait_s
+        while problem is not None:
+            left_s = until_s - self._account.now_s()
+            await self._account.wait_until(partial(self._has_room, item, shares), left_s)
             problem = self._problem(item, shares)
             if problem is not None:
                 raise AllocationRefusedError("no-room", f"claim {namespace}/{name}: {problem}")
+            # Meanwhile it may be allocated other cards, or be gone with its pod.
+            claim, shares, pod, item = await self._read_all(namespace, name, uid)
+            problem = self._problem(item, shares)
         # No await from here on until the shares count.
         prepared = self._make(claim, pod, item, shares)
         self._prepared.add(prepared)
@@ -169,6 +169,21 @@ class ClaimService:
             cards=[f"{share.uuid}:{share.units}" for share in shares],
         )
         return prepared
+
+    async def _read_all(
+        self, namespace: str, name: str, uid: str
+    ) -> tuple[ClaimObject, tuple[ClaimShare, ...], ClaimPod, PodObject]:
+        """Read a claim with its shares, and the pod for which it is prepared."""
+        claim = await self._claim(namespace, name, uid)
+        cards = self._account.ledger.accounts.cards
+        shares = read_shares(
+            claim,
+            self._node_name,
+            {card: found.size_units for card, found in cards.items()},
+            {device: card for card, device in device_names(cards).items()},
+            self._unit_mib,
+        )
+        return claim, shares, *await self._pod(claim)
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
         path = f"{DRA_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
@@ -202,6 +217,9 @@ class ClaimService:
             return msgspec.json.decode(await self._api.get(path, timeout_s=READ_TIMEOUT_S), type=kind)
         except (KubeApiError, msgspec.MsgspecError) as error:
             raise AllocationRefusedError("not-ready", f"{what} cannot be read: {error}") from error
+
+    def _has_room(self, item: PodObject, shares: Sequence[ClaimShare]) -> bool:
+        return self._problem(item, shares) is None
 
     def _problem(self, item: PodObject, shares: Sequence[ClaimShare]) -> str | None:
         """Say why shares cannot be had now: a card is unhealthy, or others have what they need of it."""
@@ -258,6 +276,7 @@ class ClaimService:
             },
             devices=tuple(devices),
             spec=specification(uid, grants),
+            is_for_limits=claim.is_for_limits,
         )
 
     def _ids(self, shares: Sequence[ClaimShare]) -> dict[ClaimShare, list[str]]:

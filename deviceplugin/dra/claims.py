@@ -2,85 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 import msgspec
 
+from allocator.claims import ClaimObject
 from allocator.errors import QuantityError, shown
-from allocator.names import DRA_DRIVER, DRA_MEMORY
-from allocator.quantity import parse_bytes
 from deviceplugin.errors import AllocationRefusedError
-
-MIB: Final = 1 << 20
-
-
-class ClaimMetadata(msgspec.Struct, rename="camel"):
-    """Metadata of a ResourceClaim."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    annotations: dict[str, str] | None = None
-
-
-class AllocatedDevice(msgspec.Struct, rename="camel"):
-    """A device that a claim was allocated, or a share of it."""
-
-    request: str
-    driver: str
-    pool: str
-    device: str
-    share_id: str = msgspec.field(default="", name="shareID")
-    consumed_capacity: dict[str, Any] | None = None
-
-
-class AllocatedDevices(msgspec.Struct):
-    """Devices of an allocation."""
-
-    results: list[AllocatedDevice] | None = None
-
-
-class ClaimAllocation(msgspec.Struct):
-    """Allocation of a claim."""
-
-    devices: AllocatedDevices | None = None
-
-
-class ClaimConsumer(msgspec.Struct):
-    """A pod, or another object, that may use a claim."""
-
-    resource: str
-    name: str
-    uid: str
-
-
-class ClaimStatus(msgspec.Struct, rename="camel"):
-    """Status of a claim; without an allocation nobody may use it."""
-
-    allocation: ClaimAllocation | None = None
-    reserved_for: list[ClaimConsumer] | None = None
-
-
-class ClaimObject(msgspec.Struct):
-    """A ResourceClaim."""
-
-    metadata: ClaimMetadata
-    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
-
-    @property
-    def pods(self) -> dict[str, str]:
-        """Names of the pods that may use the claim, by UID."""
-        found = self.status.reserved_for or ()
-        return {consumer.uid: consumer.name for consumer in found if consumer.resource == "pods"}
-
-    @property
-    def results(self) -> list[AllocatedDevice] | None:
-        """Devices of our driver that the claim was allocated; None while it is not allocated."""
-        allocation = self.status.allocation
-        if allocation is None:
-            return None
-        devices = allocation.devices.results if allocation.devices is not None else None
-        return [result for result in devices or () if result.driver == DRA_DRIVER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +57,12 @@ def read_shares(
                 f"{name}: device {shown(result.device)} of pool {shown(result.pool)} is no card of this "
                 f"node; allowed are {shown(', '.join(devices), 512)} of pool {pool}",
             )
-        units = sizes[uuid]
-        amount = (result.consumed_capacity or {}).get(DRA_MEMORY)
-        if amount is not None:
-            try:
-                units = -(-parse_bytes(amount) // (unit_mib * MIB))
-            except QuantityError as error:
-                raise AllocationRefusedError("invalid", f"{name}: {DRA_MEMORY}: {error}") from error
+        try:
+            units = result.count_units(unit_mib)
+        except QuantityError as error:
+            raise AllocationRefusedError("invalid", f"{name}: {error}") from error
+        if units is None:
+            units = sizes[uuid]
         found.append(ClaimShare(result.request, result.device, uuid, units, result.share_id))
     return tuple(found)
 

@@ -55,6 +55,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         ids: device IDs by container of that pod, as in the kubelet's checkpoint.
         devices: what the kubelet is answered.
         spec: the CDI specification.
+        is_for_limits: the extender wrote it for a pod that asks by its limits.
     """
 
     uid: str
@@ -65,6 +66,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     ids: dict[str, list[str]]
     devices: tuple[PreparedDevice, ...]
     spec: dict[str, Any]
+    is_for_limits: bool = False
 
 
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
@@ -83,6 +85,9 @@ class PreparedClaims:
     Args:
         folder: of the files; made where there is none.
         resource: the extended resource that counts units.
+
+    Attributes:
+        published_uids: UIDs that the Node's `holds` names, see `allocator.records.Holds`.
     """
 
     def __init__(self, folder: Path, resource: str) -> None:
@@ -90,6 +95,7 @@ class PreparedClaims:
         self.resource = resource
         self._claims: dict[str, PreparedClaim] = {}
         self._entries = ClaimEntries(())
+        self.published_uids: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Read what an earlier daemon prepared. Blocking.
@@ -168,6 +174,9 @@ class PreparedClaims:
         return self._folder / f"{uid}.json"
 
     def _changed(self) -> None:
+        self.published_uids = frozenset(
+            claim.uid for claim in self._claims.values() if not claim.is_for_limits
+        )
         self._entries = ClaimEntries(
             tuple(
                 CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids))

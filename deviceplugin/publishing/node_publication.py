@@ -34,6 +34,7 @@ class NodePublication:
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         inventory: the cards.
         seen_version: resourceVersion that the words take into account.
+        claims: UIDs of prepared claims that the words contain, see `Holds`.
     """
 
     unit_mib: int
@@ -42,6 +43,7 @@ class NodePublication:
     accounted_pods: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
     seen_version: int
+    claims: frozenset[str] = frozenset()
 
     @property
     def layout(self) -> Layout:
@@ -91,15 +93,18 @@ def changes_since(wanted: NodePublication, written: NodePublication, owed: int) 
 
 def _released(wanted: NodePublication, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
     less = any(now < before for now, before in zip(wanted.used, used, strict=True))
-    return less or holds.seen < owed or bool(holds.uids - wanted.accounted_pods.keys())
+    gone = holds.uids - wanted.accounted_pods.keys() or holds.claims - wanted.claims
+    return less or holds.seen < owed or bool(gone)
 
 
 def _holds(wanted: NodePublication) -> Holds:
-    return Holds(wanted.seen_version, frozenset(wanted.accounted_pods), wanted.accounted_pods)
+    pods = wanted.accounted_pods
+    return Holds(wanted.seen_version, frozenset(pods), pods, wanted.claims)
 
 
 def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
-    return holds.uids != wanted.accounted_pods.keys() or holds.units != wanted.accounted_pods
+    pods = wanted.accounted_pods
+    return holds.uids != pods.keys() or holds.units != pods or holds.claims != wanted.claims
 
 
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:

@@ -68,6 +68,7 @@ class NodePublisher:
         now_ms: milliseconds since the epoch.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
         owns: whether the Node is ours to write to.
+        claims: UIDs of prepared claims, see `allocator.records.Holds`.
 
     Attributes:
         patches: successful patches so far.
@@ -89,6 +90,7 @@ class NodePublisher:
         now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
+        claims: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._client = client
         self._account = account
@@ -101,6 +103,7 @@ class NodePublisher:
         self._now_ms = now_ms
         self._offers = offers
         self._owns = owns
+        self._claims = claims
         self._leaving = asyncio.Event()
         self._left = asyncio.Event()
         self._backoff = Backoff(0.2, 15.0)
@@ -283,6 +286,7 @@ class NodePublisher:
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,
+            claims=self._claims(),
         )
 
     def _settled(self) -> bool:

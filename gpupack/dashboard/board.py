@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from allocator.claims import ClaimObject
 from gpupack.dashboard.records import (
     CardSums,
     NodeDetail,
@@ -18,6 +19,7 @@ from gpupack.inventory.rows import build_rows
 from gpupack.usage.sampling import PodMemory
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from gpupack.whatif.objects import KubeNode, KubePod
+from scheduler_plugin.cache.published_nodes import serves_claims
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 PodKey = tuple[str, str]
@@ -38,6 +40,7 @@ class ClusterBoard:
         sums: what the cards of each of these nodes have together.
         pod_memory: what pods have on each of them.
         queued: what the queue says of pods that wait in it; None where it has not answered.
+        serves_claims: on some node pods get their cards by claims, or did.
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
@@ -48,7 +51,10 @@ class ClusterBoard:
         self.sums: dict[str, CardSums] = {}
         self.pod_memory: dict[str, tuple[PodMemory, ...]] = {}
         self.queued: dict[PodKey, QueueWhy] | None = None
+        self.serves_claims = False
         self._on_node: dict[str, dict[PodKey, KubePod]] = {}
+        self._claims: dict[str, ClaimObject] = {}
+        self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
         self._dirty: set[str] = set()
         self._cluster: Cluster | None = None
         self._usual_unit = UnitCounter()
@@ -62,12 +68,14 @@ class ClusterBoard:
         self._dirty |= before.keys() | self.nodes.keys()
         self._cluster = None
         self._usual_unit = UnitCounter(self.nodes.values())
+        self.serves_claims = self.serves_claims or any(map(serves_claims, self.nodes.values()))
         self._follow_unit()
 
     def put_node(self, node: KubeNode) -> None:
         """Take one that is new or has changed."""
         self.nodes = self.nodes if self.nodes is not None else {}
         self.nodes[node.metadata.name] = node
+        self.serves_claims = self.serves_claims or serves_claims(node)
         self._dirty.add(node.metadata.name)
         self._usual_unit.put(node)
         self._follow_unit()
@@ -117,6 +125,37 @@ class ClusterBoard:
         if self._cluster is not None:
             self._cluster.drop_pod(pod, pod.metadata.resource_version)
 
+    def replace_claims(self, claims: Iterable[ClaimObject]) -> None:
+        """Take a complete list of ResourceClaims."""
+        self._dirty |= self._claims_on_node.keys()
+        self._claims, self._claims_on_node, self._cluster = {}, {}, None
+        for claim in claims:
+            self.put_claim(claim)
+
+    def put_claim(self, claim: ClaimObject) -> None:
+        """Take one that is new or has changed."""
+        uid = claim.metadata.uid
+        self._off_nodes(uid)
+        self._claims[uid] = claim
+        for node in {result.pool for result in claim.results or ()}:
+            self._claims_on_node.setdefault(node, {})[uid] = claim
+            self._dirty.add(node)
+        if self._cluster is not None:
+            self._cluster.put_claim(claim)
+
+    def drop_claim(self, claim: ClaimObject) -> None:
+        """Take one away."""
+        self._off_nodes(claim.metadata.uid)
+        self._claims.pop(claim.metadata.uid, None)
+        if self._cluster is not None:
+            self._cluster.drop_claim(claim, claim.metadata.resource_version)
+
+    def _off_nodes(self, uid: str) -> None:
+        known = self._claims.get(uid)
+        for result in (known.results if known is not None else None) or ():
+            self._claims_on_node.get(result.pool, {}).pop(uid, None)
+            self._dirty.add(result.pool)
+
     def _off_node(self, key: PodKey, keep: str = "") -> None:
         """Take a pod off its node, unless it stays there."""
         known = (self.pods or {}).get(key)
@@ -157,7 +196,8 @@ class ClusterBoard:
         if node is None:
             return None
         pods = None if self.pods is None else list(self._on_node.get(name, {}).values())
-        return next(iter(build_rows(TopCluster([node], pods))), None)  # type: ignore[list-item]
+        claims = list(self._claims_on_node.get(name, {}).values())
+        return next(iter(build_rows(TopCluster([node], pods, claims))), None)  # type: ignore[list-item]
 
     def make_detail(self, name: str) -> NodeDetail | None:
         """Make the record of one node with its pods; None where it shows nothing."""
@@ -185,7 +225,8 @@ class ClusterBoard:
         """Everything as it is now, to be asked about; built once for a unit, and then kept current."""
         if self._cluster is None:
             nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
-            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=self._unit_mib)
+            claims = tuple(self._claims.values())
+            self._cluster = Cluster.from_objects(nodes, pods, unit_mib=self._unit_mib, claims=claims)
         return self._cluster
 
     def set_queued(self, pods: Iterable[QueueWhy] | None) -> bool:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+from allocator.claims import ClaimObject
+from allocator.names import DRA_API
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.whatif.objects import KubeNode, KubePod
@@ -11,6 +13,7 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import segment
 from kubeapi.reflect import Kind, Reflector
+from scheduler_plugin.cache.claims import CLAIMS_PATH
 
 T = TypeVar("T")
 
@@ -83,7 +86,7 @@ class BoardFeed:
     ) -> None:
         self._namespace = namespace
         self._nodes: _BoardSink[KubeNode] = _BoardSink(
-            board.replace_nodes, board.put_node, board.drop_node, changed
+            board.replace_nodes, board.put_node, board.drop_node, self._nodes_changed
         )
         self._pods: _BoardSink[KubePod] = _BoardSink(
             board.replace_pods,
@@ -91,9 +94,17 @@ class BoardFeed:
             board.drop_pod,
             changed,
         )
+        self._board = board
+        self._changed = changed
+        self._claims_wanted = asyncio.Event()
+        self._claims: _BoardSink[ClaimObject] = _BoardSink(
+            board.replace_claims, board.put_claim, board.drop_claim, changed
+        )
         path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
+        claims = f"{DRA_API}/namespaces/{segment(namespace)}/resourceclaims" if namespace else CLAIMS_PATH
         self._nodes.reflector = Reflector(client, NODES_PATH, KubeNode, self._nodes, watch_s=WATCH_S)
         self._pods.reflector = Reflector(client, path, KubePod, self._pods, watch_s=WATCH_S)
+        self._claims.reflector = Reflector(client, claims, ClaimObject, self._claims, watch_s=WATCH_S)
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -101,6 +112,18 @@ class BoardFeed:
             for reflector in (self._nodes.reflector, self._pods.reflector):
                 if reflector is not None:
                     group.create_task(reflector.run())
+            group.create_task(self._follow_claims())
+
+    def _nodes_changed(self) -> None:
+        if self._board.serves_claims:
+            self._claims_wanted.set()
+        self._changed()
+
+    async def _follow_claims(self) -> None:
+        """Follow ResourceClaims once a node serves them; where they may not be read, cards look emptier."""
+        await self._claims_wanted.wait()
+        if self._claims.reflector is not None:
+            await self._claims.reflector.run()
 
     @property
     def is_synced(self) -> bool:
@@ -119,6 +142,7 @@ class BoardFeed:
         for sink, what, loss in (
             (self._nodes, "nodes", "there are no cards to show"),
             (self._pods, f"pods{where}", "cards are shown without their pods"),
+            (self._claims, f"claims{where}", "cards are shown without those that wait for their node"),
         ):
             if sink.error is not None:
                 said = "are not up to date" if sink.listed else f"cannot be read, so {loss}"

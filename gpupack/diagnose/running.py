@@ -25,7 +25,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     if node is None:
         return (), (f"{cluster.source} has no node {name}",)
     seated = [each for each in cluster.pods.values() if each.spec.node_name == name]
-    row = build_rows(TopCluster([node], seated), [name])[0]  # type: ignore[list-item]
+    row = build_rows(TopCluster([node], seated, list(cluster.claims.values())), [name])[0]  # type: ignore[list-item]
     uid = pod.metadata.uid
     memory_of = _memory(pod)
     found = tuple(

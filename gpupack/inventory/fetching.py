@@ -1,13 +1,16 @@
 """Nodes and pods of a cluster, once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from allocator.claims import ClaimObject
+from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.errors import InputError
 from gpupack.inventory.objects import InventoryNode, NodesAndPods, make_unknown_node_error
-from scheduler_plugin.cache.objects import PodLite
+from scheduler_plugin.cache.claims import CLAIMS_PATH
+from scheduler_plugin.cache.objects import NodeLite, PodLite
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -16,6 +19,9 @@ T = TypeVar("T")
 
 NODES_PATH: Final = "/api/v1/nodes"
 PODS_PATH: Final = "/api/v1/pods"
+
+ReadNode = InventoryNode | NodeLite
+"""A node as either of the two readers has it."""
 
 
 async def fetch(
@@ -39,7 +45,10 @@ async def fetch(
     async with await connect(kubeconfig, context) as client:
         if not names:
             nodes = await list_all(client, NODES_PATH, InventoryNode, "nodes")
-            return NodesAndPods(nodes, await list_all(client, PODS_PATH, PodLite, "pods") if pods else None)
+            if not pods:
+                return NodesAndPods(nodes)
+            seats = await list_all(client, PODS_PATH, PodLite, "pods")
+            return NodesAndPods(nodes, seats, await list_claims(client, nodes))
         nodes, seats = [], []
         for name in dict.fromkeys(names):
             nodes.append(await _one(client, name))
@@ -47,7 +56,7 @@ async def fetch(
                 seats += await list_all(
                     client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
-        return NodesAndPods(nodes, seats if pods else None)
+        return NodesAndPods(nodes, seats, await list_claims(client, nodes)) if pods else NodesAndPods(nodes)
 
 
 async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
@@ -73,6 +82,23 @@ async def _one(client: "KubeClient", name: str) -> InventoryNode:
         raise make_unknown_node_error([name]) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InputError(f"{client.server} answers with something else than a node: {error}") from error
+
+
+def serves_claims(node: ReadNode) -> bool:
+    """Tell whether pods get their cards by claims on a node."""
+    return (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS
+
+
+async def list_claims(client: "KubeClient", nodes: Iterable[ReadNode]) -> list[ClaimObject]:
+    """List ResourceClaims where a node serves them; none where they may not be listed."""
+    from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
+
+    if not any(map(serves_claims, nodes)):
+        return []
+    try:
+        return await list_all(client, CLAIMS_PATH, ClaimObject, "ResourceClaims")
+    except (Forbidden, NotFound):
+        return []
 
 
 async def list_all(client: "KubeClient", path: str, kind: type[T], what: str, **params: str) -> list[T]:

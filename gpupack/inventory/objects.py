@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from allocator.claims import ClaimObject
 from allocator.errors import shown
 from gpupack.errors import InputError
 from scheduler_plugin.cache.objects import PodLite
@@ -61,10 +62,12 @@ class NodesAndPods:
     Attributes:
         nodes: in no order.
         pods: None when they were not asked for.
+        claims: ResourceClaims.
     """
 
     nodes: Sequence[InventoryNode]
     pods: Sequence[PodLite] | None = None
+    claims: Sequence[ClaimObject] = ()
 
 
 def make_unknown_node_error(names: Iterable[str]) -> InputError:
@@ -139,6 +142,7 @@ def _read(text: str | bytes, *, pods: bool) -> NodesAndPods:
         items = msgspec.json.decode(text, type=_List).items
     nodes: list[InventoryNode] = []
     seats: list[PodLite] = []
+    claims: list[ClaimObject] = []
     unread: _Item | None = None
     for number, item in enumerate(items):
         place = f"$.items[{number}]" if found.items is not UNSET else "$"
@@ -147,6 +151,8 @@ def _read(text: str | bytes, *, pods: bool) -> NodesAndPods:
             nodes.append(_decode(item, InventoryNode, place))
         elif kind.kind == "Pod" and pods:
             seats.append(_decode(item, PodLite, place))
+        elif kind.kind == "ResourceClaim" and pods:
+            claims.append(_decode(item, ClaimObject, place))
         elif kind.kind == "Pod":
             unread = unread or kind
         else:
@@ -155,7 +161,7 @@ def _read(text: str | bytes, *, pods: bool) -> NodesAndPods:
         raise _make_other_kind_error(unread)
     if pods and nodes and not seats:
         raise _OtherKindError("the input holds no pods")
-    return NodesAndPods(nodes, seats if pods else None)
+    return NodesAndPods(nodes, seats if pods else None, claims)
 
 
 def _decode(item: msgspec.Raw, kind: type[T], place: str) -> T:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError
 from allocator.names import POD_ALLOCATION
 from allocator.podcards import (
@@ -18,6 +19,7 @@ from allocator.records import Holds, load_allocation
 from gpupack.inventory.records import CardRow, PodRow, Share
 from kubeapi.errors import make_printable
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, read_claim
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord, read_pod
 from scheduler_plugin.cache.published_nodes import read_accounted_units
@@ -27,26 +29,40 @@ _RULES: Final = ChargeRules()
 
 @dataclass(frozen=True, slots=True)
 class PodsByNode:
-    """Pods by the name of their node."""
+    """Pods by the name of their node, and claims."""
 
     by_node: Mapping[str, Sequence[PodLite]]
+    claims: Mapping[str, Sequence[ClaimObject]] = field(default_factory=dict)
 
     @classmethod
-    def from_pods(cls, pods: Iterable[PodLite]) -> "PodsByNode":
+    def from_pods(cls, pods: Iterable[PodLite], claims: Sequence[ClaimObject] = ()) -> "PodsByNode":
         """Sort pods by node; those that wait for one are left out."""
         by_node: dict[str, list[PodLite]] = {}
         for pod in pods:
             if pod.spec.node_name:
                 by_node.setdefault(pod.spec.node_name, []).append(pod)
-        return cls(by_node)
+        claims_by_node: dict[str, list[ClaimObject]] = {}
+        for claim in claims:
+            for node in {result.pool for result in claim.results or ()}:
+                claims_by_node.setdefault(node, []).append(claim)
+        return cls(by_node, claims_by_node)
 
     def get_pods(self, node: str) -> Sequence[PodLite]:
         """The pods of one node."""
         return self.by_node.get(node, ())
 
+    def get_claims(self, node: str, unit_mib: int) -> Sequence[AllocatedClaim]:
+        """The claims that are allocated cards of one node."""
+        found = (read_claim(claim, unit_mib).get(node) for claim in self.claims.get(node, ()))
+        return [claim for claim in found if claim is not None]
+
 
 def join_pods(
-    cards: Sequence[CardRow], holds: Holds | None, pods: Iterable[PodLite], resource: str
+    cards: Sequence[CardRow],
+    holds: Holds | None,
+    pods: Iterable[PodLite],
+    resource: str,
+    claims: Iterable[AllocatedClaim] = (),
 ) -> tuple[tuple[CardRow, ...], tuple[PodRow, ...]]:
     """Put the pods of a node on its cards, and charge those that its words do not hold yet.
 
@@ -58,6 +74,7 @@ def join_pods(
         holds: what its words hold.
         pods: on the node.
         resource: the extended resource.
+        claims: that are allocated its cards.
 
     Returns:
         The cards with their pods, and the pods on no card that is known.
@@ -68,6 +85,8 @@ def join_pods(
         holds={} if holds is None else read_accounted_units(holds),
         sizes=tuple(card.size_units for card in cards),
         uuids=tuple(card.uuid for card in cards if card.uuid is not None),
+        claims={claim.uid: claim for claim in claims},
+        held_claims=frozenset() if holds is None else holds.claims,
     )
     on_card: dict[int, list[PodRow]] = {}
     nowhere: list[PodRow] = []

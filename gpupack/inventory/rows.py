@@ -55,7 +55,7 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
     missing = set(names) - {node.metadata.name for node in cluster.nodes}
     if missing:
         raise make_unknown_node_error(missing)
-    seats = PodsByNode.from_pods(cluster.pods) if cluster.pods is not None else None
+    seats = PodsByNode.from_pods(cluster.pods, cluster.claims) if cluster.pods is not None else None
     decoded = (
         _build_row(node, seats, named=bool(names))
         for node in cluster.nodes
@@ -89,7 +89,9 @@ def _build_row(node: InventoryNode, seats: PodsByNode | None, *, named: bool) ->
     cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
     pods: tuple[PodRow, ...] = ()
     if seats is not None:
-        cards, pods = join_pods(cards, holds, seats.get_pods(node.metadata.name), resource)
+        name = node.metadata.name
+        allocated = seats.get_claims(name, words.layout.unit_mib)
+        cards, pods = join_pods(cards, holds, seats.get_pods(name), resource, allocated)
     return replace(
         bare,
         cards=cards,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
 
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect
+from allocator.claims import ClaimObject
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
 from gpupack.inventory.objects import InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
@@ -18,9 +19,10 @@ from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
+from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import PodLite
 
-T = TypeVar("T", InventoryNode, PodLite)
+T = TypeVar("T", InventoryNode, PodLite, ClaimObject)
 
 GAP_S: Final = 0.2
 """One change seldom comes alone, and nobody reads faster."""
@@ -85,7 +87,7 @@ class WatchedObjects(Generic[T]):
         self._changed()
 
 
-def _key(item: InventoryNode | PodLite) -> tuple[str, str]:
+def _key(item: InventoryNode | PodLite | ClaimObject) -> tuple[str, str]:
     return getattr(item.metadata, "namespace", ""), item.metadata.name
 
 
@@ -118,13 +120,17 @@ async def watch(
     async with await connect(kubeconfig, context) as client:
         nodes = WatchedObjects(client, NODES_PATH, InventoryNode, changed.set)
         pods = WatchedObjects(client, PODS_PATH, PodLite, changed.set) if look.pods else None
+        claims = WatchedObjects(client, CLAIMS_PATH, ClaimObject, changed.set)
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
-        screen = _Screen(nodes, pods, names, look)
+        screen = _Screen(nodes, pods, claims, names, look)
         try:
             with _closed(changed.set) as closed:
                 while not closed():
                     changed.clear()
                     screen.draw()
+                    if screen.wants_claims:
+                        screen.wants_claims = False
+                        tasks.append(asyncio.create_task(claims.run()))
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S if screen.old else None):
                             await changed.wait()
@@ -142,17 +148,21 @@ class _Screen:
 
     Attributes:
         old: what was drawn last may be out of date, and says so.
+        wants_claims: a node serves ResourceClaims, and nobody reads these yet.
     """
 
     def __init__(
         self,
         nodes: WatchedObjects[InventoryNode],
         pods: WatchedObjects[PodLite] | None,
+        claims: WatchedObjects[ClaimObject],
         names: Sequence[str],
         look: RenderOptions,
     ) -> None:
         self._nodes = nodes
         self._pods = pods
+        self._claims = claims
+        self._asked_for_claims = self.wants_claims = False
         self._names = names
         self._look = look
         self._terminal = takes_control_sequences()
@@ -192,7 +202,10 @@ class _Screen:
         elif self._names and not there:
             return []
         pods = None if self._pods is None else list((self._pods.objects or {}).values())
-        return build_rows(NodesAndPods(list(nodes.values()), pods), there)
+        if pods is not None and not self._asked_for_claims:
+            self.wants_claims = self._asked_for_claims = any(map(serves_claims, nodes.values()))
+        claims = list((self._claims.objects or {}).values())
+        return build_rows(NodesAndPods(list(nodes.values()), pods, claims), there)
 
     def _write(self, body: list[str], footer: list[str]) -> None:
         if self._terminal:

@@ -25,7 +25,7 @@ def apply_moves(cluster: Cluster, moves: Sequence[tuple[MovablePod, Destination]
     for movable, destination in moves:
         nodes[movable.node] = remove_from_words(nodes[movable.node], movable.uid, movable.units)
         pods[movable.uid] = bind_pod(cluster, movable.pod, destination)
-    return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source)
+    return Cluster(nodes, pods, cluster.unit_mib, cluster.budgets, cluster.source, cluster.claims)
 
 
 def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> KubeNode:
@@ -45,7 +45,8 @@ def remove_from_words(node: KubeNode, uid: str, units: Mapping[int, int]) -> Kub
         for name, value in (node.status.allocatable or {}).items()
         if not name.startswith(PACKED_PREFIX)
     } | {name: str(value) for name, value in written.items()}
-    left = Holds(holds.seen, holds.uids - {uid}, {k: v for k, v in holds.units.items() if k != uid})
+    units_left = {k: v for k, v in holds.units.items() if k != uid}
+    left = Holds(holds.seen, holds.uids - {uid}, units_left, holds.claims)
     return msgspec.structs.replace(
         node,
         metadata=msgspec.structs.replace(

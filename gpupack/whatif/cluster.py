@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from allocator.claims import ClaimObject
 from allocator.errors import AllocatorError, RequestError, shown
 from allocator.names import MIB_PER_GIB, PACKED_LAYOUT, PERCENT_RESOURCE, unit_of_resource
 from allocator.packing import Layout
@@ -50,6 +51,7 @@ class Cluster:
         unit_mib: MiB of a unit; nodes whose words are of another unit take no pods.
         budgets: PodDisruptionBudgets; None where they were not read.
         source: What was asked, for messages.
+        claims: ResourceClaims by UID; those that are allocated count until their nodes hold them.
     """
 
     nodes: dict[str, KubeNode]
@@ -57,6 +59,7 @@ class Cluster:
     unit_mib: int
     budgets: DisruptionBudgets | None = None
     source: str = "the cluster"
+    claims: dict[str, ClaimObject] = field(default_factory=dict)
     state: ClusterState = field(init=False)
     policies: ClusterPolicies = field(init=False)
 
@@ -66,6 +69,7 @@ class Cluster:
         self.state.node_failed.connect(lambda _name, _error: None)  # the row says that its words are corrupt
         self.state.replace_nodes(list(self.nodes.values()), "", 0.0)
         self.state.replace_pods([drop_unknown_policies(pod) for pod in self.pods.values()], "", 0.0)
+        self.state.claims.replace(list(self.claims.values()), "", 0.0)
         self.state.expire_tombstones(TOMBSTONE_S)
 
     def __repr__(self) -> str:
@@ -82,6 +86,7 @@ class Cluster:
         unit_mib: int | None = None,
         budgets: Sequence[DisruptionBudget] | None = None,
         source: str = "the cluster",
+        claims: Sequence[ClaimObject] = (),
     ) -> "Cluster":
         """Build it from lists.
 
@@ -91,6 +96,7 @@ class Cluster:
             unit_mib: MiB of a unit; None: what most nodes publish, 1024 where none does.
             budgets: All PodDisruptionBudgets; None where they were not read.
             source: What was asked, for messages.
+            claims: All ResourceClaims of all namespaces.
         """
         by_name = {node.metadata.name: node for node in nodes}
         by_uid: dict[str, KubePod] = {}
@@ -107,6 +113,7 @@ class Cluster:
             unit_mib or UnitCounter(by_name.values()).most_common_mib or MIB_PER_GIB,
             known,
             source,
+            {claim.metadata.uid: claim for claim in claims},
         )
 
     @classmethod
@@ -118,14 +125,21 @@ class Cluster:
         Raises:
             InputError: the text is something else.
         """
-        nodes, pods, budgets = load_objects(text)
-        return cls.from_objects(nodes, pods, unit_mib=unit_mib, budgets=budgets or None, source=source)
+        found = load_objects(text)
+        return cls.from_objects(
+            found.nodes,
+            found.pods,
+            unit_mib=unit_mib,
+            budgets=found.budgets or None,
+            source=source,
+            claims=found.claims,
+        )
 
     def in_unit(self, unit_mib: int) -> "Cluster":
         """The same cluster as pods see it that ask in units of so many MiB."""
         if unit_mib == self.unit_mib:
             return self
-        return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source)
+        return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims)
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
@@ -151,6 +165,18 @@ class Cluster:
         """Take the end of a pod."""
         self.pods.pop(pod.metadata.uid, None)
         self.state.delete_pod(pod, resource_version, _at(now))
+        self._expire_and_forget(now)
+
+    def put_claim(self, claim: ClaimObject, now: float | None = None) -> None:
+        """Take a new or changed ResourceClaim."""
+        self.claims[claim.metadata.uid] = claim
+        self.state.claims.apply(claim, _at(now))
+        self._expire_and_forget(now)
+
+    def drop_claim(self, claim: ClaimObject, resource_version: str, now: float | None = None) -> None:
+        """Take the end of a ResourceClaim."""
+        self.claims.pop(claim.metadata.uid, None)
+        self.state.claims.delete(claim, resource_version, _at(now))
         self._expire_and_forget(now)
 
     def _expire_and_forget(self, now: float | None) -> None:
@@ -271,7 +297,8 @@ class Cluster:
         from gpupack.inventory.objects import NodesAndPods  # noqa: PLC0415
         from gpupack.inventory.rows import build_rows  # noqa: PLC0415
 
-        return build_rows(NodesAndPods(list(self.nodes.values()), list(self.pods.values())))  # type: ignore[arg-type]
+        nodes, pods, claims = (list(each.values()) for each in (self.nodes, self.pods, self.claims))
+        return build_rows(NodesAndPods(nodes, pods, claims))  # type: ignore[arg-type]
 
 
 def _are(some: int, of: int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from allocator.names import POD_REQUEUED, QUEUE_GATE
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all
+from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, list_all, list_claims
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import KubeNode, KubePod, list_gates
@@ -131,7 +131,10 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
         list_all(client, PODS_PATH, KubePod, "pods"),
         _budgets(client) if budgets else _nothing(),
     )
-    return Cluster.from_objects(nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster")
+    claims = await list_claims(client, nodes)
+    return Cluster.from_objects(
+        nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster", claims=claims
+    )
 
 
 async def _nothing() -> None:

@@ -3,10 +3,12 @@
 From kubectl's JSON, or from the API server's lists. Everything else is skipped while decoding.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from allocator.claims import ClaimObject
 from allocator.errors import shown
 from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
@@ -178,8 +180,22 @@ class KubeBudget(DisruptionBudget, tag_field="kind", tag="PodDisruptionBudget"):
     """A PodDisruptionBudget."""
 
 
+class KubeClaim(ClaimObject, tag_field="kind", tag="ResourceClaim"):
+    """A ResourceClaim."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeObjects:
+    """What an input holds, by kind."""
+
+    nodes: list[KubeNode]
+    pods: list[KubePod]
+    budgets: list[KubeBudget]
+    claims: list[KubeClaim]
+
+
 class _List(msgspec.Struct):
-    items: list[KubeNode | KubePod | KubeBudget]
+    items: list[KubeNode | KubePod | KubeBudget | KubeClaim]
 
 
 class _Kind(msgspec.Struct):
@@ -193,12 +209,12 @@ class _Kind(msgspec.Struct):
 
 def load_nodes_and_pods(text: str | bytes) -> tuple[list[KubeNode], list[KubePod]]:
     """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_objects`."""
-    nodes, pods, _ = load_objects(text)
-    return nodes, pods
+    found = load_objects(text)
+    return found.nodes, found.pods
 
 
-def load_objects(text: str | bytes) -> tuple[list[KubeNode], list[KubePod], list[KubeBudget]]:
-    """Read the output of `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets may be in it too.
+def load_objects(text: str | bytes) -> KubeObjects:
+    """Read `kubectl get nodes,pods -A -o json`; PodDisruptionBudgets and ResourceClaims may be in it too.
 
     Raises:
         InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
@@ -213,7 +229,8 @@ def load_objects(text: str | bytes) -> tuple[list[KubeNode], list[KubePod], list
     pods = [item for item in items if isinstance(item, KubePod)]
     if not nodes:
         raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}; {_ALLOWED}")
-    return nodes, pods, [item for item in items if isinstance(item, KubeBudget)]
+    budgets = [item for item in items if isinstance(item, KubeBudget)]
+    return KubeObjects(nodes, pods, budgets, [item for item in items if isinstance(item, KubeClaim)])
 
 
 def _wrong(text: str | bytes, error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from allocator.podcards import ByPosition, charged_units
 from allocator.records import Assignment
 from allocator.request import PodRequest
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, sum_claims
 from scheduler_plugin.cache.pods import PodRecord
 
 TOMBSTONE_S = 30.0
@@ -78,6 +79,9 @@ class NodeRecord:
         pods: Bound pods that ask for cards and have not ended, by UID.
         assumed: Assumed pods, by UID.
         tombstones: Charges of vanished pods, by UID.
+        claims: What claims are allocated of its cards, by the claim's UID.
+        held_claims: UIDs of claims that the words certainly contain.
+        claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
         kubelet_sums: Units and percent that its kubelet offers over all cards, None where the Node does not
             say.
         cpu_milli: Thousandths of a core that its bound pods of any kind request.
@@ -100,6 +104,9 @@ class NodeRecord:
     pods: dict[str, PodRecord] = field(default_factory=dict)
     assumed: dict[str, AssumedPod] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
+    claims: dict[str, AllocatedClaim] = field(default_factory=dict)
+    held_claims: frozenset[str] = frozenset()
+    claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
     kubelet_sums: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -118,6 +125,7 @@ class NodeRecord:
     def clear_published(self) -> None:
         """Drop what the node published of its cards."""
         self.seen_version, self.holds = -1, {}
+        self.held_claims = frozenset()
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()
@@ -129,6 +137,8 @@ class NodeRecord:
             self.pods
             or self.assumed
             or self.tombstones
+            or self.claims
+            or self.claim_tombstones
             or self.cpu_milli
             or self.memory_bytes
             or self.other_resources
@@ -163,6 +173,14 @@ class ChargeRules:
         """Charge a pod that vanished before its node accounted it, until its tombstone ends."""
         for tombstone in record.tombstones.values():
             yield tombstone.charge
+
+    def claims_beyond_words(self, record: NodeRecord) -> Iterator[AllocatedClaim]:
+        """Count a claim from its allocation until the node's words contain it, whoever allocated it."""
+        for uid, claim in record.claims.items():
+            if uid not in record.held_claims:
+                yield claim
+        for tombstone in record.claim_tombstones.values():
+            yield tombstone.claim
 
     def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:
         """Tell whether the kubelet may have admitted a pod that vanished at `version` unaccounted."""
@@ -216,4 +234,6 @@ class ChargeRules:
             by_card = self.charge_every_card(record, charge) if assigned is None else assigned
             for card, units in by_card.items():
                 totals[card] += units
+        for card, units in sum_claims(self.claims_beyond_words(record), record.uuids, record.sizes).items():
+            totals[card] += units
         return totals

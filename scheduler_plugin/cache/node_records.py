@@ -119,7 +119,10 @@ class NodeRecords:
         for uid, tombstone in list(record.tombstones.items()):
             if self.rules.is_tombstone_over(record, tombstone, now):
                 del record.tombstones[uid]
-        if not record.tombstones:
+        for key, gone in list(record.claim_tombstones.items()):
+            if gone.is_over(record.seen_version, record.held_claims, now):
+                del record.claim_tombstones[key]
+        if not record.tombstones and not record.claim_tombstones:
             self._expiring.discard(record.name)
 
 

@@ -9,6 +9,7 @@ from allocator.quantity import parse_bytes, parse_milli
 from allocator.records import Assignment
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S, AssumedPod, Charge, ChargeRules, NodeRecord, Tombstone
+from scheduler_plugin.cache.claims import ClaimCache
 from scheduler_plugin.cache.kubelet_sums import read_kubelet_sums
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.node_records import NodeRecords, read_other_amounts
@@ -51,6 +52,7 @@ class ClusterState:
         resource: Name of the extended resource.
         nodes: The arrays.
         pods: Every known pod by UID.
+        claims: The claims that others than the extender make, see `claims.ClaimCache`.
         nominated: UIDs of pods without a node for which a node is nominated.
         reservations: The cards that are reserved for nominated pods; no part of `assumed`.
         node_records: What is known by node name.
@@ -68,6 +70,7 @@ class ClusterState:
         self.node_records = self._records.by_name
         self.nodes = self._records.nodes
         self.pods: dict[str, PodRecord] = {}
+        self.claims = ClaimCache(self._records, unit_mib, self._find_end)
         self.nominated: set[str] = set()
         self.reservations = Reservations()
         self.pod_resolved: Signal[[PodRecord]] = Signal()
@@ -167,9 +170,11 @@ class ClusterState:
         if record.seen_version > record.version > 0:
             # What is later than the write itself was seen before an etcd restore.
             record.seen_version = -1
+        record.held_claims = published.holds.claims
         record.sizes, record.used = published.sizes, published.used
         record.uuids, record.indexes = published.uuids, published.indexes
         record.serves_claims = published.serves_claims
+        self.claims.is_wanted = self.claims.is_wanted or serves_claims(node)
         if published.exclusion is Exclusion.NONE:
             self.nodes.set_cards(
                 record.row,
@@ -198,6 +203,8 @@ class ClusterState:
             record.pods.clear()
             record.assumed.clear()
             record.tombstones.clear()
+            record.claims.clear()
+            record.claim_tombstones.clear()
         self._records.mark_changed(name)
 
     # Pods.
@@ -297,6 +304,7 @@ class ClusterState:
                 record.pods[pod.uid] = pod
             self._records.mark_changed(pod.node)
         elif old is None or not old.ended:
+            self.claims.note_end(pod.uid, pod.node, pod.version)
             self._record_vanished(pod, pod.node, pod.assigned, pod.version, now)
 
     def _remove_pod(self, uid: str, node: str, version: int, now: float) -> None:
@@ -318,8 +326,18 @@ class ClusterState:
             self._drop_assumed(assumed)
             node, assigned = node or assumed.node, assumed.assigned
         node = node or old.node
+        self.claims.note_end(uid, node, version)
         if node and not old.ended:
             self._record_vanished(old, node, assigned, version, now)
+
+    def _find_end(self, uid: str, node: str) -> int | None:
+        """Tell at which version a pod ended on a node, 0 where it has another one; see `ClaimCache`."""
+        pod = self.pods.get(uid)
+        if pod is None:
+            return self._pod_versions.find_deletion(uid)
+        if pod.node and pod.node != node:
+            return 0
+        return pod.version if pod.ended else None
 
     def _uncount_pod(self, pod: PodRecord) -> None:
         """Take a bound pod out of its node's record."""

@@ -39,6 +39,10 @@ class ObjectVersions:
         if len(self._deletions) > MAX_DELETIONS:
             self._deletions.popitem(last=False)
 
+    def find_deletion(self, key: str) -> int | None:
+        """Find the version at which an object was deleted, None where that is not remembered."""
+        return self._deletions.get(key)
+
     def record_list(self, version: int) -> None:
         """Remember a complete list."""
         self._listed = max(self._listed, version)

@@ -6,9 +6,11 @@ from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
+from allocator.claims import ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector, went_back
+from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState
@@ -108,8 +110,39 @@ class PodSink(_CacheSink[PodLite]):
             self._state.apply_pod(item, self._clock())
 
 
+class ClaimSink(_CacheSink[ClaimObject]):
+    """ClaimSink applies what the claim reflector brings to the state; arguments are those of NodeSink.
+
+    Attributes:
+        tried: Signals that a list was read, or could not be.
+    """
+
+    def __init__(self, state: ClusterState, clock: Callable[[], float]) -> None:
+        super().__init__(state, clock)
+        self.tried: Signal[[]] = Signal()
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Note that nothing comes for a while; claims count as they were."""
+        del error
+        self.tried()
+
+    def _apply_list(self, items: Sequence[ClaimObject], resource_version: str, restored: bool) -> bool:
+        found = self._state.claims.replace(items, resource_version, self._clock(), restored=restored)
+        self.tried()
+        return found
+
+    def _apply_change(self, kind: Kind, item: ClaimObject, resource_version: str) -> None:
+        if kind == "DELETED":
+            self._state.claims.delete(item, resource_version, self._clock())
+        else:
+            self._state.claims.apply(item, self._clock())
+
+
 class Watcher:
     """Watcher keeps a state up to date with the API server.
+
+    Claims are watched once a node serves them. A process that may not list them goes on without: then nodes
+    alone know of claims that others allocated, and let pods wait.
 
     Args:
         client: The API server.
@@ -123,6 +156,7 @@ class Watcher:
     Attributes:
         node_sink: The sink of nodes.
         pod_sink: The sink of pods.
+        claim_sink: The sink of claims.
         changed: Signals every list and every change.
         filled: Signals, once, that both lists have been read.
         restored: Signals that a list is of another history than what was known: etcd was restored from an
@@ -151,9 +185,17 @@ class Watcher:
         self.node_sink, self.pod_sink = NodeSink(state, clock), PodSink(state, clock)
         self.nodes = Reflector(client, "/api/v1/nodes", node, self.node_sink, clock=clock, watch_s=watch_s)
         self.pods = Reflector(client, "/api/v1/pods", pod, self.pod_sink, clock=clock, watch_s=watch_s)
+        self.claim_sink = ClaimSink(state, clock)
+        self.claims = Reflector(
+            client, CLAIMS_PATH, ClaimObject, self.claim_sink, clock=clock, watch_s=watch_s
+        )
+        self._state = state
+        self._claims_wanted, self._claims_tried = asyncio.Event(), asyncio.Event()
+        self.node_sink.changed.connect(self._look_for_claims)
+        self.claim_sink.tried.connect(self._claims_tried.set)
         self.node_sink.listed.connect(self._record_node_list)
         self.pod_sink.listed.connect(self._record_pod_list)
-        for sink in (self.node_sink, self.pod_sink):
+        for sink in (self.node_sink, self.pod_sink, self.claim_sink):
             sink.changed.connect(self.changed)
 
     async def refresh(self) -> None:
@@ -166,6 +208,18 @@ class Watcher:
             listed.clear()
             reflector.relist()
             await listed.wait()
+        if self._state.claims.is_wanted:
+            self._claims_tried.clear()
+            self.claims.relist()
+            await self._claims_tried.wait()
+
+    def _look_for_claims(self) -> None:
+        if self._state.claims.is_wanted:
+            self._claims_wanted.set()
+
+    async def _watch_claims(self) -> None:
+        await self._claims_wanted.wait()
+        await self.claims.run()
 
     def call_after_each_list(self, act: Callable[[], None]) -> None:
         """Call `act` after each complete list, once the memory of the list itself is free."""
@@ -200,6 +254,8 @@ class Watcher:
         log.warning("etcd was restored from an older state, reading everything again")
         other.distrust_next_list()
         reflector.relist()
+        self.claim_sink.distrust_next_list()
+        self.claims.relist()
         self.restored()
 
     @property
@@ -216,7 +272,11 @@ class Watcher:
     @property
     def skipped(self) -> Mapping[str, int]:
         """Number of objects in lists that could not be read, since the start, by resource."""
-        return {"nodes": self.nodes.skipped, "pods": self.pods.skipped}
+        return {
+            "nodes": self.nodes.skipped,
+            "pods": self.pods.skipped,
+            "resourceclaims": self.claims.skipped,
+        }
 
     @property
     def stale(self) -> str:
@@ -232,6 +292,7 @@ class Watcher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.nodes.run())
             group.create_task(self.pods.run())
+            group.create_task(self._watch_claims())
 
 
 def _log_node_failure(name: str, error: Exception) -> None:

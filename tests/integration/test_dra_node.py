@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from allocator.names import NODE_HOLDS
+from allocator.records import load_holds
 from deviceplugin.dra import claim_service
 from deviceplugin.errors import KindInUseError
 from tests.dra_world import CLAIMS, DRIVER, dra_world
@@ -96,6 +98,42 @@ async def test_a_claim_waits_for_room_and_takes_it(monkeypatch: pytest.MonkeyPat
         await world.unprepare("big")
         assert not (await waiting)["late"].error
         await until(lambda: world.used == [4], "used 4")
+
+
+async def test_a_claim_that_was_deleted_while_it_waited_takes_no_room() -> None:
+    async with dra_world(8) as world:
+        await world.claim("big", (0, 6))
+        await world.prepare("big")
+        await world.claim("late", (0, 4))
+        waiting = asyncio.create_task(world.prepare("late"))
+        await asyncio.sleep(0.2)
+        await world.call("DELETE", f"{CLAIMS}/late")
+        world.end_pod("pod-big")
+        await world.unprepare("big")
+        assert "cannot be read" in (await waiting)["late"].error
+        await world.settled([0], set())
+
+
+async def test_holds_names_the_claims_that_the_words_contain() -> None:
+    async with dra_world() as world:
+
+        def held() -> frozenset[str]:
+            notes = world.api.node(NODE)["metadata"]["annotations"]
+            return load_holds(notes[NODE_HOLDS]).claims
+
+        uid = await world.claim("a", (0, 5))
+        await world.claim("of-limits", (1, 2), pod="pod-b", label=True)
+        await world.prepare("a")
+        await world.prepare("of-limits")
+        await until(lambda: held() == {world.uids["a"]} and world.used == [5, 2], "the claim in holds")
+        await world.kill_daemon()
+        await world.start_daemon()
+        assert held() == {world.uids["a"]}
+
+        await world.unprepare("a")
+        await until(lambda: not held(), "no claim in holds")
+        assert world.used == [5, 2], "its pod still runs"
+        assert uid in load_holds(world.api.node(NODE)["metadata"]["annotations"][NODE_HOLDS]).uids
 
 
 async def test_a_claim_beyond_the_card_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

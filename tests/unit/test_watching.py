@@ -70,7 +70,7 @@ async def test_what_could_not_be_read_is_counted() -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    assert watcher.skipped == {"nodes": 0, "pods": 1}
+    assert watcher.skipped == {"nodes": 0, "pods": 1, "resourceclaims": 0}
 
 
 class Restored:

@@ -1,0 +1,110 @@
+"""ResourceClaims as node daemon and scheduler read them: what of which cards a claim was allocated."""
+
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import QuantityError
+from allocator.names import CLAIM_LABEL, DRA_DRIVER, DRA_MEMORY
+from allocator.quantity import parse_bytes
+
+_MIB: Final = 1 << 20
+
+
+class ClaimOwner(msgspec.Struct):
+    """An object that owns a claim."""
+
+    kind: str = ""
+
+
+class ClaimMetadata(msgspec.Struct, rename="camel"):
+    """Metadata of a ResourceClaim."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    owner_references: list[ClaimOwner] | None = None
+
+
+class AllocatedDevice(msgspec.Struct, rename="camel"):
+    """A device that a claim was allocated, or a share of it."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str = msgspec.field(default="", name="shareID")
+    consumed_capacity: dict[str, Any] | None = None
+
+    def count_units(self, unit_mib: int) -> int | None:
+        """Count the units of memory, a part of a unit as a whole one; None means all of the device.
+
+        Raises:
+            QuantityError: the amount is none.
+        """
+        amount = (self.consumed_capacity or {}).get(DRA_MEMORY)
+        if amount is None:
+            return None
+        try:
+            return -(-parse_bytes(amount) // (unit_mib * _MIB))
+        except QuantityError as error:
+            raise QuantityError(f"{DRA_MEMORY}: {error}") from error
+
+
+class AllocatedDevices(msgspec.Struct):
+    """Devices of an allocation."""
+
+    results: list[AllocatedDevice] | None = None
+
+
+class ClaimAllocation(msgspec.Struct):
+    """Allocation of a claim."""
+
+    devices: AllocatedDevices | None = None
+
+
+class ClaimConsumer(msgspec.Struct):
+    """A pod, or another object, that may use a claim."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+class ClaimStatus(msgspec.Struct, rename="camel"):
+    """Status of a claim; without an allocation nobody may use it."""
+
+    allocation: ClaimAllocation | None = None
+    reserved_for: list[ClaimConsumer] | None = None
+
+
+class ClaimObject(msgspec.Struct):
+    """A ResourceClaim."""
+
+    metadata: ClaimMetadata
+    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
+
+    @property
+    def pods(self) -> dict[str, str]:
+        """Names of the pods that may use the claim, by UID."""
+        found = self.status.reserved_for or ()
+        return {consumer.uid: consumer.name for consumer in found if consumer.resource == "pods"}
+
+    @property
+    def results(self) -> list[AllocatedDevice] | None:
+        """Devices of our driver that the claim was allocated; None while it is not allocated."""
+        allocation = self.status.allocation
+        if allocation is None:
+            return None
+        devices = allocation.devices.results if allocation.devices is not None else None
+        return [result for result in devices or () if result.driver == DRA_DRIVER]
+
+    @property
+    def is_for_limits(self) -> bool:
+        """Return True if the extender wrote it for a pod that asks by its limits: that pod is charged."""
+        owners = self.metadata.owner_references or ()
+        return (self.metadata.labels or {}).get(CLAIM_LABEL) == "true" and any(
+            owner.kind == "Pod" for owner in owners
+        )
