@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from gpupack.autoscale.detection import AutoscalerDetector
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.placeholders import find_changes
 from gpupack.autoscale.planner import Plan, Planner, PodOutcome
@@ -39,6 +40,7 @@ class AutoscaleLoop:
     Args:
         board: Keeps nodes and pods.
         settings: How to run.
+        detector: Knows which autoscaler adds nodes.
         writer: Writes what was planned.
         recorder: Takes Events about pods.
         metrics: Take the time of each pass.
@@ -55,6 +57,7 @@ class AutoscaleLoop:
         self,
         board: ClusterBoard,
         settings: AutoscaleSettings,
+        detector: AutoscalerDetector,
         writer: Writer,
         recorder: EventRecorder,
         metrics: AutoscaleMetrics,
@@ -64,13 +67,14 @@ class AutoscaleLoop:
     ) -> None:
         self._board = board
         self._settings = settings
+        self._detector = detector
         self._writer = writer
         self._recorder = recorder
         self._metrics = metrics
         self._trouble = trouble
         self._clock = clock
         self._wall = wall
-        self._planner = Planner(settings.rules(), settings.declared())
+        self._planner = Planner(settings.rules(detector.name), settings.declared())
         self._guard_at = float("-inf")
         self._sent: dict[str, str] = {}
         self._emptiable: frozenset[str] = frozenset()
@@ -97,7 +101,17 @@ class AutoscaleLoop:
 
     async def run_pass(self) -> None:
         """Plan once, and write what was planned."""
+        if self._settings.placeholders:
+            await self._detector.refresh()
+        if self._detector.name or not self._settings.placeholders:
+            await self._ask_for_nodes()
+        if self._clock() >= self._guard_at:
+            self._guard_at = self._clock() + self._settings.guard_period_s
+            await self._guard()
+
+    async def _ask_for_nodes(self) -> None:
         began = self._clock()
+        self._planner.rules = self._settings.rules(self._detector.name)
         cluster = self._board.get_cluster()
         self.plan = self._planner.plan(cluster, began, self._wall())
         changes = find_changes(self.plan.placeholders, cluster.pods.values(), self._settings.namespace)
@@ -106,9 +120,6 @@ class AutoscaleLoop:
         # A label goes first: without it Karpenter thinks that the placeholder fits on that node.
         await self._writer.write_labels(self.plan.unlabelled)
         await self._writer.write_placeholders(changes)
-        if self._clock() >= self._guard_at:
-            self._guard_at = self._clock() + self._settings.guard_period_s
-            await self._guard()
 
     async def _guard(self) -> None:
         cluster = self._board.get_cluster()
@@ -154,6 +165,8 @@ class AutoscaleLoop:
     def status(self) -> dict[str, object]:
         """Write everything for `/status`."""
         return {
+            "autoscaler": self._detector.name,
+            "asksForNodes": self._settings.placeholders,
             "placeholders": [
                 {"shape": each.shape, "standsFor": list(each.stands_for)} for each in self.plan.placeholders
             ],
@@ -175,7 +188,7 @@ class AutoscaleLoop:
                 {"node": name, "reason": kept.reason.value, "pod": kept.pod}
                 for name, kept in sorted(self.kept.items())
             ],
-            "trouble": self._trouble() or self._failure or self._writer.trouble,
+            "trouble": self._trouble() or self._failure or self._detector.trouble or self._writer.trouble,
         }
 
 
@@ -268,10 +281,11 @@ async def run(
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         leadership = Leadership(elector, following)
+        detector = AutoscalerDetector(client, settings.autoscaler, settings.write_timeout_s)
         writer = Writer(client, settings.namespace, leadership.leads, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-autoscale", most=EVENTS)
         metrics = AutoscaleMetrics()
-        loop = AutoscaleLoop(board, settings, writer, recorder, metrics, lambda: leadership.trouble)
+        loop = AutoscaleLoop(board, settings, detector, writer, recorder, metrics, lambda: leadership.trouble)
         unready = (lambda: leadership.blindness) if label is not None else (lambda: leadership.trouble)
         runner = web.AppRunner(
             make_app(loop, metrics, writer, unready),

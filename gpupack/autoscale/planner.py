@@ -63,7 +63,7 @@ class PlanRules:
 
     Attributes:
         grace_s: Seconds that a pod has been refused on every node before a node is asked for.
-        most: Placeholders at most at one time.
+        most: Placeholders at most at one time; 0: no node is asked for.
         host_label: Label by whose values placeholders keep out nodes that look free and are not.
         patience_s: Seconds that the cluster autoscaler is trusted to add nodes for pods whose need it sees.
     """
@@ -72,6 +72,11 @@ class PlanRules:
     most: int = 20
     host_label: str = HOSTNAME
     patience_s: float = STARTING_S
+
+    @property
+    def refusal(self) -> Outcome:
+        """Why no more than `most` are asked for."""
+        return Outcome.LIMIT if self.most else Outcome.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,7 @@ class Planner:
         placeholders = self._ask(maker, wanted, outcomes, view)
         packed = {pod.uid for node in nodes for pod, _ in node.pods}
         for pod in (pod for kind in due for pod in kind.pods if pod.uid not in outcomes.pods):
-            outcomes.note(pod, Outcome.COVERED if pod.uid in packed else Outcome.LIMIT)
+            outcomes.note(pod, Outcome.COVERED if pod.uid in packed else self.rules.refusal)
         return Plan(
             tuple(placeholders),
             outcomes.pods,
@@ -247,7 +252,7 @@ class Planner:
         for node in wanted:
             fit_by_sum = [pod for pod, _ in node.pods if pod.uid in maker.fit_by_sum]
             if len(found) >= self.rules.most:
-                outcomes.note_all(fit_by_sum, Outcome.LIMIT)
+                outcomes.note_all(fit_by_sum, self.rules.refusal)
                 continue
             made = maker.placeholder(node, view)
             outcomes.note_all(fit_by_sum, Outcome.NO_LABEL if made is None else Outcome.ASKED)

@@ -17,8 +17,10 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import list_election_faults, list_process_faults
 
 MOST_PLACEHOLDERS = 500
+AUTO = "auto"
+CLUSTER_AUTOSCALER = "cluster-autoscaler"
 KARPENTER = "karpenter"
-AUTOSCALERS = ("cluster-autoscaler", KARPENTER)
+AUTOSCALERS = (AUTO, CLUSTER_AUTOSCALER, KARPENTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class AutoscaleSettings(HttpAddress):
         http: HOST:PORT of health, metrics and status; port 0 takes any free one.
         unit_mib: MiB a unit; None: what most nodes publish.
         shapes: Path of a YAML file of shapes; None: shapes are learned from nodes alone.
-        autoscaler: Which one adds nodes: it decides what a placeholder may say.
+        autoscaler: Which one adds nodes: it decides what a placeholder may say. auto: what the API server
+            serves tells.
         placeholders: Ask for nodes.
         keep_nodes: Keep nodes from scale-down whose pods have no cards elsewhere.
         consolidate: Say which nodes few moves would empty; nothing is evicted.
@@ -54,7 +57,7 @@ class AutoscaleSettings(HttpAddress):
     http: str = "127.0.0.1:8915"
     unit_mib: int | None = None
     shapes: str | None = None
-    autoscaler: str = AUTOSCALERS[0]
+    autoscaler: str = AUTO
     placeholders: bool = True
     keep_nodes: bool = True
     consolidate: bool = False
@@ -73,10 +76,10 @@ class AutoscaleSettings(HttpAddress):
     log_level: str = "info"
     log_format: str = "text"
 
-    def rules(self) -> PlanRules:
-        """Write how placeholders are planned."""
+    def rules(self, autoscaler: str) -> PlanRules:
+        """Write how placeholders are planned for an autoscaler."""
         most = self.most if self.placeholders else 0
-        host_label = NODE_HOST if self.autoscaler == KARPENTER else HOSTNAME
+        host_label = NODE_HOST if autoscaler == KARPENTER else HOSTNAME
         return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
 
     def declared(self) -> Sequence[Shape]:

@@ -349,7 +349,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         or set(document) != {"shapes"}
         or not isinstance(document["shapes"], list)
     ):
-        raise InputError(f"{source}; allowed: `shapes:` with a list, see docs/howto/loop.md")
+        raise InputError(f"{source}; allowed: `shapes:` with a list, see docs/howto/autoscaling.md")
     if len(document["shapes"]) > MOST_SHAPES:
         raise InputError(f"{source}: {len(document['shapes'])} shapes; allowed: {MOST_SHAPES} at most")
     found: list[Shape] = []

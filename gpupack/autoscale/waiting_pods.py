@@ -27,6 +27,7 @@ class Outcome(StrEnum):
     NO_SHAPE = "no_shape"
     NO_LABEL = "no_label"
     LIMIT = "limit"
+    OFF = "off"
 
 
 SENTENCES = {
@@ -41,6 +42,7 @@ SENTENCES = {
     Outcome.NO_SHAPE: "no node that could be added would take it",
     Outcome.NO_LABEL: "no label tells nodes that would take it from others that would not",
     Outcome.LIMIT: "as many placeholder pods as allowed ask for nodes already",
+    Outcome.OFF: "it needs a new node; none is asked for, because of --no-placeholders",
 }
 
 

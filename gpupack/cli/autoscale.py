@@ -12,7 +12,7 @@ from gpupack.cli.names import complete_nodes
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
     need by their cards, and nodes are kept from scale-down whose pods have no cards elsewhere.
 
-    docs/howto/loop.md says how, for Cluster Autoscaler and Karpenter.
+    docs/howto/autoscaling.md says how, for Cluster Autoscaler and Karpenter.
     """
 
 
@@ -33,10 +33,11 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
 @click.option("--shapes", metavar="FILE", help="YAML with machine types that may have no node yet.")
 @click.option(
     "--autoscaler",
-    default="cluster-autoscaler",
+    default="auto",
     show_default=True,
-    metavar="cluster-autoscaler|karpenter",
-    help="Which one adds nodes; for Karpenter placeholders keep nodes out by a label of ours.",
+    metavar="auto|cluster-autoscaler|karpenter",
+    help="Which one adds nodes; auto: Karpenter where the API server serves its NodePools. For Karpenter "
+    "placeholders keep nodes out by a label of ours.",
 )
 @click.option(
     "--placeholders/--no-placeholders", default=True, show_default=True, help="Ask for nodes at all."
@@ -99,7 +100,7 @@ For the file of shapes:          gpupack autoscale shapes
 Tags of a group on AWS:          gpupack autoscale shapes gpu-node-3 --format aws
 Of a type without a node:        gpupack autoscale shapes --name a3 --cards 8x81559 --cpu 206 --memory 1800Gi
 
-It reads Nodes and Pods, and changes nothing. docs/howto/loop.md says where each format goes.
+It reads Nodes and Pods, and changes nothing. docs/howto/autoscaling.md says where each format goes.
 """
 
 

@@ -88,7 +88,8 @@ def test_a_placeholder_comes_with_the_condition_and_goes_with_its_pod(
     assert made["metadata"]["annotations"][PLACEHOLDER_FOR] == "default/waits"
     assert made["spec"]["schedulerName"] == "gpupack-placeholder"
     assert "NodeAskedFor" in until(lambda: cluster.wait_event("waits", "NodeAskedFor"), "an Event")
-    assert json.loads(autoscale.http("/status"))["trouble"] == ""
+    status = json.loads(autoscale.http("/status"))
+    assert (status["trouble"], status["autoscaler"]) == ("", "cluster-autoscaler")
     cluster.delete("waits")
     until(lambda: not placeholders(cluster), "the placeholder gone", 60)
 

@@ -61,7 +61,7 @@ class World:
             self.api.post(NODE_OVERLAYS, overlay)
         file = folder / "shapes.yaml"
         file.write_text(write_shapes(shapes, 1024, "file"))
-        arguments = ("--autoscaler", "karpenter", "--grace-s", "5", "--namespace", "default")
+        arguments = ("--grace-s", "5", "--namespace", "default")
         self.ours = Autoscale(config, logs, port, *arguments, "--shapes", str(file))
 
     def stop(self) -> None:
@@ -181,6 +181,7 @@ def test_a_node_that_looks_free_is_excluded_by_a_label_of_ours(make_world: Any) 
     full, node = (world.api.get(f"{NODES}/{world.node_of(name)}") for name in ("a", "waits"))
     assert full["metadata"]["labels"][NODE_HOST] == full["metadata"]["name"]
     assert node["metadata"]["labels"][TYPE] == "small"
+    assert json.loads(world.ours.http("/status"))["autoscaler"] == "karpenter"
     world.settled(2)
 
 

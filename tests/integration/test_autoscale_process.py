@@ -13,6 +13,7 @@ from aiohttp import web
 
 from allocator.names import NODE_HOST, NODE_KEPT, PLACEHOLDER_FOR, PLACEHOLDER_LABEL
 from gpupack.autoscale.app import AutoscaleLoop, run
+from gpupack.autoscale.detection import AutoscalerDetector
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.autoscale.scale_down import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
 from gpupack.autoscale.settings import AutoscaleSettings
@@ -339,6 +340,58 @@ async def test_for_karpenter_the_nodes_are_labelled_that_placeholders_keep_out(t
             assert "gpupack.io/host" not in api.node("n1")["metadata"]["labels"]
 
 
+async def test_karpenter_is_found_by_its_node_pools(tmp_path: Path) -> None:
+    """Nothing is asked for before that is known, for Karpenter refuses what suits Cluster Autoscaler."""
+    nodes, pods = fragments()
+    full = Node("n2", (80, 80), foreign=(79, 79))
+    answers = {
+        "/apis/karpenter.sh": {"versions": [{"version": "v1"}]},
+        "/apis/karpenter.sh/v1": {"resources": [{"name": "nodepools"}]},
+    }
+    is_said = False
+
+    async def discover(request: web.Request) -> web.Response | None:
+        if not request.path.startswith("/apis/karpenter.sh"):
+            return None
+        return web.json_response(answers[request.path]) if is_said else refusal(500, "discovery is away")
+
+    async with ApiServer(seed=1) as api:
+        fill(api, grown([*nodes, full], [*pods, waits("waits", 40)]))
+        api.http.intercept = discover
+        async with autoscale(api, tmp_path, namespace="default") as running:
+
+            async def is_told() -> bool:
+                return "discovery is away" in (await running.status())["trouble"]
+
+            async def keeps_nodes() -> bool:
+                return NODE_KEPT in api.node("n1")["metadata"]["annotations"]
+
+            await until(is_told)
+            await until(keeps_nodes)
+            assert not placeholders(api)
+            assert (await running.status())["autoscaler"] == ""
+            is_said = True
+            await there_are(api, 1)
+            assert api.node("n2")["metadata"]["labels"][NODE_HOST] == "n2"
+            status = await running.status()
+            assert (status["autoscaler"], status["trouble"]) == ("karpenter", "")
+
+
+async def test_status_says_that_no_node_is_asked_for(tmp_path: Path) -> None:
+    async with cluster() as api, autoscale(api, tmp_path, placeholders=False) as running:
+
+        async def is_told() -> bool:
+            pods = (await running.status())["pods"]
+            return [(pod["name"], pod["outcome"]) for pod in pods] == [("w0", "off")]
+
+        await until(is_told)
+        status = await running.status()
+        assert status["asksForNodes"] is False
+        assert "--no-placeholders" in status["pods"][0]["message"]
+        assert 'gpupack_autoscale_waiting_pods{outcome="off"} 1.0' in (await running.get("/metrics"))[1]
+        assert not placeholders(api)
+
+
 class BoardOfOddThings(ClusterBoard):
     """Something is wrong with an object of the cluster, and then not any more."""
 
@@ -355,7 +408,8 @@ async def test_a_pass_that_fails_is_told_and_the_next_one_is_tried() -> None:
     nothing: Any = None
     writer = Writer(nothing, NAMESPACE, lambda: True, 1.0)
     settings = AutoscaleSettings(period_s=0.0, keep_nodes=False)
-    made = AutoscaleLoop(board, settings, writer, nothing, AutoscaleMetrics(), lambda: "")
+    detector = AutoscalerDetector(nothing, "cluster-autoscaler", 1.0)
+    made = AutoscaleLoop(board, settings, detector, writer, nothing, AutoscaleMetrics(), lambda: "")
     running = asyncio.create_task(made.run())
 
     async def is_told() -> bool:
@@ -392,7 +446,7 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
         ({"namespace": "A B"}, "namespace 'A B'; allowed:"),
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
         ({"consolidate": True, "keep_nodes": False}, "consolidate without keep nodes; allowed: both"),
-        ({"autoscaler": "other"}, "autoscaler 'other'; allowed: cluster-autoscaler, karpenter"),
+        ({"autoscaler": "other"}, "autoscaler 'other'; allowed: auto, cluster-autoscaler, karpenter"),
         ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to"),
     ],
 )

@@ -156,6 +156,17 @@ def test_comments_and_docstrings_are_in_plain_english() -> None:
     ] == []
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    """Helps, messages and comments send readers there."""
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path, _ in sources()
+        for name in re.findall(r"\bdocs/[a-z0-9/_-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    assert not [(path, name) for path, name in named if not (ROOT / name).exists()]
+
+
 def test_helps_are_in_plain_english() -> None:
     assert [name for name, each in cli.commands.items() if UNCLEAR.search(each.help or "")] == []
 
