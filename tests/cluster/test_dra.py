@@ -170,28 +170,10 @@ def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster
     cluster.create(claim_pod("p10", "c10"))
     wait_running(cluster, "p10")
 
-    made = cluster.api.post(CLAIMS, claim("by-hand", 10))
+    cluster.api.post(CLAIMS, claim("by-hand", 10))
     pod = cluster.api.post(PODS, claim_pod("late", "by-hand", schedulerName="nobody"))
-    share = "6f3c9a52-6a3a-4d0c-8a3c-0f6a3c9a526a"
-    made["status"] = {
-        "allocation": {
-            "allocationTimestamp": "2026-01-01T00:00:00Z",
-            "devices": {
-                "results": [
-                    {
-                        "request": "gpu",
-                        "driver": DRIVER,
-                        "pool": cluster.node_name,
-                        "device": SMALL.lower(),
-                        "shareID": share,
-                        "consumedCapacity": {"memory": "10Gi"},
-                    }
-                ]
-            },
-        },
-        "reservedFor": [{"resource": "pods", "name": "late", "uid": pod["metadata"]["uid"]}],
-    }
-    cluster.api.put(f"{CLAIMS}/by-hand/status", made)
+    reserved = [{"resource": "pods", "name": "late", "uid": pod["metadata"]["uid"]}]
+    allocate(cluster, "by-hand", SMALL.lower(), 10, reservedFor=reserved)
     target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node_name}
     binding = {"metadata": {"name": "late", "uid": pod["metadata"]["uid"]}, "target": target}
     cluster.api.post(f"{PODS}/late/binding", {"apiVersion": "v1", "kind": "Binding", **binding})
@@ -415,6 +397,61 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.wait_used([10, 0])
     cluster.delete("second")
     cluster.wait_used([0, 0])
+
+
+def allocate(cluster: Cluster, name: str, device: str, gib: int, **status: Any) -> None:
+    """Allocate a claim by hand."""
+    made = cluster.api.get(f"{CLAIMS}/{name}")
+    result = {
+        "request": "gpu",
+        "driver": DRIVER,
+        "pool": cluster.node_name,
+        "device": device,
+        "shareID": "6f3c9a52-6a3a-4d0c-8a3c-0f6a3c9a526a",
+        "consumedCapacity": {"memory": f"{gib}Gi"},
+    }
+    allocation = {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": [result]}}
+    cluster.api.put(f"{CLAIMS}/{name}/status", {**made, "status": {"allocation": allocation, **status}})
+
+
+def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> None:
+    path = f"{API}/namespaces/default/resourceclaimtemplates"
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    on_small = f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'
+    spec = claim("x", 6, on_small)["spec"]
+    cluster.api.post(path, {**kind, "metadata": {"name": "small-six"}, "spec": {"spec": spec}})
+    try:
+        use = {"resources": {"claims": [{"name": "card"}]}}
+        claims = [{"name": "card", "resourceClaimTemplateName": "small-six"}]
+        cluster.create(workload.pod("made", {**workload.container(), **use}, resourceClaims=claims))
+        cluster.api.post(CLAIMS, claim("shared", 5, on_small))
+        for name in ("first", "second"):
+            cluster.create(claim_pod(name, "shared"))
+        # Bound: their claims are allocated, and the node may not have prepared them yet.
+        for name in ("made", "first", "second"):
+            until(lambda name=name: cluster.pod(name)["spec"].get("nodeName"), "bound", 60)
+        cluster.create(workload.pod("fills", workload.container(gib=5)))
+        cluster.create(workload.pod("other", workload.container(gib=6)))
+        for name in ("made", "first", "second", "fills", "other"):
+            wait_running(cluster, name)
+        assert assigned(cluster, "other") == {"main": [[LARGE, 6]]}
+        cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
+    finally:
+        cluster.api.delete(f"{path}/small-six", grace_s=0)
+
+
+def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(cluster: Cluster) -> None:
+    cluster.api.post(CLAIMS, claim("by-hand", 20))
+    allocate(cluster, "by-hand", LARGE.lower(), 20)
+    cluster.create(workload.pod("fits", workload.container(gib=12)))
+    wait_running(cluster, "fits")
+    cluster.create(workload.pod("does-not-fit", workload.container(gib=17)))
+    cluster.wait_event("does-not-fit", "FailedScheduling", 30)
+    cluster.wait_used([12, 0] if assigned(cluster, "fits") == {"main": [[SMALL, 12]]} else [0, 12])
+    assert not cluster.pod("does-not-fit")["spec"].get("nodeName")
+    cluster.api.delete(f"{CLAIMS}/by-hand", grace_s=0)
+    wait_running(cluster, "does-not-fit")
+    assert assigned(cluster, "does-not-fit") == {"main": [[LARGE, 17]]}
 
 
 def prepared_units(cluster: Cluster) -> dict[str, list[str]]:
