@@ -27,7 +27,11 @@ from gpupack.policies import PolicyCommand, all_policies
     "--add", multiple=True, metavar="PROFILE[xN]", help="With --cluster: also with N more nodes of a profile."
 )
 @source_options
-@click.option("--policy", default=DEFAULT_NODE_POLICY, show_default=True, metavar="NAME[,NAME]")
+@click.option(
+    "--policy",
+    metavar="NAME[,NAME]",
+    help=f"Default: nodePolicy of --queues FILE where it is set, else {DEFAULT_NODE_POLICY}.",
+)
 @click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True)
 @card_policy_parameter
 @click.option(
@@ -79,6 +83,7 @@ def simulate(**options: Any) -> None:
     from scheduler_plugin.simulator.app import run
     from scheduler_plugin.simulator.options import (
         SimulationOptions,
+        choose_policies,
         default_jobs,
         parse_load,
         parse_names,
@@ -97,7 +102,7 @@ def simulate(**options: Any) -> None:
         asked = SimulationOptions(
             nodes=options["nodes"] or "",
             pods=options["pods"] or "",
-            policies=parse_names(options["policy"]),
+            policies=choose_policies(options["policy"], options["queues"]),
             card_policy=options["card_policy"],
             card_policy_parameters=options["card_policy_parameters"],
             workloads=parse_names(options["workload"]),

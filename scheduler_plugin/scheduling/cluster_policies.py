@@ -1,6 +1,6 @@
 """The node policies in use: the cluster's own, and those that pods name."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, POD_NODE_POLICY
@@ -49,6 +49,7 @@ class ClusterPolicies:
         card_policy_name: Name of the cluster's card policy.
         parameters: Parameters of the cluster's node policy, text by name.
         defaults: Parameters of policies where nobody says otherwise, by name of the policy.
+        make: Makes a policy from its name and its parameters; None: no parameters.
 
     Raises:
         PolicyError: of this package for the node policy or its parameters, of allocator for the card policy.
@@ -68,8 +69,10 @@ class ClusterPolicies:
         card_policy_name: str = DEFAULT_CARD_POLICY,
         parameters: Mapping[str, str] | None = None,
         defaults: Mapping[str, Mapping[str, str]] | None = None,
+        make: Callable[[str, Mapping[str, str] | None], NodePolicy] = make_policy,
     ) -> None:
         card_policy(card_policy_name)
+        self._make = make
         self.node_policy = node_policy
         self._defaults = dict(defaults or {})
         self._initial = (node_policy, dict(parameters or {}))
@@ -85,7 +88,7 @@ class ClusterPolicies:
         self.slow_policy_found: Signal[[str]] = Signal()
         self.warnings: list[str] = []
         self._checked: set[tuple[str, str]] = set()
-        self._add_policy(node_policy, make_policy(node_policy, self._parameters[node_policy]))
+        self._add_policy(node_policy, self._make(node_policy, self._parameters[node_policy]))
 
     def _with_defaults(self, parameters: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
         """Complete parameters by those that hold where nobody says otherwise."""
@@ -119,7 +122,7 @@ class ClusterPolicies:
         known = self._with_defaults({first: texts, **parameters})
         if (name, known) == (self.node_policy, self._parameters):
             return False
-        made = {each: make_policy(each, known.get(each)) for each in {name, *known}}
+        made = {each: self._make(each, known.get(each)) for each in {name, *known}}
         self.node_policy, self._parameters = name, known
         for kept in (self._policies, self._counters, self.learners, self.backlog_readers):
             kept.clear()
@@ -132,7 +135,7 @@ class ClusterPolicies:
         name = request.node_policy or self.node_policy
         policy = self._policies.get(name)
         if policy is None:
-            policy = self._add_policy(name, make_policy(name, self._parameters.get(name)))
+            policy = self._add_policy(name, self._make(name, self._parameters.get(name)))
         return policy
 
     def _set_other_resources(self, policies: Iterable[NodePolicy]) -> None:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +26,7 @@ from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import run as run_pods
 from scheduler_plugin.simulator.engine import typical
 from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
-from scheduler_plugin.simulator.placer import Placer, make_simulated_policy
+from scheduler_plugin.simulator.placer import make_simulated_policy
 from scheduler_plugin.simulator.plot import library, plot, plot_replay
 from scheduler_plugin.simulator.queued import QueuedReplayState, check, without_borrowing
 from scheduler_plugin.simulator.queued_plot import plot_queues
@@ -166,18 +166,22 @@ def replay_one(
         story = replay(cluster, ranked, options.card_policy, what.arrivals)
         wall_s = time.perf_counter() - began
         return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
-    config = ConfigFile(options.queues).load()
+    config = options.make_config(variant.policy)
     used = config if variant.borrowing else without_borrowing(config)
-    placer = Placer(cluster, ranked)
-    replaying = QueuedReplayState(cluster, placer, what, used)
-    story = follow(replaying, [cluster.get_kind(each.pod, options.card_policy) for each in what.arrivals])
+    workload = typical(cluster, pods) if variant.workload == TRACE else None
+
+    def make(name: str, parameters: Mapping[str, str] | None) -> NodePolicy:
+        return make_simulated_policy(name, parameters or {}, workload)
+
+    replaying = QueuedReplayState(what, used, options.card_policy, options.card_units, make)
+    story = follow(replaying, replaying.kinds)
     result = replay_result(story, what, cluster, time.perf_counter() - began)
     return _named(options, variant, seed) | result | queued_result(replaying, what, config)
 
 
 def _ranked(options: SimulationOptions, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
     known = workload if variant.workload == TRACE else None
-    return make_simulated_policy(variant.policy, options.parameters.get(variant.policy, {}), known)
+    return make_simulated_policy(variant.policy, options.parameters_of(variant.policy), known)
 
 
 def _named(options: SimulationOptions, variant: Variant, seed: int) -> Run:

@@ -60,6 +60,7 @@ class SimulatedCluster:
         nodes: Sorted by name, so that the first of equal rows has the smallest name.
         card_units: Units a card has whose node does not say; requests are rounded up to whole units.
         others: Further resources that count.
+        arrays: Where these nodes stand already, in their order; None: they are put into new ones.
 
     Attributes:
         units: Of all cards together.
@@ -68,21 +69,17 @@ class SimulatedCluster:
     """
 
     def __init__(
-        self, nodes: Sequence[TraceNode], card_units: int = CARD, others: Sequence[str] = ()
+        self,
+        nodes: Sequence[TraceNode],
+        card_units: int = CARD,
+        others: Sequence[str] = (),
+        arrays: NodeArrays | None = None,
     ) -> None:
         self.card_units = card_units
-        self.arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
-        self.arrays.set_other_resources(others)
+        self.arrays = self._fill_arrays(nodes, others) if arrays is None else arrays
         self._cards: dict[int, list[Card]] = {}
         self._kinds: dict[tuple[object, ...], SimulatedPodKind] = {}
         self.gpus = sum(node.cards for node in nodes)
-        for node in nodes:
-            row = self.arrays.add_node(node.name)
-            self.arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
-            has = dict(node.others)
-            self.arrays.set_other_amounts(row, [has.get(name, 0) for name in others], [0] * len(others))
-            cards = [node.card_units or card_units] * node.cards
-            self.arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
         self.units = int(self.arrays.size.sum())
         host = self.arrays.cpu_capacity, self.arrays.memory_capacity
         self.resources = QueueResources(self.units, *(int(amounts.sum()) for amounts in host))
@@ -95,9 +92,25 @@ class SimulatedCluster:
         if self.even:
             self.card_units = self._usual
         self._model_of_row = np.array(
-            [self.arrays.model[row, 0] if self.arrays.cards[row] else -1 for row in range(len(nodes))],
+            [
+                self.arrays.model[row, 0] if self.arrays.cards[row] else -1
+                for row in range(self.arrays.row_count)
+            ],
             dtype=np.int64,
         )
+
+    def _fill_arrays(self, nodes: Sequence[TraceNode], others: Sequence[str]) -> NodeArrays:
+        """Put the nodes into new arrays."""
+        arrays = NodeArrays(rows=max(1, len(nodes)), cards=max(1, *(node.cards for node in nodes)))
+        arrays.set_other_resources(others)
+        for node in nodes:
+            row = arrays.add_node(node.name)
+            arrays.set_capacity(row, node.cpu_milli, node.memory_mib * MIB)
+            has = dict(node.others)
+            arrays.set_other_amounts(row, [has.get(name, 0) for name in others], [0] * len(others))
+            cards = [node.card_units or self.card_units] * node.cards
+            arrays.set_cards(row, cards, [0] * node.cards, models=[node.model] * node.cards)
+        return arrays
 
     def get_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         """Make a pod's request ready; the same object for equal requests."""
@@ -241,15 +254,6 @@ class SimulatedCluster:
     def remove_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Take a pod away from a row's cards."""
         self._add(kind, row, charge, -1)
-
-    def block(self, row: int, card: int, units: int) -> None:
-        """Keep units of a card from pods, or where negative give them back."""
-        taken = self.arrays.assumed[row, : self.arrays.cards[row]].tolist()
-        taken[card] += units
-        known = self._cards.get(row)
-        if known is not None:
-            known[card] = replace(known[card], used_units=taken[card])
-        self.arrays.set_assumed(row, taken)
 
     def _add(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
         arrays, ask = self.arrays, kind.ask

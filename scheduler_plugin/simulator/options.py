@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
 from allocator.policies import CARD_POLICIES
+from scheduler_plugin.cache.node_arrays import MAX_UNITS
 from scheduler_plugin.errors import PolicyError, QueueConfigError, SettingsError
+from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import get_other_resources, make_policy
@@ -88,14 +92,31 @@ class SimulationOptions:
         Raises:
             PolicyError: a policy that there is not, or parameters that it refuses.
         """
-        made = (make_policy(policy, self.parameters.get(policy)) for policy in self.policies)
+        made = (make_policy(policy, self.parameters_of(policy)) for policy in self.policies)
         return tuple(sorted({name for policy in made for name in get_other_resources(policy)}))
+
+    def parameters_of(self, policy: str) -> Mapping[str, str]:
+        """Find the parameters of a policy: those of the queues, but for those that the options name."""
+        given = self.parameters.get(policy, {})
+        return given if self.queues is None else {**_load_parameters(self.queues, policy), **given}
+
+    def make_config(self, policy: str) -> QueueConfig:
+        """Read the queues, with a node policy in place of their own.
+
+        Raises:
+            QueueConfigError: the file cannot be used.
+        """
+        if self.queues is None:
+            raise SettingsError("no queues; allowed: a file")
+        config = ConfigFile(self.queues).load()
+        parameters = {**config.node_policy_parameters, policy: dict(self.parameters_of(policy))}
+        return msgspec.structs.replace(config, node_policy=policy, node_policy_parameters=parameters)
 
     def variants(self) -> list["Variant"]:
         """What is run with every seed."""
         result = []
         for policy in self.policies:
-            known = knows_workloads(policy, self.parameters.get(policy, {}))
+            known = knows_workloads(policy, self.parameters_of(policy))
             for workload in self.workloads if known else (None,):
                 label = f"{policy}, {workload}" if known and len(self.workloads) > 1 else policy
                 result.append(Variant(policy, workload, label))
@@ -128,7 +149,7 @@ class SimulationOptions:
             faults.append(f"no policy; allowed: {NODE_POLICIES.allowed}")
         for policy in self.policies:
             try:
-                make_policy(policy, self.parameters.get(policy, {}))
+                make_policy(policy, self.parameters_of(policy))
             except PolicyError as error:
                 faults.append(str(error))
         faults += [
@@ -157,8 +178,10 @@ class SimulationOptions:
             faults.append(f"queues {self.queues!r} without a replay: allowed with --replay only")
         if self.jobs < 1:
             faults.append(f"jobs {self.jobs}; allowed: 1 or more")
-        if not 1 <= self.card_units <= MAX_CARD_UNITS:
-            faults.append(f"card units {self.card_units}; allowed: 1 to {MAX_CARD_UNITS}")
+        most = MAX_CARD_UNITS if self.queues is None else MAX_UNITS
+        if not 1 <= self.card_units <= most:
+            beside = "" if self.queues is None else " with queues"
+            faults.append(f"card units {self.card_units}{beside}; allowed: 1 to {most}")
         return faults
 
     def _queue_faults(self) -> list[str]:
@@ -186,6 +209,34 @@ class SimulationOptions:
         except OSError as error:
             faults.append(f"{error.filename}: {error.strerror}; allowed: a place that can be written")
         return faults
+
+
+def choose_policies(text: str | None, queues: str | None) -> tuple[str, ...]:
+    """Choose the node policies to run.
+
+    Args:
+        text: A comma list of names; None: none are named.
+        queues: File with queues, or None.
+
+    Returns:
+        Those that are named; else the `nodePolicy` of the queues; else the default of the extender.
+    """
+    if text is not None:
+        return parse_names(text)
+    try:
+        named = ConfigFile(queues).load().node_policy if queues is not None else None
+    except QueueConfigError:
+        # `SimulationOptions.check` tells, with all other faults.
+        named = None
+    return (named or DEFAULT_NODE_POLICY,)
+
+
+def _load_parameters(queues: str, policy: str) -> Mapping[str, str]:
+    """Read the parameters of a policy that a file with queues has; none where it cannot be used."""
+    try:
+        return ConfigFile(queues).load().node_policy_parameters.get(policy, {})
+    except QueueConfigError:
+        return {}
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from allocator.registry import Parameters
-from scheduler_plugin.cache.arrays import BoolArray, FloatArray, RowArray
+from scheduler_plugin.cache.arrays import FloatArray, RowArray
 from scheduler_plugin.scheduling.pending_pods import COUNT_INTERVAL_S
 from scheduler_plugin.scheduling.placing import compute_scores, score_nodes
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
@@ -68,21 +68,32 @@ class Placer:
         pods = [(kind.ask, uids) for kind, uids in waiting().items()]
         self._reader.waiting(self._cluster.arrays, pods)
 
-    def place_pod(self, kind: SimulatedPodKind, uid: str, among: BoolArray | None = None) -> PlacedPod | str:
+    def place_pod(self, kind: SimulatedPodKind, uid: str) -> PlacedPod | str:
         """Place a pod; the reason when it cannot be.
 
         Args:
             kind: What it asks for.
             uid: Of the pod.
-            among: bool[R], rows that come into question; None: all.
         """
-        cluster, ask = self._cluster, kind.ask
+        row = self.find_row(kind, uid)
+        if isinstance(row, str):
+            return row
+        charge = self._cluster.choose_cards(kind, row, self._policy)
+        self._cluster.add_pod(kind, row, charge)
+        self.record_placed(kind, uid)
+        return PlacedPod(row, charge)
+
+    def find_row(self, kind: SimulatedPodKind, uid: str) -> int | str:
+        """Find the row where a pod goes; the reason when there is none. Nothing is taken.
+
+        Args:
+            kind: What it asks for.
+            uid: Of the pod.
+        """
+        cluster = self._cluster
         rows = cluster.filter_rows(kind)
-        if among is not None:
-            rows = rows[among[rows]]
         if not rows.size:
-            if self._learner is not None:
-                self._learner.pending(uid, cluster.arrays, ask, np.arange(cluster.arrays.row_count))
+            self.record_unplaced(kind, uid)
             return cluster.explain_misfit(kind)
         scores = self._scores(kind, uid, rows)
         best = int(scores.argmin())
@@ -90,13 +101,23 @@ class Placer:
         row = int(rows[best])
         if self._counter is not None:
             self._counter.record_attempt(cluster.arrays, uid, None if held else row)
-        if held:
-            return HELD
-        charge = cluster.choose_cards(kind, row, self._policy)
-        cluster.add_pod(kind, row, charge)
+        return HELD if held else row
+
+    def record_unplaced(self, kind: SimulatedPodKind, uid: str) -> None:
+        """Tell a policy that learns of a pod that fits nowhere."""
         if self._learner is not None:
-            self._learner.pod_resolved(uid, ask)
-        return PlacedPod(row, charge)
+            arrays = self._cluster.arrays
+            self._learner.pending(uid, arrays, kind.ask, np.arange(arrays.row_count))
+
+    def record_placed(self, kind: SimulatedPodKind, uid: str) -> None:
+        """Tell a policy that learns of a pod that was placed."""
+        if self._learner is not None:
+            self._learner.pod_resolved(uid, kind.ask)
+
+    def record_gone(self, uid: str) -> None:
+        """Tell a policy that learns of a pod that has ended."""
+        if self._learner is not None:
+            self._learner.pod_resolved(uid, None)
 
     def _scores(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
@@ -108,8 +129,7 @@ class Placer:
     def remove_pod(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
         """Take a pod away that has ended."""
         self._cluster.remove_pod(kind, place.row, place.charge)
-        if self._learner is not None:
-            self._learner.pod_resolved(uid, None)
+        self.record_gone(uid)
 
 
 def make_simulated_policy(name: str, parameters: Parameters, workload: TypicalWorkload | None) -> NodePolicy:

@@ -67,7 +67,7 @@ def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueCon
         "evicted": replaying.evicted,
         "room_kept": replaying.kept,
         "quota_units": sum(form.nominal_quota or 0 for form in config.queues.values()),
-        "cluster_units": replaying.cluster_units,
+        "cluster_units": replaying.cluster.units,
         "fairness_series": [
             [round(float(day), 4), None if np.isnan(value) else round(float(value), 4)]
             for day, value in zip(days, fair, strict=True)

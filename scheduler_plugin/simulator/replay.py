@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import Arrival
 from scheduler_plugin.simulator.cluster import SimulatedCluster, SimulatedPodKind
@@ -142,8 +141,8 @@ class ReplayState:
         """List the pods that wait, by kind."""
         return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
-    def _try(self, number: int, kind: SimulatedPodKind, now: float, among: BoolArray | None = None) -> bool:
-        placed = self._placer.place_pod(kind, str(number), among)
+    def _try(self, number: int, kind: SimulatedPodKind, now: float) -> bool:
+        placed = self._placer.place_pod(kind, str(number))
         if not isinstance(placed, PlacedPod):
             (self._held.add if placed == HELD else self._held.discard)(kind)
             return False

@@ -1,18 +1,20 @@
 """`gpupack simulate --replay --queues`: a trace through the borrowing queue."""
 
+import dataclasses
 import json
 import re
 
+import msgspec
 import pytest
 
+from allocator.names import DEFAULT_NODE_POLICY
 from benchmarks import slots
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config.queues import parse_config
+from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.arrivals import replayed
-from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.options import SimulationOptions
-from scheduler_plugin.simulator.placer import Placer, make_simulated_policy
+from scheduler_plugin.simulator.options import SimulationOptions, choose_policies
 from scheduler_plugin.simulator.queued import QueuedReplayState, queue_of
 from scheduler_plugin.simulator.queued_results import jain
 from scheduler_plugin.simulator.trace import TracePod, read_nodes, read_pods
@@ -33,6 +35,12 @@ def trace(tmp_path):
     head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,queue"
     (tmp_path / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
     return tmp_path
+
+
+def begin(what, config, policy="best-fit"):
+    """A replay before its first pod."""
+    config = msgspec.structs.replace(config, node_policy=policy)
+    return QueuedReplayState(what, config, "least-used", 1000, make_policy)
 
 
 def options(trace, config=COHORT, **more):
@@ -141,6 +149,58 @@ def test_room_is_kept_for_a_pod_that_waits_long(trace):
     assert waits["30s"] < 300 < waits["720h"]
 
 
+def test_room_is_kept_for_a_pod_of_several_containers(trace):
+    """3, 3 and 2 of two cards of 5: only where both cards are free, which small pods never leave."""
+    node_head, head = "sn,cpu_milli,memory_mib,gpu,model,card_units", "gpu_units,queue"
+    (trace / "nodes.csv").write_text(f"{node_head}\nn1,99000,655360,2,T4,5\n")
+    head = f"name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,{head}"
+    rows = [f"s{n},1000,1024,1,400,{25 * n},{25 * n + 100},2,a" for n in range(40)]
+    rows += ["three,1000,1024,3,500,95,105,3|3|2,b"]
+    (trace / "pods.csv").write_text("\n".join([head, *rows]) + "\n")
+    config = "queues: [{name: a, weight: 4}, {name: b}]\nkeepRoomAfter: 30s"
+    one, _ = simulate(options(trace, config), quiet, quiet)["runs"]
+    assert one["room_kept"]
+    assert one["queues"]["b"]["wait_s"]["most"] < 300
+
+
+@pytest.mark.parametrize(("policy", "node"), [("best-fit", 0), ("least-requested", 1)])
+def test_the_node_policy_of_the_queues_is_obeyed(trace, policy, node):
+    """The second pod goes beside the first one, or to the empty node."""
+    rewrite(
+        trace,
+        [("p0", 100, 0, 100, "a"), ("p1", 100, 1, 100, "a")],
+        ["n1,32000,65536,1,T4", "n2,32000,65536,1,T4"],
+    )
+    made = options(trace, f"nodePolicy: {policy}\nqueues: [{{name: a}}]")
+    made = dataclasses.replace(made, policies=choose_policies(None, made.queues))
+    assert {run["policy"] for run in simulate(made, quiet, quiet)["runs"]} == {policy}
+    nodes = read_nodes(made.nodes, quiet)
+    what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
+    replaying = QueuedReplayState(what, made.make_config(policy), "least-used", 1000, make_policy)
+    for number, kind in enumerate(replaying.kinds):
+        replaying.arrive(number, kind)
+    used = replaying.cluster.arrays.gpu_used[:2].tolist()
+    assert used == ([200, 0] if node == 0 else [100, 100])
+
+
+def test_policies_that_are_named_are_run_in_place_of_the_queues_own(trace):
+    made = options(trace, "nodePolicy: fragmentation\nqueues: [{name: a}, {name: b}]")
+    assert choose_policies("best-fit,least-requested", made.queues) == ("best-fit", "least-requested")
+    assert choose_policies(None, None) == (DEFAULT_NODE_POLICY,)
+    assert {run["policy"] for run in simulate(made, quiet, quiet)["runs"]} == {"best-fit"}
+
+
+def test_parameters_of_the_queues_are_obeyed(trace):
+    """Those that the options name come before them; a fault is told as of any other policy."""
+    text = "nodePolicyParameters: {best-fit: {limit: 4}}\nqueues: [{name: a}, {name: b}]"
+    made = options(trace, text)
+    assert made.parameters_of("best-fit") == {"limit": "4"}
+    given = dataclasses.replace(made, parameters={"best-fit": {"limit": "2"}})
+    assert given.make_config("best-fit").node_policy_parameters == {"best-fit": {"limit": "2"}}
+    with pytest.raises(SettingsError, match="limit"):
+        simulate(options(trace, text.replace("4", "x")), quiet, quiet)
+
+
 def test_slots_and_stages(trace):
     """The headline of the queue's algorithm as a trace: 8 pods with data, then 4 of the second stage."""
     pods = [(f"m{n}", 100, 0, 10, "a,d,j") for n in range(8)]
@@ -161,14 +221,10 @@ def test_pods_go_where_their_data_is(trace):
     what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
     for enabled, row in (("true", 1), ("false", 0)):
         config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
-        cluster = SimulatedCluster(what.nodes)
-        placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
-        replaying = QueuedReplayState(cluster, placer, what, config)
-        kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
-        replaying.find_placeable(kinds)
-        for number, kind in enumerate(kinds):
+        replaying = begin(what, config)
+        for number, kind in enumerate(replaying.kinds):
             replaying.arrive(number, kind)
-        assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
+        assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
 
 
 def test_report_json_and_pictures(trace):
@@ -281,13 +337,9 @@ def test_slots_near_data_and_pods_to_come(trace):
     made = options(trace, config)
     read = read_nodes(made.nodes, quiet)
     what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
-    cluster = SimulatedCluster(what.nodes)
-    placer = Placer(cluster, make_simulated_policy("best-fit", {}, None))
-    replaying = QueuedReplayState(cluster, placer, what, parse_config("q", config))
-    kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
-    replaying.find_placeable(kinds)
-    replaying.arrive(0, kinds[0])
-    assert [bool(used) for used in cluster.arrays.gpu_used[:2]] == [False, True]
+    replaying = begin(what, parse_config("q", config))
+    replaying.arrive(0, replaying.kinds[0])
+    assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [False, True]
 
 
 def test_every_pod_that_waits_counts(trace):
@@ -295,12 +347,9 @@ def test_every_pod_that_waits_counts(trace):
     made = options(trace)
     read = read_nodes(made.nodes, quiet)
     what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
-    cluster = SimulatedCluster(what.nodes)
-    policy = make_simulated_policy("weighted-balance", {}, None)
-    replaying = QueuedReplayState(cluster, Placer(cluster, policy), what, parse_config("q", COHORT))
-    kinds = [cluster.get_kind(each.pod, "least-used") for each in what.arrivals]
-    replaying.find_placeable(kinds)
-    for number, kind in enumerate(kinds):
+    replaying = begin(what, parse_config("q", COHORT), "weighted-balance")
+    for number, kind in enumerate(replaying.kinds):
         replaying.end_until(what.arrivals[number].at_s)
         replaying.arrive(number, kind)
-    assert policy.pending_by_class == (0, 0, 5)
+    # Five that find no card, and one that the policy has held back since it came.
+    assert replaying.queue.capacity.policies.cluster_policy.pending_by_class == (0, 0, 6)

@@ -20,7 +20,7 @@ from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.settings import Settings as SchedulerSettings
-from scheduler_plugin.simulator.options import SimulationOptions
+from scheduler_plugin.simulator.options import SimulationOptions, choose_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = (DEFAULT_NODE_POLICY, DEFAULT_CARD_POLICY)
@@ -39,7 +39,9 @@ def test_the_commands_agree() -> None:
         if node is not None or "card_policy" in defaults:
             named[command] = (node, defaults.get("card_policy"))
     assert named.pop("node") == (None, DEFAULT_CARD_POLICY)
-    assert set(named) >= {"scheduler", "queue", "demo", "simulate"}
+    # Without the option the queues decide, and where they do not say, the default.
+    assert (choose_policies(None, None)[0], named.pop("simulate")[1]) == BOTH
+    assert set(named) >= {"scheduler", "queue", "demo"}
     assert set(named.values()) == {BOTH}
 
 

@@ -11,8 +11,6 @@ from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import run, typical
 from scheduler_plugin.simulator.placer import PlacedPod, Placer, make_simulated_policy
-from scheduler_plugin.simulator.queued_room import SimulatedReservations, victims
-from scheduler_plugin.simulator.replay import Running
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import container, in_percent
@@ -84,34 +82,6 @@ def test_cards_that_a_node_policy_may_not_take_are_never_charged():
         with pytest.raises(PolicyError, match="cards"):
             Placer(cluster, policy).place_pod(kind, "0")
     assert not cluster.arrays.assumed.any()
-
-
-def test_room_is_kept_and_made_for_several_containers():
-    """One after the other they would not find room: 3, 3 and 2 of two cards of 5, of which 2 are used."""
-    cluster, where = placer([FIVES])
-    running = []
-    for number in range(2):
-        kind = cluster.get_kind(pod(2), "least-used")
-        running.append(Running(1.0, number, kind, where.place_pod(kind, str(number))))
-    three = cluster.get_kind(pod(3, 3, 2), "least-used")
-    assert not cluster.filter_rows(three).size
-    assert victims(cluster, three, running, lambda _: 0) == (running[:1], 0)
-    room = SimulatedReservations(cluster)
-    assert room.reserve("p", three)
-    assert (room.list_ready(), cluster.arrays.free[0, :2].tolist()) == ([], [0, 0])
-    where.remove_pod(running[0].kind, running[0].place, "0")
-    room.charge_freed()
-    assert room.list_ready() == [("p", 0)]
-    room.remove("p")
-    assert isinstance(where.place_pod(three, "p"), PlacedPod)
-
-
-def test_room_is_kept_where_the_largest_first_finds_none():
-    """5 to the first card leaves no way for the rest; 5 and 3, 4 and 2 and 2 there is."""
-    cluster, _ = placer([TraceNode("n", 8000, 1000, 2, "T4", 8)])
-    cluster.block(0, 0, 3)
-    assert SimulatedReservations(cluster).reserve("p", cluster.get_kind(pod(5, 4, 3, 2, 2), "least-used"))
-    assert not SimulatedReservations(cluster).reserve("p", cluster.get_kind(pod(5, 5, 5), "least-used"))
 
 
 @pytest.mark.parametrize(

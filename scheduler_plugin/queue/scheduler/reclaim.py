@@ -88,6 +88,11 @@ class Reclaimer:
         self._in_vain: KeyedBackoff[str] = KeyedBackoff(*IN_VAIN_S)
         self._refused: KeyedBackoff[Hashable] = KeyedBackoff(*REFUSED_S)
 
+    @property
+    def has_more(self) -> bool:
+        """Tell whether the newest call of `find_plans` ended before it had looked at every workload."""
+        return bool(self._passed)
+
     def find_plans(self, now: float) -> list[ReclaimPlan]:
         """Find what is to be done now; nobody is named twice.
 

@@ -1,0 +1,166 @@
+"""Nodes and pods of a replay through queues, as the API server would show them to the queue."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from allocator.names import (
+    NODE_CARDS,
+    PERCENT_RESOURCE,
+    POD_ASSIGNED,
+    POD_CARDS,
+    POD_DATA,
+    POD_FIRST_STAGE_SIZE,
+    POD_GPU_MODEL,
+    POD_JOB,
+    QUEUE_GATE,
+    QUEUE_NAME,
+    resource_name,
+)
+from allocator.packing import NodeWords, node_resources
+from allocator.records import Assignment, CardRecord, dump_assigned, dump_cards
+from scheduler_plugin.cache.charges import NodeRecord
+from scheduler_plugin.cache.objects import (
+    ContainerLite,
+    NodeLiteStatus,
+    ResourceList,
+    Resources,
+    SchedulingGate,
+)
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, QueuePodMetadata, QueueSpec, QueueStatus
+from scheduler_plugin.queue.config.queues import LocalityForm
+from scheduler_plugin.queue.scheduler.queue import QueueChargeRules
+from scheduler_plugin.simulator.cluster import SimulatedPodKind
+from scheduler_plugin.simulator.trace import TraceNode, TracePod
+
+if TYPE_CHECKING:
+    from scheduler_plugin.simulator.arrivals import Arrival
+
+UNIT_MIB: Final = 1
+"""MiB that a unit of the trace stands for in the objects; nothing depends on it."""
+
+
+class ReplayChargeRules(QueueChargeRules):
+    """The accounting of a replay: a node knows at once that a pod has ended."""
+
+    def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:  # noqa: ARG002
+        """Charge nothing for a pod that is gone: nothing of it runs any more."""
+        return False
+
+
+def make_node(node: TraceNode, row: int, card_units: int, locality: LocalityForm) -> QueueNode:
+    """Make the Node of a trace's node.
+
+    Args:
+        node: The node.
+        row: Its place in the list, for the UUIDs of its cards.
+        card_units: Units of each card.
+        locality: Labels that say which data it has, and its rack.
+    """
+    resources: Resources = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"}
+    resources |= {name: str(amount) for name, amount in node.others}
+    annotations: dict[str, str] = {}
+    if node.cards:
+        words = NodeWords.of(UNIT_MIB, [card_units] * node.cards, [0] * node.cards, 1)
+        resources |= {key: str(value) for key, value in node_resources(words).items()}
+        cards = [
+            CardRecord(f"GPU-{row}-{card}", card, node.model, card_units * UNIT_MIB, None, healthy=True)
+            for card in range(node.cards)
+        ]
+        annotations[NODE_CARDS] = dump_cards(cards)
+    labels = {f"{locality.label_prefix}{data}": "" for data in node.data}
+    if node.rack:
+        labels[locality.rack_label] = node.rack
+    metadata = QueuePodMetadata(
+        name=node.name, resource_version=str(row + 1), annotations=annotations, labels=labels
+    )
+    return QueueNode(metadata, NodeLiteStatus(allocatable=resources))
+
+
+class PodObjects:
+    """Makes the pods of a replay, each version with a resourceVersion of its own.
+
+    Args:
+        arrivals: The pods, by number.
+        queues: Queue of each.
+        able: Numbers of those that some empty node can take: the others never run.
+    """
+
+    def __init__(self, arrivals: "Sequence[Arrival]", queues: Sequence[str], able: Iterable[int]) -> None:
+        self._arrivals = arrivals
+        self._queues = queues
+        self._version = len(arrivals)
+        self._containers: dict[SimulatedPodKind, list[ContainerLite]] = {}
+        self._first_stages = Counter(
+            (queues[number], arrivals[number].pod.job) for number in able if arrivals[number].pod.data
+        )
+
+    @property
+    def version(self) -> str:
+        """The newest resourceVersion."""
+        return str(self._version)
+
+    def make(
+        self,
+        number: int,
+        uid: str,
+        kind: SimulatedPodKind,
+        *,
+        node: str = "",
+        assigned: Assignment | None = None,
+        phase: str = "Pending",
+    ) -> QueuePod:
+        """Make the next version of a pod.
+
+        Args:
+            number: Of its arrival.
+            uid: Its UID; an evicted pod that is made again has another one.
+            kind: What it asks for.
+            node: Where it is bound; empty: it waits behind the queue's gate.
+            assigned: Its cards there.
+            phase: As in the API.
+        """
+        self._version += 1
+        pod, queue = self._arrivals[number].pod, self._queues[number]
+        annotations = self._annotate(pod, queue)
+        if assigned is not None:
+            annotations[POD_ASSIGNED] = dump_assigned(assigned)
+        containers = self._containers.get(kind)
+        if containers is None:
+            containers = self._containers[kind] = _make_containers(pod, kind)
+        gates = None if node or kind.query is None else [SchedulingGate(QUEUE_GATE)]
+        return QueuePod(
+            QueuePodMetadata(
+                name=uid,
+                namespace=queue,
+                uid=uid,
+                resource_version=self.version,
+                annotations=annotations,
+                labels={QUEUE_NAME: queue} if kind.query is not None else None,
+            ),
+            QueueSpec(node_name=node, containers=containers, scheduling_gates=gates),
+            QueueStatus(phase=phase),
+        )
+
+    def _annotate(self, pod: TracePod, queue: str) -> dict[str, str]:
+        annotations = {
+            POD_GPU_MODEL: ",".join(pod.models),
+            POD_DATA: ",".join(sorted(pod.data)),
+            POD_JOB: pod.job,
+            POD_CARDS: str(pod.cards_each) if pod.cards_each > 1 else "",
+            POD_FIRST_STAGE_SIZE: str(self._first_stages[queue, pod.job]) if pod.job else "",
+        }
+        return {name: value for name, value in annotations.items() if value}
+
+
+def _make_containers(pod: TracePod, kind: SimulatedPodKind) -> list[ContainerLite]:
+    """Make the containers of a pod; the first one asks for what it needs beside cards."""
+    host: Resources = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
+    host |= {name: str(amount) for name, amount in pod.others}
+    asked = kind.query.request.containers if kind.query is not None else ()
+    resource = PERCENT_RESOURCE if pod.percent else resource_name(UNIT_MIB)
+    found: list[ContainerLite] = []
+    for container in asked:
+        amounts: Resources = {resource: str(container.units), **({} if found else host)}
+        found.append(ContainerLite(container.name, resources=ResourceList(amounts, amounts)))
+    return found or [ContainerLite("c0", resources=ResourceList(host, host))]
