@@ -173,11 +173,11 @@ def _make_batch_committer(
     shared = SharedNodes()
     metrics.follow_shared_nodes(shared, binder.clock)
     shared.lost.connect(lambda why: log.warning("batch mode pauses on shared nodes", why=why))
-    checks = _checks(watcher, binder.committer.state, binder.clock, shared)
+    checks = connect_checks(watcher, binder.committer.state, binder.clock, shared)
     return BatchCommitter(binder, checks, lambda: watcher.stale, follower, shared)
 
 
-def _checks(
+def connect_checks(
     watcher: Watcher, state: ClusterState, clock: Callable[[], float], shared: SharedNodes
 ) -> KubernetesChecks:
     """Keep kube-scheduler's checks up to date; the watcher must read `HostNode` and `HostPod`."""

@@ -26,6 +26,8 @@ from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from scheduler_plugin.scheduling.node_versions import compute_node_version
 from scheduler_plugin.scheduling.placing import POLICY_FAULTS, score_nodes
 
+LATE: Final = "its Binding could not be sent in time; it is tried again"
+
 NOT_LEADER: Final = "the kube-scheduler of this gpupack scheduler does not lead; the leader's binds"
 
 UNDER_WAY: Final = 16
@@ -66,6 +68,8 @@ class BatchCommitter:
     async def commit(self, call: CommitCall) -> list[PodResult]:
         """Commit a call; a result for each of its pods, in their order."""
         pods = [pod for group in call.groups for pod in group]
+        # Who takes the place of a queue that has died waits so long before it decides.
+        until = self._binder.clock() + self._binder.timeout_s
         refused = partial(PodResult, outcome=CommitOutcome.REFUSED)
         if why := self._stale():
             return [refused(pod.uid, why=why) for pod in pods]
@@ -87,7 +91,7 @@ class BatchCommitter:
                 results |= {pod.uid: refused(pod.uid, why=found) for pod in group}
             else:
                 begun += found
-        sent = await asyncio.gather(*(self._send(commitment) for commitment in begun))
+        sent = await asyncio.gather(*(self._send(commitment, until) for commitment in begun))
         results |= {result.uid: result for result in sent}
         return [results[pod.uid] for pod in pods]
 
@@ -183,13 +187,15 @@ class BatchCommitter:
         found = zip(fits.tolist(), scores.tolist(), strict=True)
         return {nodes.names[row]: value for row, value in found if value < np.inf}
 
-    async def _send(self, commitment: PendingBinding) -> PodResult:
+    async def _send(self, commitment: PendingBinding, until: float) -> PodResult:
+        """Send a Binding, unless it is later than `until`, seconds."""
         uid, node = commitment.pod.uid, commitment.node
         async with self._turns:
             # No await between this check and the request.
-            if not self._leads:
+            late = self._binder.clock() > until
+            if late or not self._leads:
                 self._binder.abandon(commitment)
-                return PodResult(uid, CommitOutcome.REFUSED, node, NOT_LEADER)
+                return PodResult(uid, CommitOutcome.REFUSED, node, LATE if late else NOT_LEADER)
             why = await self._binder.finish(commitment)
         if not why:
             return PodResult(uid, CommitOutcome.BOUND, node)

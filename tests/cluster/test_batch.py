@@ -1,15 +1,15 @@
 """Batch mode that binds, on a real API server: the policies, and pods bound with one write through faults."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from allocator.names import BATCH_POOL, BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_GATE, QUEUE_NAME
+from allocator.names import BATCH_POOL, BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from benchmarks.throughput import CARD_GIB, fake_node, in_parallel, watch_pods
 from scheduler_plugin.scheduling.batch_eligibility import list_unsupported_fields
+from tests.cluster.batch_builders import UNITS, bound, check_cards, create_all, of_batch, queued
 from tests.cluster.harness import ApiError, Cluster, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import NODES, PODS
@@ -19,8 +19,6 @@ from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
 
 NODE_COUNT = 20
 BURST = 100
-UNITS = 20
-"""Of each pod: four fill a card."""
 GIB = 1 << 30
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -70,12 +68,6 @@ SPECS: dict[str, dict[str, Any]] = {
     "resource claim": {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]},
     "windows": {"os": {"name": "windows"}},
 }
-
-
-def queued(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:
-    pod = w.pod(name, w.container(gib=gib, limits={"cpu": "100m", "memory": "64Mi"}), **spec)
-    pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
-    return pod
 
 
 @pytest.fixture(scope="module")
@@ -183,28 +175,6 @@ def queue(fleet: Cluster) -> Iterator[QueueController]:
     queue.kill()
 
 
-def create_all(fleet: Cluster, prefix: str, count: int) -> None:
-    bodies = [
-        queued(f"{prefix}-{number:03d}", UNITS, schedulerName=BATCH_SCHEDULER) for number in range(count)
-    ]
-    in_parallel(count, lambda index: fleet.api.post(PODS, bodies[index]))
-
-
-def bound(fleet: Cluster, prefix: str) -> list[dict[str, Any]]:
-    pods = fleet.api.get(PODS)["items"]
-    return [pod for pod in pods if pod["metadata"]["name"].startswith(prefix) and pod["spec"].get("nodeName")]
-
-
-def check_cards(fleet: Cluster) -> None:
-    used: Counter[str] = Counter()
-    for pod in bound(fleet, ""):
-        for shares in json.loads(pod["metadata"]["annotations"][POD_ASSIGNED]).values():
-            for card, units in shares:
-                used[card] += units
-    assert used
-    assert max(used.values()) <= CARD_GIB
-
-
 def requests(fleet: Cluster, verb: str, subresource: str) -> int:
     """How many requests of a kind about pods the API server has carried out since it started."""
     wanted = {f'verb="{verb}"', f'subresource="{subresource}"', 'resource="pods"', 'code="20'}
@@ -303,8 +273,8 @@ def test_nodes_that_go_in_a_batch_get_no_pod(fleet: Cluster, queue: QueueControl
 
 
 def test_who_waits_says_why_and_is_bound_when_there_is_room(fleet: Cluster, queue: QueueController) -> None:
-    fleet.api.post(PODS, queued("large", CARD_GIB + 1, schedulerName=BATCH_SCHEDULER))
-    fleet.api.post(PODS, queued("odd", 1, schedulerName=BATCH_SCHEDULER, hostNetwork=True))
+    fleet.api.post(PODS, of_batch("large", CARD_GIB + 1))
+    fleet.api.post(PODS, of_batch("odd", 1, hostNetwork=True))
 
     def condition(name: str) -> dict[str, Any]:
         conditions = fleet.api.get(f"{PODS}/{name}")["status"].get("conditions", [])

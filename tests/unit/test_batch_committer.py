@@ -9,7 +9,7 @@ import pytest
 
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import Conflict, Forbidden, KubeApiError, TimedOut, Unreachable
-from scheduler_plugin.binding.batch_committer import NOT_LEADER, UNDER_WAY
+from scheduler_plugin.binding.batch_committer import LATE, NOT_LEADER, UNDER_WAY
 from scheduler_plugin.binding.batch_protocol import (
     MOST_PODS,
     CommitCall,
@@ -19,7 +19,7 @@ from scheduler_plugin.binding.batch_protocol import (
     encode,
 )
 from scheduler_plugin.errors import ProtocolError
-from tests.batch_world import BatchWorld, raising
+from tests.batch_world import BatchWorld, T, raising
 from tests.binding_world import Leader
 
 
@@ -185,6 +185,29 @@ async def test_with_the_lease_of_another_process_it_binds_only_while_that_one_le
     results = await world.commit(*lists[3:])
     assert {result.outcome for result in results} == {CommitOutcome.BOUND}
     assert world.refreshed == before + 2
+
+
+async def test_a_binding_is_sent_within_its_time_out_of_the_call_or_never() -> None:
+    """A queue that begins anew decides once nothing that was handed over before can be bound any more."""
+    world = BatchWorld()
+    names = [f"p{number}" for number in range(UNDER_WAY + 8)]
+    for name in ("n", "m"):
+        world.node(name, (16,) * 16)
+    for name in names:
+        world.pod(name, 8)
+
+    def take_long(_name: str) -> None:
+        world.now += T + 1
+
+    world.api.before = take_long
+    results = await world.commit(*([world.candidates(name, "n", "m")] for name in names))
+    assert Counter(result.outcome for result in results) == {
+        CommitOutcome.BOUND: len(world.api.sent),
+        CommitOutcome.REFUSED: len(names) - len(world.api.sent),
+    }
+    assert len(world.api.sent) < len(names)
+    assert {result.why for result in results if result.outcome is CommitOutcome.REFUSED} == {LATE}
+    assert world.assumed() == 8 * len(world.api.sent)
 
 
 async def test_who_ends_sends_no_further_binding() -> None:

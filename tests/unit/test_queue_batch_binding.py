@@ -1,18 +1,21 @@
 """Pods without a gate that name `gpupack-batch`: they wait, and go to the committer with a list."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from allocator.names import BATCH_SCHEDULER
+from kubeapi.errors import Unreachable
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodResult
 from scheduler_plugin.queue.cache.batch_pods import NO_COMMITTER, NOT_READ
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller.batch_client import CommitFailedError
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.controller import Controller
+from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome
 from tests.batch_world import BatchWorld
 from tests.queue_world import QueueWorld
@@ -142,41 +145,129 @@ async def test_a_group_whose_pod_is_gone_is_not_handed_over() -> None:
     assert {answer.written for _, answer in answers} == {WriteOutcome.GONE}
 
 
+class Recorder:
+    """Notes Events.
+
+    Attributes:
+        told: Set with the first one.
+    """
+
+    def __init__(self) -> None:
+        self.told = asyncio.Event()
+        self.events: list[str] = []
+
+    def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
+        del ref, type_
+        self.events.append(f"{reason}: {message}")
+        self.told.set()
+
+
+class Running:
+    """A controller at work, whose committer answers as told.
+
+    Args:
+        api: Reads pods.
+        outcome: What the committer says of its first pods.
+    """
+
+    def __init__(self, api: Any, *outcomes: CommitOutcome | CommitFailedError) -> None:
+        self.world = batch_world("mode: batch\nqueues: [{name: a, nominalQuota: 8}]")
+        self.uid = batch_pod(self.world, "p", 8)
+        self.client, self.recorder = Committer(*outcomes), Recorder()
+        self.slept: list[float] = []
+        self.wake = asyncio.Event()
+        writer = PodWriter(api, lambda: True, 4.0, self.sleep)
+        self.controller = Controller(
+            self.world.queue,
+            writer,
+            self.recorder,
+            lambda: self.world.now,
+            lambda: True,
+            batch=self.client,
+        )
+        self.controller.record_change()
+        self.running = asyncio.create_task(self.controller.run())
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await self.wake.wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():  # noqa: ASYNC110 - what holds is no event
+                await asyncio.sleep(0.01)
+
+    @property
+    def phase(self) -> Phase:
+        return self.world.queue.queued_pods[self.uid].phase
+
+    @property
+    def used(self) -> int:
+        return self.world.queue.queues["a"].units
+
+
 @pytest.mark.parametrize(
     ("outcome", "bound"),
     [
         (CommitOutcome.BOUND, True),
         (CommitOutcome.REFUSED, False),
-        (CommitOutcome.UNKNOWN, False),
         (CommitFailedError("away", sent=False), False),
-        (CommitFailedError("late", sent=True), False),
     ],
 )
 async def test_what_is_not_bound_waits_again_in_its_old_place(
     outcome: CommitOutcome | CommitFailedError, bound: bool
 ) -> None:
-    world = batch_world()
-    uid = batch_pod(world, "p", 8)
-    client = Committer(outcome)
-    told = asyncio.Event()
-    events: list[str] = []
-
-    class Recorder:
-        def event(self, ref: Any, type_: str, reason: str, message: str) -> None:
-            del ref, type_
-            events.append(f"{reason}: {message}")
-            told.set()
-
-    writer: Any = PodWriter(None, lambda: True, 1.0)  # type: ignore[arg-type]
-    controller = Controller(world.queue, writer, Recorder(), lambda: world.now, lambda: True, batch=client)
-    controller.record_change()
-    running = asyncio.create_task(controller.run())
-    await asyncio.wait_for(told.wait(), 10)
-    running.cancel()
-    entry = world.queue.queued_pods[uid]
-    assert entry.phase is (Phase.ADMITTED if bound else Phase.GATED)
-    assert (world.state.get_assumed(uid) is not None) is bound
-    assert events[0].startswith("Released" if bound else "Waiting")
-    assert controller.counts.released == ({"a": 1} if bound else {})
+    run = Running(None, outcome)
+    await asyncio.wait_for(run.recorder.told.wait(), 10)
+    run.running.cancel()
+    assert run.phase is (Phase.ADMITTED if bound else Phase.GATED)
+    assert (run.world.state.get_assumed(run.uid) is not None) is bound
+    assert run.recorder.events[0].startswith("Released" if bound else "Waiting")
+    assert run.controller.counts.released == ({"a": 1} if bound else {})
     if not bound:
-        assert world.queue.refusals.is_paused(uid)
+        assert run.world.queue.refusals.is_paused(run.uid)
+
+
+class ReadApi:
+    """Has one pod, which is bound or not."""
+
+    def __init__(self, uid: str, *, bound: bool) -> None:
+        spec = {"nodeName": "n"} if bound else {}
+        self.body = json.dumps({"metadata": {"name": "p", "uid": uid}, "spec": spec}).encode()
+        self.fails = 1
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        del path, timeout_s
+        self.fails -= 1
+        if self.fails >= 0:
+            raise Unreachable("away")
+        return self.body
+
+
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize("outcome", [CommitOutcome.UNKNOWN, CommitFailedError("late", sent=True)])
+async def test_a_pod_that_may_have_been_bound_keeps_its_quota_until_that_is_known(
+    outcome: CommitOutcome | CommitFailedError, bound: bool
+) -> None:
+    """Else another pod would get it, and the Binding that was in doubt would exceed it."""
+    run = Running(ReadApi("uid-p", bound=bound), outcome, CommitOutcome.BOUND)
+    await run.until(lambda: bool(run.slept))
+    batch_pod(run.world, "other", 8)
+    run.controller.record_change()
+    await asyncio.sleep(0.05)
+    assert (run.phase, run.used, len(run.client.calls)) == (Phase.ADMITTED, 8, 1)
+    assert run.slept == [8.0]
+    run.wake.set()
+    await run.until(lambda: bool(run.recorder.events))
+    if bound:
+        assert (run.phase, run.used) == (Phase.ADMITTED, 8)
+        assert run.recorder.events[0].startswith("Released")
+    else:
+        await run.until(lambda: len(run.client.calls) == 2)
+    run.running.cancel()
+
+
+def test_a_queue_begins_when_nothing_of_the_one_before_can_be_bound_any_more() -> None:
+    """The committer sends within a write's time, and a Binding takes effect within another."""
+    assert QueueSettings("f", write_timeout_s=4.0).longest_write_s == 4
+    assert QueueSettings("f", write_timeout_s=4.0, committer="http://127.0.0.1:1").longest_write_s == 8

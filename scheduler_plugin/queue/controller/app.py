@@ -73,7 +73,7 @@ async def run(
         QueueFeed(queue, watcher, clock)
         elector = make_follower(settings.follow_lease, client) or make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
-        term = LeadershipTerm(elector, watcher, clock, settings.write_timeout_s, lambda: sink.synced)
+        term = LeadershipTerm(elector, watcher, clock, settings.longest_write_s, lambda: sink.synced)
         writer = PodWriter(client, term.can_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.is_busy, most=EVENTS)
         metrics = QueueMetrics()

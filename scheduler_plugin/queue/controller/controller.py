@@ -96,6 +96,7 @@ class Controller:
         queue.batch.enabled = batch is not None
         self._commit_turns = asyncio.Semaphore(COMMITS)
         self._writes: set[asyncio.Task[None]] = set()
+        self._doubts: set[asyncio.Task[None]] = set()
         self._wrote = float("-inf")
         self._turns = asyncio.Semaphore(UNDER_WAY)
         self.explainer = Explainer(queue, recorder, clock)
@@ -148,7 +149,7 @@ class Controller:
                 # News may be there already; others of this process have their turn all the same.
                 await asyncio.sleep(0)
         finally:
-            for task in self._writes:
+            for task in (*self._writes, *self._doubts):
                 task.cancel()
 
     async def _admit_all(self) -> None:
@@ -186,8 +187,21 @@ class Controller:
             answers = await self._handover.commit(groups)
         for handed, answer in answers:
             entry = self.queue.queued_pods.get(handed.member.uid)
-            if entry is not None:
+            if entry is not None and answer.written is WriteOutcome.UNKNOWN:
+                task = asyncio.create_task(self._resolve(handed, entry, answer.why))
+                self._doubts.add(task)
+                task.add_done_callback(self._doubts.discard)
+            elif entry is not None:
                 self._settle(handed.release, handed.member, entry, answer)
+
+    async def _resolve(self, handed: Handed, entry: QueuedPod, why: str) -> None:
+        """Find out what became of a pod that may have been bound; so long it keeps room and quota."""
+        log.info("not known whether it was bound", pod=_name(entry), why=why)
+        answer = await self._writer.find_node(entry)
+        known = self.queue.queued_pods.get(entry.uid)
+        if known is not None:
+            answer = WriteResult(WriteOutcome.DONE) if known.phase is Phase.BOUND else answer
+            self._settle(handed.release, handed.member, known, answer._replace(why=answer.why or why))
 
     def _begin_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
         self._begin_write(self._write(release, member))

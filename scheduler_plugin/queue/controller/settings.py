@@ -66,6 +66,14 @@ class QueueSettings(HttpAddress):
     log_level: str = "info"
     log_format: str = "text"
 
+    @property
+    def longest_write_s(self) -> float:
+        """Seconds for which what a process before this one has decided may take effect.
+
+        The committer sends what it was handed within a write's time, and that takes effect within another.
+        """
+        return self.write_timeout_s * (1 if self.committer is None else 2)
+
     def policies(self) -> ClusterPolicies:
         """Make the policies of the process, which its configuration may change.
 

@@ -172,6 +172,29 @@ class PodWriter:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
+    async def find_node(self, entry: QueuedPod) -> WriteResult:
+        """See whether a Binding of a pod was carried out, once none can be any more.
+
+        The committer sends no Binding later than a write's time after it has the call.
+        """
+        record, backoff = entry.record, Backoff(cap_s=5.0)
+        path = pod_path(record.namespace, record.name)
+        await self._sleep(2 * self._timeout_s)
+        while self._may():
+            try:
+                now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
+            except NotFound:
+                return WriteResult(WriteOutcome.GONE)
+            except UNREADABLE:
+                return WriteResult(WriteOutcome.REFUSED)
+            except KubeApiError:
+                await self._sleep(backoff.failed(None))
+                continue
+            if now.metadata.uid != record.uid:
+                return WriteResult(WriteOutcome.GONE)
+            return WriteResult(WriteOutcome.DONE if now.spec.node_name else WriteOutcome.REFUSED)
+        return WriteResult(WriteOutcome.REFUSED)
+
     async def _check_earlier_patch(
         self, path: str, record: PodRecord, why: str, *, requeued: bool
     ) -> WriteResult:

@@ -116,6 +116,11 @@ class ControlPlane:
 
     def configure_scheduler(self, extender_url: str | None, **overrides: Any) -> None:
         """Write KubeSchedulerConfiguration; both profiles are alike, so a pod may name either or none."""
+        extenders = {} if extender_url is None else {"extenders": [extender_entry(extender_url)]}
+        self.write_scheduler_config(self.scheduler_config, **{**overrides, **extenders})
+
+    def write_scheduler_config(self, path: Path, **overrides: Any) -> None:
+        """Write KubeSchedulerConfiguration into a file."""
         config: dict[str, Any] = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -125,9 +130,7 @@ class ControlPlane:
             "profiles": [{"schedulerName": name} for name in PROFILES],
             **overrides,
         }
-        if extender_url is not None:
-            config["extenders"] = [extender_entry(extender_url)]
-        self.use_scheduler_config(config)
+        path.write_text(json.dumps(config))
 
     def use_scheduler_config(self, config: dict[str, Any]) -> None:
         """Write a KubeSchedulerConfiguration for the next start of kube-scheduler."""

@@ -23,6 +23,7 @@ class _Daemon:
         flags: Added to the arguments at the next start.
         module: What runs at the next start.
         environment: Its variables besides ours.
+        prefix: A command that runs it.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path, port: int) -> None:
@@ -32,13 +33,14 @@ class _Daemon:
         self.flags: list[str] = []
         self.module = "gpupack"
         self.environment: dict[str, str] = {}
+        self.prefix: list[str] = []
         self._arguments = arguments
         self._process: Process | None = None
 
     def start(self, *, ready: bool = True) -> None:
         """Start it; with `ready` return when /readyz says so."""
         assert self._process is None, f"{self.name} already runs"
-        command = [sys.executable, "-m", self.module, *self._arguments, *self.flags]
+        command = [*self.prefix, sys.executable, "-m", self.module, *self._arguments, *self.flags]
         self._process = Process(self.name, command, self.log, cwd=REPOSITORY, environment=self.environment)
         if ready:
             self.wait_ready()

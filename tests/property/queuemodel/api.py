@@ -1,16 +1,18 @@
 """Requests of the controller to the API server of the model: late, refused, lost or without an answer."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
 import msgspec
 
-from kubeapi.errors import Forbidden, Invalid, NotFound, TooManyRequests, Unreachable
+from allocator.names import POD_ASSIGNED
+from allocator.records import load_assigned
+from kubeapi.errors import Conflict, Forbidden, Invalid, NotFound, TooManyRequests, Unreachable
 
-from .world import Pod, World
+from .world import Pod, World, card_uuid
 
 WRITE_S: Final = 5.0
 """A request takes effect within this time or never."""
@@ -48,6 +50,7 @@ class Api:
         random: Of the history.
         wrote: Told of each change of a pod that was carried out, after it: the request's verb, and the pod.
         evict: Begins to end a pod.
+        run: A pod that was bound to a node begins to run on a card there.
 
     Attributes:
         troubles: How it is.
@@ -62,6 +65,7 @@ class Api:
         random: Random,
         wrote: Callable[[str, Pod], None],
         evict: Callable[[Pod], None],
+        run: Callable[[Pod, str, int], None] = lambda _pod, _node, _card: None,
     ) -> None:
         self.troubles = Troubles()
         self.asked = 0
@@ -69,7 +73,7 @@ class Api:
         self.die: Callable[[], None] = lambda: None
         self._sent: dict[_Request, None] = {}
         self._world, self._random = world, random
-        self._wrote, self._evict = wrote, evict
+        self._wrote, self._evict, self._run = wrote, evict, run
 
     @property
     def under_way(self) -> int:
@@ -91,6 +95,19 @@ class Api:
 
     async def post(self, path: str, body: Any, *, timeout_s: float = WRITE_S) -> bytes:
         return await self._ask("post", path, body)
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        resource_version: str | None = None,
+        timeout_s: float = WRITE_S,
+    ) -> None:
+        del namespace
+        await self._ask("bind", name, (uid, node, annotations[POD_ASSIGNED], resource_version))
 
     async def _ask(self, verb: str, path: str, body: Any) -> bytes:
         """Send a request; whoever asked may be gone when it takes effect."""
@@ -129,8 +146,13 @@ class Api:
             return NotFound("gone")
         if verb == "get":
             return bytes(msgspec.json.encode(pod.lite))
+        if verb == "bind":
+            return self._carry_out_binding(pod, *body)
         if path.endswith("/eviction"):
             return self._carry_out_eviction(pod, body)
+        return self._carry_out_patch(verb, pod, body)
+
+    def _carry_out_patch(self, verb: str, pod: Pod, body: Any) -> bytes | Exception:
         if pod.uid in self._world.forbidden and any(step["op"] == "remove" for step in body):
             return _forbidden()
         if not self._world.patch(pod, body):
@@ -144,6 +166,21 @@ class Api:
         if pod.node and not pod.ended and pod.spec.owner in self._world.budgets:
             return TooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.")
         self._evict(pod)
+        return b""
+
+    def _carry_out_binding(
+        self, pod: Pod, uid: str, node: str, assigned: str, version: str
+    ) -> bytes | Exception:
+        if pod.uid in self._world.forbidden:
+            return _forbidden()
+        if pod.uid != uid or pod.node or pod.ending or pod.raw["metadata"]["resourceVersion"] != version:
+            return Conflict("the pod is another one by now", status=409)
+        ((uuid, units),) = load_assigned(assigned)["main"]
+        cards = [card_uuid(node, card) for card in range(len(self._world.nodes[node]))]
+        assert units == pod.spec.units
+        pod.raw["metadata"]["annotations"][POD_ASSIGNED] = assigned
+        self._run(pod, node, cards.index(uuid))
+        self._wrote("bind", pod)
         return b""
 
 

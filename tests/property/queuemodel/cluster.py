@@ -113,7 +113,7 @@ class Cluster:
         world = self._world
         under_way = {name for _, name, *_ in self._bindings}
         for pod in sorted(world.pods.values(), key=lambda pod: pod.created):
-            if pod.gated or pod.node or pod.ended or pod.ending or pod.name in under_way:
+            if pod.gated or pod.node or pod.ended or pod.ending or pod.name in under_way or pod.spec.batch:
                 continue
             if pod.requeued:
                 self._refuse(pod, REQUEUED)
@@ -170,10 +170,15 @@ class Cluster:
         pod = world.pods.get(name)
         if pod is None or pod.raw["metadata"]["resourceVersion"] != version:
             return
-        self._say(f"{name} ({pod.spec.queue}, {pod.spec.units} units) is bound to {node}, card {card}")
-        raw = pod.raw
         cards = ((card_uuid(node, card), pod.spec.units),)
-        raw["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
+        pod.raw["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned({"main": cards})
+        self.run(pod, node, card)
+
+    def run(self, pod: Pod, node: str, card: int) -> None:
+        """A pod that was bound runs on a card."""
+        world, raw = self._world, pod.raw
+        what = f"{pod.name} ({pod.spec.queue}, {pod.spec.units} units)"
+        self._say(f"{what} is bound to {node}, card {card}")
         raw["spec"]["nodeName"] = node
         started = "1970-01-02T00:00:00Z" if node in self.wrong_clocks else world.stamp()
         raw["status"] = {

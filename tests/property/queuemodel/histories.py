@@ -1,6 +1,7 @@
 """Kinds of histories: what cluster, queues and pods a seed stands for, and what troubles them."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -36,6 +37,13 @@ TROUBLES: Final = (
 )
 
 
+OF_KUBE_SCHEDULER: Final = ("block", "slow_binding", "ungate")
+"""Troubles of pods that kube-scheduler binds."""
+
+OF_SCHEDULER: Final = ("restart_scheduler", "kill_scheduler", "lose_commits", "late_scheduler")
+"""Troubles of the process that binds pods of batch mode."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One history before it begins.
@@ -57,6 +65,7 @@ class Plan:
         late: Come once, when trouble ends, in this order.
         early: Comes once, a moment before; kube-scheduler refuses it until then.
         models: Card model of nodes that have another one.
+        binds: Batch mode binds the pods.
     """
 
     kind: str
@@ -75,6 +84,7 @@ class Plan:
     late: tuple[Spec, ...] = ()
     early: Spec | None = None
     models: dict[str, str] = field(default_factory=dict)
+    binds: bool = False
 
     @property
     def runs_s(self) -> float:
@@ -304,6 +314,24 @@ def mixed(random: Random) -> Plan:
     )
 
 
+def batch(random: Random) -> Plan:
+    """Batch mode binds the pods of another kind's history; its process and its calls fail, too."""
+    plan = random.choice((mixed, mixed, reclaim, gangs))(random)
+    specs = [replace(spec, batch=True, gated=True) for spec in (*plan.templates, *plan.late)]
+    troubles = [name for name in plan.troubles if name not in OF_KUBE_SCHEDULER]
+    troubles += random.sample(OF_SCHEDULER, random.randint(0, len(OF_SCHEDULER)))
+    count = len(plan.templates)
+    return replace(
+        plan,
+        kind="batch",
+        templates=tuple(specs[:count]),
+        late=tuple(specs[count:]),
+        troubles=tuple(troubles),
+        head=re.sub("mode: .*", f"mode: {random.choice(('batch', 'gate'))}", plan.head),
+        binds=True,
+    )
+
+
 _GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
 ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
     ((("gpupack.io/job", "\x1b[2Jjob"),),),
@@ -315,4 +343,4 @@ ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
 )
 """Annotations that people may write, by history and template. Of one gang the pods disagree on the job."""
 
-KINDS: Final = {kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load)}
+KINDS: Final = {kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch)}

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from allocator.names import BATCH_SCHEDULER
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
+from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, WholePod
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import PodWriter
@@ -18,6 +20,7 @@ from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 from .api import WRITE_S, Api
+from .binding import Scheduler
 from .world import NEW_YEAR, World
 
 
@@ -48,6 +51,7 @@ class Process:
         policy: Node policy.
         reclaimed: Told of each round of evictions, before anything of it is done, and whether it is the
             only one.
+        scheduler: Binds pods of batch mode; None: kube-scheduler binds them all.
 
     Attributes:
         said: Events about pods, since the history began.
@@ -61,10 +65,12 @@ class Process:
         config: str,
         policy: str,
         reclaimed: Callable[[Queue, ReclaimPlan, bool], None],
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.world, self.api = world, api
         self.config: QueueConfig = parse_config("model", config)
         self.policy = policy
+        self.scheduler = scheduler
         self.said: list[Said] = []
         self.counted: Counter[str] = Counter()
         self._reclaimed = reclaimed
@@ -90,13 +96,16 @@ class Process:
         term = object()
         self._term = term
         writer = PodWriter(self.api, lambda: self._term is term, WRITE_S)
-        self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open)
+        self.specs = BatchPodSink(self.queue, lambda: None)
+        batch = self.scheduler.connect(lambda: self._term is term) if self.scheduler is not None else None
+        self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open, batch=batch)
         self.watcher.changed.connect(self.controller.record_change)
         self.relist()
         self._count()
         self._task = loop.create_task(self.controller.run())
         self._task.add_done_callback(_tell)
-        self._opens = loop.call_later(WRITE_S, self._begin)
+        wait_s = WRITE_S * (1 if self.scheduler is None else 2)
+        self._opens = loop.call_later(wait_s, self._begin)
 
     def _begin(self) -> None:
         """What the process before had sent is known now."""
@@ -109,6 +118,7 @@ class Process:
         world = self.world
         self.watcher.node_sink.replace(list(world.node_items.values()), str(world.version))
         self.watcher.pod_sink.replace([pod.lite for pod in world.pods.values()], str(world.version))
+        self.specs.replace([_whole(pod.lite) for pod in world.pods.values() if pod.spec.batch], "")
         self.heard = len(world.events)
 
     def hear(self, until: float) -> None:
@@ -119,6 +129,9 @@ class Process:
             self.heard += 1
             sink: Any = self.watcher.node_sink if isinstance(event.item, QueueNode) else self.watcher.pod_sink
             sink.event(event.kind, event.item, str(event.version))
+            if isinstance(event.item, QueuePod) and event.item.spec.scheduler_name == BATCH_SCHEDULER:
+                gone = event.kind == "DELETED" or event.item.spec.node_name
+                self.specs.event("DELETED" if gone else "MODIFIED", _whole(event.item), "")
 
     @property
     def knows_all(self) -> bool:
@@ -130,7 +143,8 @@ class Process:
         """Whether it decides, has heard of all but newcomers that wait, and nothing of it is under way."""
         news = self.world.events[self.heard :]
         waits = all(event.kind == "ADDED" and event.waits for event in news)
-        return self.open and waits and not self.api.under_way and not self.controller._writes
+        still = not self.controller._doubts and (self.scheduler is None or self.scheduler.is_still)
+        return self.open and waits and still and not self.api.under_way and not self.controller._writes
 
     def configure(self, config: str) -> None:
         """Take another configuration."""
@@ -147,8 +161,8 @@ class Process:
     def _count(self) -> None:
         """Count what costs something, and see each round of evictions."""
         for owner, method, counted in (
-            (self.queue, "decide", "decide"),
-            (self.controller.explainer, "explain", "explain"),
+            (self.queue, "admit_workloads", "decide"),
+            (self.controller.explainer, "explain_pod", "explain"),
         ):
             setattr(owner, method, self._counting(getattr(owner, method), counted))
         reclaimer = self.controller._reclaimer
@@ -170,6 +184,13 @@ class Process:
             return work(*args, **named)
 
         return count
+
+
+def _whole(pod: QueuePod) -> WholePod:
+    """A pod as the watch of those that wait for batch mode brings it."""
+    return WholePod(
+        metadata=pod.metadata, spec={"schedulerName": BATCH_SCHEDULER, "containers": [{"name": "main"}]}
+    )
 
 
 def _tell(task: asyncio.Task[None]) -> None:

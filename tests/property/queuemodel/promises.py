@@ -104,14 +104,21 @@ class Promises:
         self._configs.append((self.world.now, parse_config("model", text)))
 
     def wrote(self, verb: str, pod: Pod) -> None:
-        """A write of the controller was carried out: none exceeds a quota by releasing a pod."""
-        if not pod.counts or pod.node:
+        """A write was carried out: no release, and no Binding of batch mode, exceeds a quota or a card."""
+        if verb == "bind":
+            self._check_cards(pod)
+        elif not pod.counts or pod.node:
             return
         self._check_again(pod)
         configs = [config for at, config in self._configs[:-1] if self._next(at) > self.world.now - OLD_S]
         wrongs = [self._exceeded(config, pod) for config in [*configs, self._configs[-1][1]]]
         if all(wrongs):
             raise BrokenError(f"the release of {pod.name} exceeds a quota: {wrongs[-1]}")
+
+    def _check_cards(self, pod: Pod) -> None:
+        free = self.world.free(pod.node)
+        if min(free) < 0:
+            raise BrokenError(f"{pod.name} is bound to {pod.node}, which has {free} free on its cards")
 
     def _check_again(self, pod: Pod) -> None:
         """Nobody is released again and again, taken back each time."""

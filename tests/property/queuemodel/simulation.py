@@ -7,6 +7,7 @@ from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
 from .api import Api
+from .binding import Scheduler
 from .clock import run_virtually
 from .cluster import Cluster
 from .histories import GANG_WITHIN_S, KINDS, Plan
@@ -40,7 +41,7 @@ class Simulation:
     def __init__(self, kind: str, seed: int) -> None:
         self.random = Random(f"{kind} {seed}")
         self.plan: Plan = KINDS[kind](self.random)
-        self.world = World(self.plan.nodes)
+        self.world = World(self.plan.nodes, binds=self.plan.binds)
         self.trace: list[str] = []
         self.steps = 0
         self.cluster = Cluster(self.world, self.random, self._say)
@@ -62,11 +63,14 @@ class Simulation:
         self.failure: BaseException | None = None
         text = configuration(plan)
         self.api = Api(world, self.random, self._wrote, self.cluster.evict)
-        self.process = Process(world, self.api, text, plan.policy, self._reclaimed)
+        self.scheduler = self._make_scheduler() if plan.binds else None
+        self.process = Process(world, self.api, text, plan.policy, self._reclaimed, self.scheduler)
         bounds = Bounds(GANG_WITHIN_S + 15.0, self._oldest_s())
         self.promises = Promises(world, self.cluster, self.process, bounds)
         self.promises.configured(text)
-        self.trouble = Trouble(plan, self.random, world, self.cluster, self.process, self.promises)
+        self.trouble = Trouble(
+            plan, self.random, world, self.cluster, self.process, self.promises, self.scheduler
+        )
         for _ in range(plan.steps):
             if name := self.trouble.act():
                 self._say(name)
@@ -79,6 +83,11 @@ class Simulation:
         self.promises.check_status()
         await self._rest()
         await self._finish()
+
+    def _make_scheduler(self) -> Scheduler:
+        api = Api(self.world, self.random, self._wrote, self.cluster.evict, self.cluster.run)
+        api.troubles = self.api.troubles
+        return Scheduler(self.world, api, self.plan.policy, self.random)
 
     async def _lose_a_race(self, spec: Spec) -> None:
         """A pod comes while there is room, and kube-scheduler does not find it at first."""
@@ -130,7 +139,8 @@ class Simulation:
                 return
 
     def _counted(self) -> dict[str, int]:
-        return {**self.process.counted, "asked": self.api.asked}
+        bindings = self.scheduler.api.asked if self.scheduler is not None else 0
+        return {**self.process.counted, "asked": self.api.asked + bindings}
 
     def _judge(self, before: dict[str, int]) -> None:
         did = {name: count - before.get(name, 0) for name, count in self._counted().items()}
@@ -158,6 +168,8 @@ class Simulation:
             "takes": [
                 name for name, book in queue.state.node_records.items() if book.assumed or book.tombstones
             ],
+            "assumed": sorted(self.scheduler.assumed) if self.scheduler is not None else [],
+            "specs": sorted(queue.batch._unsupported),
             "unknown queues": [tenant.name for tenant in queue.queues if tenant.form is None],
             "waiting": [tenant.name for tenant in queue.queues if len(tenant.waiting)],
             "told": sorted(self.process.controller.explainer._told),
@@ -174,6 +186,8 @@ class Simulation:
         self.world.now = self.loop.time()
         self.cluster.act()
         self.process.hear(self.world.now - self.trouble.late_s)
+        if self.scheduler is not None:
+            self.scheduler.hear(self.world.now - self.trouble.scheduler_late_s)
         if self.failure is not None:
             raise self.failure
 

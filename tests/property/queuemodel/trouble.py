@@ -6,8 +6,9 @@ from typing import Any, Final
 from allocator.names import POD_REQUEUED
 
 from .api import Troubles
+from .binding import Scheduler
 from .cluster import Cluster
-from .histories import Plan
+from .histories import OF_SCHEDULER, Plan
 from .process import Process
 from .promises import Promises
 from .world import World
@@ -35,6 +36,7 @@ class Trouble:
 
     Args:
         plan: What there may be.
+        scheduler: Binds pods of batch mode.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Trouble:
         cluster: Cluster,
         process: Process,
         promises: Promises,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self._plan, self._random = plan, random
         self._world, self._cluster, self._process = world, cluster, process
         self._promises = promises
-        self.late_s = 0.0
+        self._scheduler = scheduler
+        self.late_s = self.scheduler_late_s = 0.0
         self.text = configuration(plan)
         self._until: dict[str, float] = {}
 
@@ -80,6 +84,7 @@ class Trouble:
         world, troubles = self._world, self._process.api.troubles
         for field in WRITES.get(name, ()):
             setattr(troubles, field, 0.0)
+        self._end_of_scheduler(name)
         match name:
             case "late_news":
                 self.late_s = 0.0
@@ -97,6 +102,13 @@ class Trouble:
                 self._configure(configuration(self._plan))
             case "block" if self._random.random() < 0.3:
                 world.blocked.clear()
+
+    def _end_of_scheduler(self, name: str) -> None:
+        if name == "late_scheduler":
+            self.scheduler_late_s = 0.0
+        elif self._scheduler is not None and name in OF_SCHEDULER:
+            self._scheduler.lost = self._scheduler.unanswered = 0.0
+            self._scheduler.api.dies_after = 0
 
     @property
     def _troubles(self) -> Troubles:
@@ -134,6 +146,23 @@ class Trouble:
 
     def _late_news(self) -> None:
         self.late_s = self._random.choice((0.5, 3.0))
+
+    def _late_scheduler(self) -> None:
+        self.scheduler_late_s = self._random.choice((0.5, 3.0))
+
+    def _restart_scheduler(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.start()
+
+    def _kill_scheduler(self) -> None:
+        """End the scheduler between two of its Bindings, if it makes so many."""
+        if self._scheduler is not None:
+            self._scheduler.api.dies_after = self._random.randint(1, 4)
+
+    def _lose_commits(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.lost = self._random.choice((0.0, 0.3))
+            self._scheduler.unanswered = self._random.choice((0.2, 0.6))
 
     def _api_clock(self) -> None:
         """The API server's clock jumps, a day ahead or back, and comes back."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from allocator.names import (
+    BATCH_SCHEDULER,
     MIB_PER_GIB,
     POD_GANG,
     POD_GANG_SIZE,
@@ -17,6 +18,7 @@ from allocator.names import (
     QUEUE_NAME,
     resource_name,
 )
+from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from tests.cluster_builders import node_object, uuid
 
@@ -40,6 +42,7 @@ class Spec:
         runs_s: Seconds for which it runs; infinite: until the history ends.
         model: The card model that it asks for; empty: any.
         gated: It comes with the gate.
+        batch: It has none, and names the scheduler of batch mode.
         notes: Further annotations.
     """
 
@@ -52,6 +55,7 @@ class Spec:
     runs_s: float = float("inf")
     model: str = ""
     gated: bool = True
+    batch: bool = False
     notes: tuple[tuple[str, str], ...] = ()
 
 
@@ -101,8 +105,8 @@ class Pod:
 
     @property
     def waits(self) -> bool:
-        """It wears the gate, or its release was taken back."""
-        return self.gated or (not self.node and self.requeued)
+        """It wears the gate, or its release was taken back, or batch mode has not bound it."""
+        return self.gated or (not self.node and (self.requeued or self.spec.batch))
 
     @property
     def ended(self) -> bool:
@@ -132,6 +136,7 @@ class Event:
         version: Its resourceVersion.
         at: When, seconds.
         waits: It is a pod that waited then.
+        host: The object as the scheduler's process decodes it; None where there is no such process.
     """
 
     kind: str
@@ -139,6 +144,7 @@ class Event:
     version: int
     at: float
     waits: bool = False
+    host: HostNode | HostPod | None = None
 
 
 class World:
@@ -146,6 +152,7 @@ class World:
 
     Args:
         nodes: Units of the cards, by node.
+        binds: Batch mode binds the pods.
 
     Attributes:
         pods: By name.
@@ -158,7 +165,8 @@ class World:
         models: Card model by node.
     """
 
-    def __init__(self, nodes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, nodes: Mapping[str, Sequence[int]], *, binds: bool = False) -> None:
+        self.binds = binds
         self.now = 0.0
         self.version = 1
         self.pods: dict[str, Pod] = {}
@@ -166,6 +174,7 @@ class World:
         self.nodes = dict(nodes)
         self.models = dict.fromkeys(nodes, "NVIDIA A100")
         self.node_items: dict[str, QueueNode] = {}
+        self.host_nodes: dict[str, HostNode] = {}
         self.cordoned: set[str] = set()
         self.budgets: set[str] = set()
         self.blocked: set[str] = set()
@@ -195,12 +204,16 @@ class World:
             revision=self.version,
             cpu="400",
             memory="1000Gi",
+            allocatable_units=sum(self.nodes[name]) if self.binds else None,
         )
         raw["spec"] = {"unschedulable": True} if name in self.cordoned else {}
         item = msgspec.convert(raw, QueueNode)
         kind = "MODIFIED" if name in self.node_items else "ADDED"
         self.node_items[name] = item
-        self.events.append(Event(kind, item, self.version, self.now))
+        host = msgspec.convert(raw, HostNode) if self.binds else None
+        if host is not None:
+            self.host_nodes[name] = host
+        self.events.append(Event(kind, item, self.version, self.now, host=host))
 
     def free(self, name: str, without: frozenset[str] | set[str] = frozenset()) -> list[int]:
         """Units free on each card of a node, as if some pods were gone."""
@@ -236,8 +249,9 @@ class World:
             },
             "spec": {
                 "containers": [{"name": "main", "resources": {"limits": amounts, "requests": amounts}}],
-                "schedulingGates": [{"name": QUEUE_GATE}] if spec.gated else [],
+                "schedulingGates": [{"name": QUEUE_GATE}] if spec.gated and not spec.batch else [],
                 "priority": spec.priority,
+                **({"schedulerName": BATCH_SCHEDULER} if spec.batch else {}),
             },
             "status": {"phase": "Pending"},
         }
@@ -274,7 +288,8 @@ class World:
         self.version += 1
         pod.raw["metadata"]["resourceVersion"] = str(self.version)
         pod.lite = msgspec.convert(pod.raw, QueuePod)
-        self.events.append(Event(kind, pod.lite, self.version, self.now, pod.waits))
+        host = msgspec.convert(pod.raw, HostPod) if self.binds else None
+        self.events.append(Event(kind, pod.lite, self.version, self.now, pod.waits, host))
 
 
 def card_uuid(node: str, card: int) -> str:

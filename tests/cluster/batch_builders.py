@@ -1,0 +1,68 @@
+"""Pods of batch mode on a real API server, and what became of them."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from typing import Any
+
+from allocator.names import BATCH_SCHEDULER, POD_ASSIGNED, QUEUE_NAME
+from benchmarks.throughput import CARD_GIB, in_parallel, watch_pods
+from tests.cluster.harness import Api, Cluster
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.cluster import PODS
+
+UNITS = 20
+"""Of each pod of a burst: four fill a card."""
+
+
+def queued(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:
+    """A pod of the queue `a`."""
+    pod = w.pod(name, w.container(gib=gib, limits={"cpu": "100m", "memory": "64Mi"}), **spec)
+    pod["metadata"]["labels"] = {QUEUE_NAME: "a"}
+    return pod
+
+
+def of_batch(name: str, gib: int = 8, **spec: Any) -> dict[str, Any]:
+    """The same with the scheduler of batch mode."""
+    return queued(name, gib, schedulerName=BATCH_SCHEDULER, **spec)
+
+
+def create_all(fleet: Cluster, prefix: str, count: int) -> None:
+    bodies = [of_batch(f"{prefix}-{number:03d}", UNITS) for number in range(count)]
+    in_parallel(count, lambda index: fleet.api.post(PODS, bodies[index]))
+
+
+def bound(fleet: Cluster, prefix: str) -> list[dict[str, Any]]:
+    pods = fleet.api.get(PODS)["items"]
+    return [pod for pod in pods if pod["metadata"]["name"].startswith(prefix) and pod["spec"].get("nodeName")]
+
+
+def check_cards(fleet: Cluster) -> None:
+    """No card has more than it can take, by what the pods say."""
+    used: Counter[str] = Counter()
+    for pod in bound(fleet, ""):
+        for shares in json.loads(pod["metadata"]["annotations"][POD_ASSIGNED]).values():
+            for card, units in shares:
+                used[card] += units
+    assert used
+    assert max(used.values()) <= CARD_GIB
+
+
+@contextmanager
+def watch_nodes(api: Api) -> Iterator[dict[str, set[str]]]:
+    """All nodes on which each pod is seen from now on, by the pod's UID."""
+    since = api.get(PODS, limit=1)["metadata"]["resourceVersion"]
+    seen: dict[str, set[str]] = {}
+
+    def watch() -> None:
+        with suppress(OSError, HTTPException):  # the API server ends with the cluster
+            for event in watch_pods(api, since):
+                pod = event["object"]
+                if pod["spec"].get("nodeName"):
+                    seen.setdefault(pod["metadata"]["uid"], set()).add(pod["spec"]["nodeName"])
+
+    threading.Thread(target=watch, daemon=True).start()
+    yield seen

@@ -1,0 +1,163 @@
+"""The scheduler's process of the model, as far as batch mode goes: the shipped committer and checks."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Final
+
+from scheduler_plugin.app import connect_checks
+from scheduler_plugin.binding.batch_committer import BatchCommitter
+from scheduler_plugin.binding.batch_protocol import (
+    CommitCall,
+    CommitReply,
+    PodResult,
+    decode_commit_call,
+    decode_commit_reply,
+    encode,
+)
+from scheduler_plugin.binding.binder import Binder
+from scheduler_plugin.binding.committer import Committer
+from scheduler_plugin.binding.shared_nodes import SharedNodes
+from scheduler_plugin.cache.host_objects import HostNode, HostPod
+from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.cache.watcher import Watcher
+from scheduler_plugin.queue.controller.batch_client import SLACK_S, CommitFailedError
+from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+
+from .api import WRITE_S, Api
+from .world import World
+
+ANSWER_S: Final = 3 * WRITE_S + SLACK_S
+"""The client waits so long for an answer."""
+
+LIST_S: Final = 0.2
+"""A list of all pods takes so long."""
+
+
+class Scheduler:
+    """A process that binds: it begins with complete lists.
+
+    Args:
+        world: The API server.
+        api: Requests to it.
+        policy: Node policy.
+        random: Of the history.
+
+    Attributes:
+        lost: Share of calls that do not reach it.
+        unanswered: Share of calls whose answer is lost.
+    """
+
+    def __init__(self, world: World, api: Api, policy: str, random: Random) -> None:
+        self.world, self.api = world, api
+        self.lost = self.unanswered = 0.0
+        self._policy, self._random = policy, random
+        self._calls: set[asyncio.Task[bytes]] = set()
+        self._binder: Binder | None = None
+        api.die = self.start
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew; Bindings of the process before may still take effect."""
+        loop = asyncio.get_running_loop()
+        for call in self._calls:
+            call.cancel()
+        self._calls.clear()
+        if self._binder is not None:
+            for task in self._binder._resolving:
+                task.cancel()
+        self.api.cut()
+        self.state = ClusterState()
+        client: Any = None
+        self._watcher = Watcher(client, self.state, loop.time, 180.0, node=HostNode, pod=HostPod)
+        shared = SharedNodes()
+        checks = connect_checks(self._watcher, self.state, loop.time, shared)
+        self._binder = Binder(
+            Committer(self.state, ClusterPolicies(self._policy)),
+            self.api,
+            loop.time,
+            WRITE_S,
+            refresh=self._refresh,
+        )
+        self._committer = BatchCommitter(self._binder, checks, lambda: "", None, shared)
+        self._relist()
+
+    def _relist(self) -> None:
+        world = self.world
+        self._watcher.node_sink.replace(list(world.host_nodes.values()), str(world.version))
+        newest: dict[str, Any] = {}
+        for event in world.events:
+            if isinstance(event.host, HostPod):
+                newest[event.host.metadata.uid] = None if event.kind == "DELETED" else event.host
+        pods = [pod for pod in newest.values() if pod is not None]
+        self._watcher.pod_sink.replace(pods, str(world.version))
+        self._heard = len(world.events)
+
+    async def _refresh(self) -> None:
+        watcher = self._watcher
+        await asyncio.sleep(LIST_S)
+        if watcher is self._watcher:
+            self._relist()
+
+    def hear(self, until: float) -> None:
+        """Take all news of what happened by then."""
+        events = self.world.events
+        while self._heard < len(events) and events[self._heard].at <= until:
+            event = events[self._heard]
+            self._heard += 1
+            is_node = isinstance(event.host, HostNode)
+            sink: Any = self._watcher.node_sink if is_node else self._watcher.pod_sink
+            sink.event(event.kind, event.host, str(event.version))
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing that it does is under way."""
+        resolving = self._binder is not None and self._binder._resolving
+        return not (self._calls or resolving or self.api.under_way)
+
+    @property
+    def assumed(self) -> list[str]:
+        """Nodes on which something is taken for pods that are not there."""
+        records = self.state.node_records.items()
+        return [name for name, record in records if record.assumed or record.tombstones]
+
+    def connect(self, may: Callable[[], bool]) -> "Connection":
+        """Connect a queue with it."""
+        return Connection(self, may, self._random)
+
+    def begin(self, body: bytes) -> "asyncio.Task[bytes]":
+        """Take a call; it goes on whatever becomes of the caller."""
+        task = asyncio.create_task(self._answer(body))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    async def _answer(self, body: bytes) -> bytes:
+        results = await self._committer.commit(decode_commit_call(body))
+        return encode(CommitReply(tuple(results)))
+
+
+class Connection:
+    """What the queue takes for the committer: calls over a network.
+
+    Args:
+        scheduler: Answers.
+        may: Whether the queue may hand pods over.
+        random: Of the history.
+    """
+
+    def __init__(self, scheduler: Scheduler, may: Callable[[], bool], random: Random) -> None:
+        self._scheduler, self._may, self._random = scheduler, may, random
+
+    async def commit(self, call: CommitCall) -> Sequence[PodResult]:
+        scheduler, chance = self._scheduler, self._random.random()
+        if not self._may():
+            raise CommitFailedError("this queue is not the leader", sent=False)
+        if chance < scheduler.lost:
+            raise CommitFailedError("not reached", sent=False)
+        work = scheduler.begin(encode(call))
+        await asyncio.wait([work], timeout=ANSWER_S)
+        lost = chance < scheduler.lost + scheduler.unanswered
+        if lost or not work.done() or work.cancelled():
+            raise CommitFailedError("no answer", sent=True)
+        return decode_commit_reply(work.result()).results
