@@ -69,14 +69,15 @@ class Holds:
         uids: pods whose units the words certainly contain.
         units: by those pods' UIDs: units by position of the card in the words. Empty where the node does not
             say, as the release before did not.
-        claims: UIDs of the ResourceClaims whose units the words certainly contain, without those that the
-            extender writes for a pod: of these the pod's UID tells.
+        claims: units by position of the card of the ResourceClaims that the words certainly contain, by UID;
+            without those that the extender writes for a pod: of these the pod's UID tells. A claim that is
+            allocated anew has other cards.
     """
 
     seen: int
     uids: frozenset[str]
     units: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
-    claims: frozenset[str] = frozenset()
+    claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict, hash=False)
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -127,7 +128,7 @@ class _Holds(msgspec.Struct, frozen=True, gc=False):
     seen: _Version
     uids: list[_Text]
     units: list[dict[_Natural, _Units]] | UnsetType = UNSET
-    claims: list[_Text] = []
+    claims: dict[_Text, dict[_Natural, _Units]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,7 @@ def dump_holds(holds: Holds) -> str:
         units = (holds.units.get(uid, {}) for uid in uids)
         record["units"] = [dict(sorted(each.items())) if len(each) > 1 else each for each in units]
     if holds.claims:
-        record["claims"] = sorted(holds.claims)
+        record["claims"] = {uid: dict(sorted(units.items())) for uid, units in sorted(holds.claims.items())}
     return _compact(record)
 
 
@@ -251,12 +252,12 @@ def load_holds(text: str) -> Holds:
             {"<position of a card>": units} parallel to the UIDs.
     """
     record = _HOLDS.decoded(text)
-    uids, claims = frozenset(record.uids), frozenset(record.claims)
+    uids = frozenset(record.uids)
     if record.units is UNSET:
-        return Holds(int(record.seen), uids, claims=claims)
+        return Holds(int(record.seen), uids, claims=record.claims)
     if len(record.units) != len(record.uids) or len(uids) != len(record.uids):
         raise _HOLDS.rubbish(text, f"units of {len(record.units)} pods beside {len(uids)} UIDs")
-    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)), claims)
+    return Holds(int(record.seen), uids, dict(zip(record.uids, record.units, strict=True)), record.claims)
 
 
 def dump_cards(records: Sequence[CardRecord]) -> str:

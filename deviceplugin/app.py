@@ -270,7 +270,7 @@ class Daemon:
             # Not before the kubelet has our devices: a pod that came earlier would fail.
             offers=lambda: self.ready.is_set() and kind.is_right,
             owns=lambda: self._ownership.owns_node,
-            claims=frozenset if prepared is None else lambda: prepared.published_uids,
+            claims=dict if prepared is None else lambda: prepared.published_units,
         )
         self._registrar = (
             self._device_plugins({settings.endpoint: self._plugin, settings.percent_endpoint: percent})

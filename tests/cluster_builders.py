@@ -40,7 +40,7 @@ def node_object(
     cpu: str = "40",
     memory: str = "100Gi",
     holds: Sequence[str] = (),
-    claims: Sequence[str] = (),
+    claims: Mapping[str, Mapping[int, int]] | None = None,
     seen: int | None = None,
     models: Sequence[str] | None = None,
     healthy: Sequence[bool] | None = None,
@@ -67,7 +67,7 @@ def node_object(
         words = NodeWords.of(unit_mib, sizes, used or [0] * len(sizes), revision)
         allocatable |= {key: str(value) for key, value in node_resources(words).items()}
         annotations[NODE_HOLDS] = dump_holds(
-            Holds(version if seen is None else seen, frozenset(holds), claims=frozenset(claims))
+            Holds(version if seen is None else seen, frozenset(holds), claims=claims or {})
         )
         if inventory:
             annotations[NODE_CARDS] = dump_cards(

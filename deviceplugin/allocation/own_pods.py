@@ -76,6 +76,12 @@ class OwnPods:
         """UIDs, as the kubelet knows them, of pods that have not ended; None before the first list."""
         return self._living
 
+    def has_seen_end(self, item: PodObject) -> bool:
+        """Tell whether what is known of the pods is newer than this version of one, and shows its end."""
+        version = parse_resource_version(item.metadata.resource_version)
+        ended = self._living is not None and item.runtime_uid not in self._living
+        return ended and self.seen_version >= version
+
     def request_list(self) -> None:
         """Ask for a complete list that begins now; where one is on its way, after that."""
         self._again = self._relisting

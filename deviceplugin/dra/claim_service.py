@@ -155,6 +155,10 @@ class ClaimService:
             # Meanwhile it may be allocated other cards, or be gone with its pod.
             claim, shares, pod, item = await self._read_all(namespace, name, uid)
             problem = self._problem(item, shares)
+        if self._pods.has_seen_end(item):
+            raise AllocationRefusedError(
+                "not-ready", f"claim {namespace}/{name}: pod {item.metadata.name} ended"
+            )
         # No await from here on until the shares count.
         prepared = self._make(claim, pod, item, shares)
         self._prepared.add(prepared)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from allocator.ids import parse_device_id
 from allocator.ledger import CheckpointEntry
 from allocator.request import ContainerRequest, PodRequest
 
@@ -68,6 +69,12 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     spec: dict[str, Any]
     is_for_limits: bool = False
 
+    @property
+    def units(self) -> dict[str, int]:
+        """Units by card; containers that share some count them once."""
+        ids = {text for mine in self.ids.values() for text in mine}
+        return dict(Counter(parse_device_id(text)[0] for text in ids))
+
 
 _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
 
@@ -87,7 +94,8 @@ class PreparedClaims:
         resource: the extended resource that counts units.
 
     Attributes:
-        published_uids: UIDs that the Node's `holds` names, see `allocator.records.Holds`.
+        published_units: units by card of the claims that the Node's `holds` names, by the claim's UID; see
+            `allocator.records.Holds`.
     """
 
     def __init__(self, folder: Path, resource: str) -> None:
@@ -95,7 +103,7 @@ class PreparedClaims:
         self.resource = resource
         self._claims: dict[str, PreparedClaim] = {}
         self._entries = ClaimEntries(())
-        self.published_uids: frozenset[str] = frozenset()
+        self.published_units: dict[str, dict[str, int]] = {}
 
     def load(self) -> None:
         """Read what an earlier daemon prepared. Blocking.
@@ -174,9 +182,9 @@ class PreparedClaims:
         return self._folder / f"{uid}.json"
 
     def _changed(self) -> None:
-        self.published_uids = frozenset(
-            claim.uid for claim in self._claims.values() if not claim.is_for_limits
-        )
+        self.published_units = {
+            claim.uid: claim.units for claim in self._claims.values() if not claim.is_for_limits
+        }
         self._entries = ClaimEntries(
             tuple(
                 CheckpointEntry(claim.pod_uid, container, self.resource, frozenset(ids))

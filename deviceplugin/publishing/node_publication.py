@@ -1,7 +1,7 @@
 """What the own Node should say, when it has to be said, and the one patch that says it; pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ class NodePublication:
         accounted_pods: units by the card's position, by UID, of the pods that the words contain.
         inventory: the cards.
         seen_version: resourceVersion that the words take into account.
-        claims: UIDs of prepared claims that the words contain, see `Holds`.
+        claims: prepared claims that the words contain, see `Holds`.
     """
 
     unit_mib: int
@@ -43,7 +43,7 @@ class NodePublication:
     accounted_pods: Mapping[str, Mapping[int, int]]
     inventory: tuple[CardRecord, ...]
     seen_version: int
-    claims: frozenset[str] = frozenset()
+    claims: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:
@@ -93,7 +93,7 @@ def changes_since(wanted: NodePublication, written: NodePublication, owed: int) 
 
 def _released(wanted: NodePublication, used: tuple[int, ...], holds: Holds, owed: int) -> bool:
     less = any(now < before for now, before in zip(wanted.used, used, strict=True))
-    gone = holds.uids - wanted.accounted_pods.keys() or holds.claims - wanted.claims
+    gone = holds.uids - wanted.accounted_pods.keys() or holds.claims.keys() - wanted.claims.keys()
     return less or holds.seen < owed or bool(gone)
 
 
@@ -159,6 +159,20 @@ def make_status_patch(wanted: NodePublication, node: NodeObject, revision: int) 
     return {
         "metadata": {"annotations": annotations},
         "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+def place_claims(claims: Mapping[str, Mapping[str, int]], uuids: Sequence[str]) -> dict[str, dict[int, int]]:
+    """Write units of prepared claims by the card's position, without those of cards that are gone.
+
+    Args:
+        claims: units by UUID of the card, by UID of the claim.
+        uuids: of the cards in the words.
+    """
+    position = {uuid: number for number, uuid in enumerate(uuids)}
+    return {
+        uid: {position[uuid]: count for uuid, count in units.items() if uuid in position}
+        for uid, units in claims.items()
     }
 
 

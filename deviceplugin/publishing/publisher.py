@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +23,7 @@ from deviceplugin.publishing.node_publication import (
     make_last_patch,
     make_status_patch,
     next_revision,
+    place_claims,
     publish_reason,
 )
 from kubeapi.backoff import Backoff
@@ -68,7 +69,7 @@ class NodePublisher:
         now_ms: milliseconds since the epoch.
         offers: whether pods can be served yet; until then the Node's words stay as they are.
         owns: whether the Node is ours to write to.
-        claims: UIDs of prepared claims, see `allocator.records.Holds`.
+        claims: units by card of prepared claims, see `allocator.records.Holds`.
 
     Attributes:
         patches: successful patches so far.
@@ -90,7 +91,7 @@ class NodePublisher:
         now_ms: Callable[[], int] = read_wall_ms,
         offers: Callable[[], bool] = lambda: True,
         owns: Callable[[], bool] = lambda: True,
-        claims: Callable[[], frozenset[str]] = frozenset,
+        claims: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
         self._client = client
         self._account = account
@@ -286,7 +287,7 @@ class NodePublisher:
             accounted_pods=ledger.published_holds(),
             inventory=tuple(self._inventory()),
             seen_version=self._pod_view.seen_version,
-            claims=self._claims(),
+            claims=place_claims(self._claims(), [card.uuid for card in ledger.installed]),
         )
 
     def _settled(self) -> bool:

@@ -86,7 +86,7 @@ def join_pods(
         sizes=tuple(card.size_units for card in cards),
         uuids=tuple(card.uuid for card in cards if card.uuid is not None),
         claims={claim.uid: claim for claim in claims},
-        held_claims=frozenset() if holds is None else holds.claims,
+        held_claims={} if holds is None else holds.claims,
     )
     on_card: dict[int, list[PodRow]] = {}
     nowhere: list[PodRow] = []

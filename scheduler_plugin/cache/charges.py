@@ -11,7 +11,7 @@ from typing import NamedTuple
 from allocator.podcards import ByPosition, charged_units
 from allocator.records import Assignment
 from allocator.request import PodRequest
-from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, sum_claims
+from scheduler_plugin.cache.claim_charges import AllocatedClaim, ClaimTombstone, HeldClaims
 from scheduler_plugin.cache.pods import PodRecord
 
 TOMBSTONE_S = 30.0
@@ -80,7 +80,7 @@ class NodeRecord:
         assumed: Assumed pods, by UID.
         tombstones: Charges of vanished pods, by UID.
         claims: What claims are allocated of its cards, by the claim's UID.
-        held_claims: UIDs of claims that the words certainly contain.
+        held_claims: Units by card position of the claims that the words certainly contain, by UID.
         claim_tombstones: What claims had that vanished before the words contained them, by UID and version.
         kubelet_sums: Units and percent that its kubelet offers over all cards, None where the Node does not
             say.
@@ -105,7 +105,7 @@ class NodeRecord:
     assumed: dict[str, AssumedPod] = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
     claims: dict[str, AllocatedClaim] = field(default_factory=dict)
-    held_claims: frozenset[str] = frozenset()
+    held_claims: Mapping[str, ByPosition] = field(default_factory=dict)
     claim_tombstones: dict[tuple[str, int], ClaimTombstone] = field(default_factory=dict)
     kubelet_sums: tuple[int | None, int | None] = (None, None)
     cpu_milli: int = 0
@@ -122,10 +122,14 @@ class NodeRecord:
             if not self.other_resources[name]:
                 del self.other_resources[name]
 
+    def read_held_claims(self) -> HeldClaims:
+        """Read what the words contain of claims."""
+        return HeldClaims(self.held_claims, self.uuids, self.sizes, self.seen_version)
+
     def clear_published(self) -> None:
         """Drop what the node published of its cards."""
         self.seen_version, self.holds = -1, {}
-        self.held_claims = frozenset()
+        self.held_claims = {}
         self.sizes = self.used = ()
         self.uuids = ()
         self.indexes = ()
@@ -174,13 +178,19 @@ class ChargeRules:
         for tombstone in record.tombstones.values():
             yield tombstone.charge
 
-    def claims_beyond_words(self, record: NodeRecord) -> Iterator[AllocatedClaim]:
-        """Count a claim from its allocation until the node's words contain it, whoever allocated it."""
-        for uid, claim in record.claims.items():
-            if uid not in record.held_claims:
-                yield claim
+    def charges_of_claims(self, record: NodeRecord) -> Iterator[tuple[int, int]]:
+        """Charge a claim from its allocation until the node's words contain it, whoever allocated it.
+
+        Returns:
+            Card positions with units.
+        """
+        if not (record.claims or record.claim_tombstones):
+            return
+        held = record.read_held_claims()
+        for claim in record.claims.values():
+            yield from held.find_missing(claim).items()
         for tombstone in record.claim_tombstones.values():
-            yield tombstone.claim
+            yield from held.find_missing(tombstone.claim).items()
 
     def needs_tombstone(self, record: NodeRecord, uid: str, version: int) -> bool:
         """Tell whether the kubelet may have admitted a pod that vanished at `version` unaccounted."""
@@ -234,6 +244,6 @@ class ChargeRules:
             by_card = self.charge_every_card(record, charge) if assigned is None else assigned
             for card, units in by_card.items():
                 totals[card] += units
-        for card, units in sum_claims(self.claims_beyond_words(record), record.uuids, record.sizes).items():
+        for card, units in self.charges_of_claims(record):
             totals[card] += units
         return totals

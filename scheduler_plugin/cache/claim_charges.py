@@ -1,12 +1,14 @@
 """What allocated claims have of a node's cards, as long as the node's words may not show it. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from allocator.claims import AllocatedDevice, ClaimObject
 from allocator.errors import QuantityError
 from allocator.ids import device_names
+from allocator.podcards import ByPosition
 from kubeapi.metadata import parse_resource_version
 
 
@@ -27,6 +29,40 @@ class AllocatedClaim:
     pods: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldClaims:
+    """HeldClaims is what a node's words contain of claims, and what tells whether they do.
+
+    Attributes:
+        units: Units by card position of each claim that the words contain, by UID.
+        uuids: UUIDs by card; empty where the node publishes none.
+        sizes: Units by card.
+        seen_version: resourceVersion of the newest pod event that the words take into account.
+    """
+
+    units: Mapping[str, ByPosition]
+    uuids: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seen_version: int
+
+    def find_missing(self, claim: AllocatedClaim) -> dict[int, int]:
+        """Find the units by card position of a claim that the words do not contain.
+
+        A claim may be allocated anew, and the words contain what it had before.
+        """
+        held = self.units.get(claim.uid, {})
+        missing = {}
+        for card, units in sum_shares(claim.shares, self.uuids, self.sizes).items():
+            left = units - held.get(card, 0)
+            if left > 0:
+                missing[card] = left
+        return missing
+
+
+NOT_ENDED: Final = 1 << 62
+"""Stands for the resourceVersion of a pod's end that has not come: no words have seen it."""
+
+
 @dataclass(slots=True)
 class ClaimTombstone:
     """The shares of a claim that vanished, or was deallocated, before its node's words contained them.
@@ -34,19 +70,19 @@ class ClaimTombstone:
     Attributes:
         claim: As it was.
         until_s: When they end to count in any case, seconds.
-        versions: resourceVersions that the node's words must have seen, by the UID of each of its pods: the
-            pod's end, or where the pod has not ended the claim's.
+        ends: resourceVersions at which its pods ended, by UID, `NOT_ENDED` for those that did not: the node
+            may be preparing it for them.
     """
 
     claim: AllocatedClaim
     until_s: float
-    versions: dict[str, int]
+    ends: dict[str, int]
 
-    def is_over(self, seen_version: int, held: frozenset[str], now: float) -> bool:
+    def is_over(self, held: HeldClaims, now: float) -> bool:
         """Tell whether the words contain the claim or have seen its pods end, or its time is over."""
-        if now >= self.until_s or self.claim.uid in held:
+        if now >= self.until_s or (self.claim.uid in held.units and not held.find_missing(self.claim)):
             return True
-        return all(seen_version >= version for version in self.versions.values())
+        return all(held.seen_version >= end for end in self.ends.values())
 
 
 def read_claim(claim: ClaimObject, unit_mib: int) -> dict[str, AllocatedClaim]:
@@ -71,25 +107,23 @@ def _count_units(result: AllocatedDevice, unit_mib: int) -> int | None:
     return None if units is None else max(units, 0)
 
 
-def sum_claims(
-    claims: Iterable[AllocatedClaim], uuids: tuple[str, ...], sizes: Sequence[int]
-) -> Mapping[int, int]:
+def sum_shares(
+    shares: Sequence[tuple[str, int | None]], uuids: tuple[str, ...], sizes: Sequence[int]
+) -> dict[int, int]:
     """Add up shares by card position.
 
     Args:
-        claims: All of one node.
+        shares: Name of the device and units of each; None means all of the device.
         uuids: UUIDs by card; where the node publishes none, a share counts on every card.
         sizes: Units by card.
     """
     totals: dict[int, int] = {}
     positions = _positions(uuids)
-    for claim in claims:
-        for device, units in claim.shares:
-            cards = range(len(sizes)) if not uuids else (positions.get(device, -1),)
-            for card in cards:
-                if 0 <= card < len(sizes):
-                    due = sizes[card] if units is None else units
-                    totals[card] = totals.get(card, 0) + min(due, sizes[card])
+    for device, units in shares:
+        for card in range(len(sizes)) if not uuids else (positions.get(device, -1),):
+            if 0 <= card < len(sizes):
+                due = sizes[card] if units is None else min(units, sizes[card])
+                totals[card] = totals.get(card, 0) + due
     return totals
 
 

@@ -10,7 +10,7 @@ from allocator.claims import ClaimObject
 from allocator.names import DRA_API
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S
-from scheduler_plugin.cache.claim_charges import ClaimTombstone, read_claim
+from scheduler_plugin.cache.claim_charges import NOT_ENDED, ClaimTombstone, read_claim
 from scheduler_plugin.cache.node_records import NodeRecords
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history
 
@@ -86,8 +86,8 @@ class ClaimCache:
         """Note that a pod of a node ended at a version: claims that vanished wait for that, and no longer."""
         record = self._records.by_name.get(node)
         for tombstone in record.claim_tombstones.values() if record is not None else ():
-            if pod in tombstone.versions:
-                tombstone.versions[pod] = min(version, tombstone.versions[pod])
+            if pod in tombstone.ends:
+                tombstone.ends[pod] = min(version, tombstone.ends[pod])
                 self._records.mark_expiring(node)
 
     def _pair_versions(self, claims: Sequence[ClaimObject]) -> Iterator[tuple[int, int]]:
@@ -104,12 +104,12 @@ class ClaimCache:
             return
         found = read_claim(claim, self._unit_mib)
         for node in self._nodes.get(uid, frozenset()) - found.keys():
-            self._vanish(uid, node, version, now)
+            self._vanish(uid, node, now)
         for node, allocated in found.items():
             record = self._records.get_or_add(node)
             before = record.claims.get(uid)
             if before is not None and before.shares != allocated.shares:
-                self._vanish(uid, node, version, now)
+                self._vanish(uid, node, now)
             record.claims[uid] = allocated
             self._records.mark_changed(node)
         self._known[uid] = version
@@ -122,7 +122,7 @@ class ClaimCache:
         self._versions.record_deletion(uid, version)
         self._known.pop(uid, None)
         for node in self._nodes.get(uid, frozenset()):
-            self._vanish(uid, node, version, now)
+            self._vanish(uid, node, now)
         self._set_nodes(uid, frozenset())
 
     def _set_nodes(self, uid: str, nodes: frozenset[str]) -> None:
@@ -131,16 +131,16 @@ class ClaimCache:
         else:
             self._nodes.pop(uid, None)
 
-    def _vanish(self, uid: str, node: str, version: int, now: float) -> None:
+    def _vanish(self, uid: str, node: str, now: float) -> None:
         """Count a claim's shares on where the node may have prepared it and its words do not say so yet."""
         record = self._records.get_or_add(node)
         claim = record.claims.pop(uid, None)
         if claim is None:
             return
-        ends = {pod: self._find_end(pod, node) for pod in claim.pods}
-        versions = {pod: version if end is None else min(end, version) for pod, end in ends.items()}
-        tombstone = ClaimTombstone(claim, now + TOMBSTONE_S, versions)
+        found = {pod: self._find_end(pod, node) for pod in claim.pods}
+        ends = {pod: NOT_ENDED if end is None else end for pod, end in found.items()}
+        tombstone = ClaimTombstone(claim, now + TOMBSTONE_S, ends)
         self._records.mark_changed(node)
-        if not tombstone.is_over(record.seen_version, record.held_claims, now):
+        if not tombstone.is_over(record.read_held_claims(), now):
             record.claim_tombstones[uid, claim.version] = tombstone
             self._records.mark_expiring(node)

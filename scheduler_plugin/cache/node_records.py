@@ -120,7 +120,7 @@ class NodeRecords:
             if self.rules.is_tombstone_over(record, tombstone, now):
                 del record.tombstones[uid]
         for key, gone in list(record.claim_tombstones.items()):
-            if gone.is_over(record.seen_version, record.held_claims, now):
+            if gone.is_over(record.read_held_claims(), now):
                 del record.claim_tombstones[key]
         if not record.tombstones and not record.claim_tombstones:
             self._expiring.discard(record.name)

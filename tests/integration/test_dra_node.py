@@ -1,6 +1,7 @@
 """`gpupack node --serve dra` at its sockets: registration, claims, their files, restarts and refusals."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -117,7 +118,7 @@ async def test_a_claim_that_was_deleted_while_it_waited_takes_no_room() -> None:
 async def test_holds_names_the_claims_that_the_words_contain() -> None:
     async with dra_world() as world:
 
-        def held() -> frozenset[str]:
+        def held() -> Mapping[str, Mapping[int, int]]:
             notes = world.api.node(NODE)["metadata"]["annotations"]
             return load_holds(notes[NODE_HOLDS]).claims
 
@@ -125,10 +126,12 @@ async def test_holds_names_the_claims_that_the_words_contain() -> None:
         await world.claim("of-limits", (1, 2), pod="pod-b", label=True)
         await world.prepare("a")
         await world.prepare("of-limits")
-        await until(lambda: held() == {world.uids["a"]} and world.used == [5, 2], "the claim in holds")
+        await until(
+            lambda: held() == {world.uids["a"]: {0: 5}} and world.used == [5, 2], "the claim in holds"
+        )
         await world.kill_daemon()
         await world.start_daemon()
-        assert held() == {world.uids["a"]}
+        assert held() == {world.uids["a"]: {0: 5}}
 
         await world.unprepare("a")
         await until(lambda: not held(), "no claim in holds")

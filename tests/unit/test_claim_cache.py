@@ -40,7 +40,7 @@ def test_a_claim_counts_from_its_allocation_whoever_made_it() -> None:
 def test_it_counts_no_more_once_the_words_contain_it() -> None:
     state = state_of_claims()
     state.claims.apply(claim("c", (1, 10), pods=["p"]), 0)
-    state.apply_node(of_claims(6, 0, 10, holds=["uid-p"], claims=["uid-c"]), 0)
+    state.apply_node(of_claims(6, 0, 10, holds=["uid-p"], claims={"uid-c": {1: 10}}), 0)
     assert (assumed(state), free(state)) == ([0, 0], [16, 6])
 
 
@@ -48,13 +48,24 @@ def test_words_that_hold_its_pod_for_another_claim_do_not_contain_it() -> None:
     state = state_of_claims()
     state.claims.apply(claim("one", (0, 4), pods=["p"]), 0)
     state.claims.apply(claim("two", (1, 4), pods=["p"]), 0)
-    state.apply_node(of_claims(6, 4, 0, holds=["uid-p"], claims=["uid-one"]), 0)
+    state.apply_node(of_claims(6, 4, 0, holds=["uid-p"], claims={"uid-one": {0: 4}}), 0)
     assert free(state) == [12, 12]
+
+
+def test_words_that_contain_what_a_claim_had_before_do_not_contain_what_it_has_now() -> None:
+    state = with_live_pod()
+    state.apply_node(of_claims(6, 10, 0, holds=["uid-p"], claims={"uid-c": {0: 10}}), 0)
+    state.claims.apply(claim("c", version=7), 0)
+    state.claims.apply(claim("c", (1, 4), version=8, pods=["q"]), 0)
+    assert free(state) == [6, 12]
+    state.claims.apply(claim("c", version=9), 0)
+    state.claims.apply(claim("c", (0, 12), version=10, pods=["q"]), 0)
+    assert free(state)[0] == 4
 
 
 def test_what_the_node_has_let_go_counts_while_it_is_allocated() -> None:
     state = with_live_pod()
-    state.apply_node(of_claims(6, 10, 0, holds=["uid-p"], claims=["uid-c"]), 0)
+    state.apply_node(of_claims(6, 10, 0, holds=["uid-p"], claims={"uid-c": {0: 10}}), 0)
     ended = pod("p", node="n", containers=[{"name": "main"}], phase="Succeeded", version=7)
     state.apply_pod(ended, 0)
     state.apply_node(of_claims(8), 0)
@@ -126,7 +137,7 @@ def test_a_claim_that_vanishes_under_a_bound_pod_counts_until_the_words_tell(how
         state.claims.apply(claim("c", (1, 10), version=7, pods=["p"]), 0)
         state.claims.apply(claim("c", version=8), 0)
     assert assumed(state)[0] == 10
-    state.apply_node(of_claims(8, 10, 0, seen=5, holds=["uid-p"], claims=["uid-c"]), 0)
+    state.apply_node(of_claims(8, 10, 0, seen=5, holds=["uid-p"], claims={"uid-c": {0: 10}}), 0)
     assert (assumed(state)[0], free(state)[0]) == (0, 6)
     state.apply_node(of_claims(9, seen=5), 0)
     assert free(state)[0] == 16

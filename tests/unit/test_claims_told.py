@@ -18,7 +18,7 @@ from tests.cluster_builders import claim, claim_object, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
 
-def items(claims: tuple[str, ...] = (), waiting: int = 8) -> str:
+def items(claims: dict[str, dict[int, int]] | None = None, waiting: int = 8) -> str:
     node = node_object("n", (16, 16), extra={NODE_SERVES: SERVES_CLAIMS}, allocatable_units=0, claims=claims)
     found = [
         node | {"kind": "Node"},
@@ -30,8 +30,8 @@ def items(claims: tuple[str, ...] = (), waiting: int = 8) -> str:
     return json.dumps({"kind": "List", "items": found})
 
 
-@pytest.mark.parametrize(("held", "free"), [((), [6, 11]), (("uid-one",), [16, 11])])
-def test_everybody_counts_what_filter_counts(held: tuple[str, ...], free: list[int]) -> None:
+@pytest.mark.parametrize(("held", "free"), [({}, [6, 11]), ({"uid-one": {0: 10}}, [16, 11])])
+def test_everybody_counts_what_filter_counts(held: dict[str, dict[int, int]], free: list[int]) -> None:
     cluster = Cluster.from_json(items(held))
     assert cluster.state.nodes.free[0, :2].tolist() == free
     extender = state_of_claims()
@@ -70,11 +70,11 @@ def test_changed_clusters_keep_their_claims() -> None:
 
 
 def test_words_without_a_pod_still_contain_the_claims() -> None:
-    made = node_object("n", (16, 16), (10, 0), holds=["uid-p"], claims=["uid-one"])
+    made = node_object("n", (16, 16), (10, 0), holds=["uid-p"], claims={"uid-one": {0: 10}})
     node = json.dumps({"items": [made | {"kind": "Node"}]})
     (found,) = Cluster.from_json(node).nodes.values()
     left = Cluster({"n": remove_from_words(found, "uid-p", {})}, {}, 1024)
-    assert left.state.node_records["n"].held_claims == {"uid-one"}
+    assert left.state.node_records["n"].held_claims == {"uid-one": {0: 10}}
 
 
 def test_the_board_follows_claims_as_they_come_and_go() -> None:

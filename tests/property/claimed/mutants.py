@@ -1,0 +1,107 @@
+"""Each rule of claims taken out, one at a time: some history must break that passes with the rule."""
+
+from deviceplugin.allocation import own_pods
+from deviceplugin.dra import claim_service
+from scheduler_plugin.cache import charges, claim_charges, claims
+from tests.property.undercount.mutant import Mutant
+
+from .history import run
+
+STEPS = 400
+
+
+def troubled(seed: int) -> None:
+    """One history in which much goes wrong."""
+    run(seed, STEPS, 1.0 + seed % 3)
+
+
+MUTANTS = (
+    Mutant(
+        "extender: a claim counts from its allocation",
+        charges,
+        "for claim in record.claims.values():",
+        "for claim in ():",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "extender: what the words contain of a claim counts once",
+        claim_charges,
+        "left = units - held.get(card, 0)",
+        "left = units",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "extender: words that contain what a claim had before do not contain what it has now",
+        claim_charges,
+        "left = units - held.get(card, 0)",
+        "left = 0 if held else units",
+        troubled,
+        1395,
+    ),
+    Mutant(
+        "extender: a claim that vanished unheld leaves a tombstone",
+        charges,
+        "for tombstone in record.claim_tombstones.values():",
+        "for tombstone in ():",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "extender: a tombstone of a claim stays until the words have seen its pods end",
+        claim_charges,
+        "return all((held.seen_version >= end for end in self.ends.values()))",
+        "return True",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "extender: a pod that has not ended keeps its claim's tombstone",
+        claims,
+        "NOT_ENDED if end is None else end",
+        "0 if end is None else end",
+        troubled,
+        1289,
+    ),
+    Mutant(
+        "extender: a claim that it wrote for a pod is charged by that pod",
+        claim_charges,
+        "() if claim.is_for_limits else claim.results or ()",
+        "claim.results or ()",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "node: a claim takes no more than the card has",
+        claim_service,
+        "if others + before + units > card.size_units:",
+        "if False:",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "node: a claim is counted before its file is written",
+        claim_service,
+        "self._prepared.add(prepared)",
+        "pass",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "node: a claim that is let go counts no more",
+        claim_service,
+        "self._prepared.remove(uid)",
+        "pass",
+        troubled,
+        0,
+    ),
+    Mutant(
+        "node: what a pod had by claims is known until it ends",
+        own_pods,
+        "return self._claims.get(runtime_uid)",
+        "return request",
+        troubled,
+        0,
+    ),
+)

@@ -1,0 +1,234 @@
+"""The node of the model: the shipped parts that serve claims, on a disk and an API that are slow or gone."""
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from allocator.cards import Card
+from allocator.ledger import Ledger
+from allocator.names import NODE_SERVES, SERVES_CLAIMS, resource_name
+from allocator.records import CardRecord
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.allocation.objects import NodeObject, PodObject
+from deviceplugin.allocation.own_pods import OwnPods
+from deviceplugin.dra.cdi_files import CdiFiles
+from deviceplugin.dra.claim_service import ClaimService
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from deviceplugin.gpus.api.container_grant import ContainerGrant
+from deviceplugin.publishing.node_publication import (
+    NodePublication,
+    make_status_patch,
+    next_revision,
+    place_claims,
+    publish_reason,
+)
+from kubeapi.errors import KubeApiError, NotFound
+
+from .api import NODE, ModelApi
+
+UNIT_MIB = 1024
+RESOURCE = resource_name(UNIT_MIB)
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs what others would run in a thread, so that histories are the same each time."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - as an executor does
+            future.set_exception(error)
+        return future
+
+
+class DiskClaims(PreparedClaims):
+    """Prepared claims on a disk that outlives the daemon."""
+
+    def __init__(self, disk: dict[str, bytes]) -> None:
+        super().__init__(Path("/nowhere"), RESOURCE)
+        self._disk = disk
+
+    def load(self) -> None:
+        for text in self._disk.values():
+            self.add(msgspec.json.decode(text, type=PreparedClaim))
+
+    def write(self, claim: PreparedClaim) -> None:
+        self._disk[claim.uid] = msgspec.json.encode(claim)
+
+    def erase(self, uid: str) -> None:
+        self._disk.pop(uid, None)
+
+
+class DiskCdi(CdiFiles):
+    """CDI files by the UID of their claim."""
+
+    def __init__(self, files: dict[str, object]) -> None:
+        super().__init__([Path("/nowhere")])
+        self._files = files
+
+    def write(self, claim_uid: str, spec: object) -> None:
+        self._files[claim_uid] = spec
+
+    def remove(self, claim_uid: str) -> None:
+        self._files.pop(claim_uid, None)
+
+    def claims(self) -> set[str]:
+        return set(self._files)
+
+
+class SlowApi:
+    """Answers what the daemon reads when the history says so, and at times not."""
+
+    def __init__(self, api: ModelApi, random: Random) -> None:
+        self.api, self.random = api, random
+        self.asked: list[tuple[asyncio.Future[bytes], str]] = []
+
+    async def get(self, path: str, *, timeout_s: float = 0) -> bytes:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.asked.append((future, path))
+        return await future
+
+    def answer(self) -> None:
+        if not self.asked:
+            return
+        future, path = self.asked.pop(self.random.randrange(len(self.asked)))
+        if future.done():
+            return
+        if self.random.random() < 0.03:
+            future.set_exception(KubeApiError("away"))
+            return
+        try:
+            future.set_result(self.api.read(path))
+        except NotFound as error:
+            future.set_exception(error)
+
+
+class ModelDaemon:
+    """The daemon of a node of claims.
+
+    Attributes:
+        running: pods with containers, which the kubelet runs; their cgroups are what the daemon sees of them.
+        disk: files of prepared claims.
+        cdi: CDI files.
+        up: it runs.
+    """
+
+    def __init__(self, api: ModelApi, random: Random, sizes: tuple[int, ...], running: set[str]) -> None:
+        self.api, self.random, self.running = api, random, running
+        self.cards = tuple(Card(i, f"GPU-{NODE}-{i}", "A100", size, 0) for i, size in enumerate(sizes))
+        self.disk: dict[str, bytes] = {}
+        self.cdi: dict[str, object] = {}
+        self.revision = 0
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(InlineExecutor(1))
+        self.slow = SlowApi(api, random)
+        self.up = False
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what the disk says."""
+        self.up, self.cursor, self.listed = True, 0, False
+        self.prepared = DiskClaims(self.disk)
+        self.ledger = Ledger(self.cards)
+        self.account = LedgerService(self.ledger, self.prepared.read, RESOURCE, clock=lambda: self.api.now)
+        self.pods = OwnPods(self.account, RESOURCE, lambda: None, self.prepared.read_request)
+        self.slow = SlowApi(self.api, self.random)
+        self.service = ClaimService(
+            self.account,
+            self.pods,
+            self.slow,
+            self.prepared,
+            DiskCdi(self.cdi),
+            lambda _mib: ContainerGrant(),
+            node_name=NODE,
+            unit_mib=UNIT_MIB,
+            room_wait_s=0,
+        )
+        self.loop.run_until_complete(self.service.restore())
+        self.account.read_checkpoint()
+
+    def kill(self) -> None:
+        """End at once: calls under way have no answer."""
+        self.up = False
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.pump()
+
+    def pump(self) -> None:
+        """Let everything go on that waits for nothing."""
+        for _ in range(12):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def begin_prepare(self, name: str, uid: str) -> "asyncio.Task[PreparedClaim]":
+        task = self.loop.create_task(self.service.prepare("default", name, uid))
+        self.pump()
+        return task
+
+    def unprepare(self, uid: str) -> None:
+        self.loop.run_until_complete(self.service.unprepare(uid))
+
+    def hear(self) -> bool:
+        """Take the list of its pods, or one event of them."""
+        if not self.listed or self.ledger.accounts.has_unlisted_pods:
+            self.pods.request_list()
+            items = [pod for pod in self.api.pods.values() if pod["spec"].get("nodeName") == NODE]
+            self.pods.replace([_pod(item) for item in items], str(self.api.version))
+            self.cursor, self.listed = len(self.api.events), True
+            return True
+        while self.cursor < len(self.api.events):
+            event = self.api.events[self.cursor]
+            self.cursor += 1
+            if event.what == "pods" and event.item["spec"].get("nodeName") == NODE:
+                self.pods.event(event.kind, _pod(event.item), str(event.version))  # type: ignore[arg-type]
+                return True
+        return False
+
+    def look_at_cgroups(self) -> None:
+        uids, began_s = self.ledger.pods_to_probe(), self.api.now
+        self.account.read_checkpoint()
+        self.ledger.record_cgroup_probe(uids, uids & self.running, began_s)
+
+    def publish(self) -> None:
+        """One PATCH of the Node, if it does not say it all."""
+        if not self.listed or not self.ledger.is_complete:
+            return
+        wanted = NodePublication(
+            unit_mib=UNIT_MIB,
+            sizes=tuple(card.size_units for card in self.ledger.installed),
+            used=self.ledger.used(),
+            accounted_pods=self.ledger.published_holds(),
+            inventory=tuple(
+                CardRecord(card.uuid, card.index, card.model, card.size_units * UNIT_MIB, None, healthy=True)
+                for card in self.ledger.installed
+            ),
+            seen_version=self.pods.seen_version,
+            claims=place_claims(self.prepared.published_units, [card.uuid for card in self.cards]),
+        )
+        item = self.api.objects["nodes"].get("uid-n") or {"metadata": {"name": NODE, "uid": "uid-n"}}
+        node = msgspec.convert(item, type=NodeObject)
+        if publish_reason(wanted, node, self.pods.owed_version) is None:
+            return
+        self.revision = next_revision(self.revision, node, 0)
+        patch = make_status_patch(wanted, node, self.revision)
+        notes = {**patch["metadata"]["annotations"], NODE_SERVES: SERVES_CLAIMS}
+        amounts = {key: str(value) for key, value in patch["status"]["allocatable"].items()}
+        self.api.put(
+            "nodes",
+            {
+                "metadata": {"name": NODE, "uid": "uid-n", "annotations": notes},
+                "status": {"allocatable": amounts, "capacity": amounts},
+            },
+        )
+
+    def units(self) -> dict[str, dict[str, int]]:
+        """Units by card of each prepared claim, by its UID."""
+        return {claim.uid: claim.units for claim in self.prepared}
+
+
+def _pod(item: dict[str, Any]) -> PodObject:
+    return msgspec.json.decode(msgspec.json.encode(item), type=PodObject)
