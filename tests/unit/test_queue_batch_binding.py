@@ -131,6 +131,21 @@ async def test_pods_of_a_gang_are_handed_over_together_and_gated_ones_are_not() 
     assert others == [gated]
 
 
+async def test_pods_that_wait_are_served_when_the_mode_is_switched_off() -> None:
+    """Their scheduler's name cannot be changed: nobody else would bind them."""
+    world = batch_world("mode: gate\nqueues: [{name: a}]")
+    uid = batch_pod(world, "p", 8)
+    client = Committer(CommitOutcome.BOUND)
+    handover = Handover(world.queue, client)
+    (release,) = world.queue.admit_workloads(0)
+    handover.note(release)
+    handed, rest = handover.split(release)
+    assert not rest
+    ((_, answer),) = await handover.commit([handed])
+    assert answer.written is WriteOutcome.DONE
+    assert [pod.uid for pod in client.calls[0].groups[0]] == [uid]
+
+
 async def test_a_group_whose_pod_is_gone_is_not_handed_over() -> None:
     world = batch_world()
     gang = [batch_pod(world, f"g{number}", 8, gang="g", size=2) for number in range(2)]
