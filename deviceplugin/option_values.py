@@ -32,6 +32,3 @@ DEFAULT_QUIET_S: Final = 60.0
 
 PUBLISH_GAP_S: Final = 2.0
 """Least time between two patches of the Node that only bring gains."""
-
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-LOG_FORMATS: Final = ("text", "json")

@@ -19,6 +19,7 @@ from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 from kubeapi.options import find_faults, option
+from kubeapi.process_options import kubeconfig_option, log_format_option, log_level_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,7 @@ class Settings(HttpAddress):
         help="How pods get their cards here: dra serves ResourceClaims, on Kubernetes 1.36 or later.",
     )
     unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
-    kubeconfig: str | None = option(
-        None,
-        metavar="FILE",
-        help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-    )
+    kubeconfig: str | None = kubeconfig_option()
     device_plugin_dir: Path = option(
         Path("/var/lib/kubelet/device-plugins"),
         help="Folder of the kubelet's device plugin sockets and of its book of devices.",
@@ -114,8 +111,8 @@ class Settings(HttpAddress):
         least=0,
         help="Seconds between two patches of the Node that bring gains only; releases go out at once.",
     )
-    log_level: str = option("info", allowed=values.LOG_LEVELS)
-    log_format: str = option("text", allowed=values.LOG_FORMATS)
+    log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
     @property
     def resource(self) -> str:
@@ -178,7 +175,7 @@ class Settings(HttpAddress):
             resource_name(self.unit_mib)
         except AllocatorError as error:
             faults.append(f"--unit-mib: {error}")
-        from allocator.policy import card_policy  # noqa: PLC0415 - it finds policies of other packages
+        from allocator.policy import card_policy
 
         try:
             card_policy(self.card_policy)

@@ -24,6 +24,11 @@ class Option:
         most: Largest number; None for any.
         zero_means: What 0 means, in words; empty where it is a number as others.
         parse: Reads the text of the command line; None reads it by the field's type.
+        name: Name of the option without dashes, where the field's own would say less.
+        short: Short form of the option, as -n; empty for none.
+        negative: Name of the option that says no, without dashes; empty for `no-` and the name.
+        repeat: The option may be given several times, each time for one entry.
+        shown: The default stands in `--help`.
     """
 
     help: str = ""
@@ -34,16 +39,24 @@ class Option:
     most: float | None = None
     zero_means: str = ""
     parse: Callable[[str], Any] | None = None
+    name: str = ""
+    short: str = ""
+    negative: str = ""
+    repeat: bool = False
+    shown: bool = True
 
 
 def option(default: Any = MISSING, **known: Any) -> Any:
     """Make a field of settings that is an option of the process' command.
 
     Args:
-        default: Its value by default; left out where one must be given.
+        default: Its value by default; left out where one must be given. A dict stands for a new one each.
         **known: See `Option`.
     """
-    return field(default=default, metadata={_KEY: Option(**known)})
+    metadata = {_KEY: Option(**known)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def read_option(of: Field[Any]) -> Option | None:
@@ -52,9 +65,10 @@ def read_option(of: Field[Any]) -> Option | None:
     return found
 
 
-def name_option(name: str) -> str:
+def name_option(of: Field[Any]) -> str:
     """Name the option of a field, `--over-use-mib`."""
-    return f"--{name.replace('_', '-')}"
+    known = read_option(of)
+    return f"--{(known.name if known else '') or of.name.replace('_', '-')}"
 
 
 def find_faults(settings: Any) -> list[str]:
@@ -62,8 +76,9 @@ def find_faults(settings: Any) -> list[str]:
     faults = []
     for each in fields(settings):
         known = read_option(each)
-        if known is not None:
-            faults += _find_faults(name_option(each.name), getattr(settings, each.name), known)
+        value = getattr(settings, each.name)
+        if known is not None and value is not None:
+            faults += _find_faults(name_option(each), value, known)
     return faults
 
 
@@ -75,12 +90,12 @@ def _find_faults(name: str, value: Any, known: Option) -> list[str]:
     if known.allowed and value not in known.allowed:
         return [f"{name} {value!r}; allowed: {', '.join(known.allowed)}"]
     if known.least is not None and not known.least <= value < float("inf"):
-        return [f"{name} {value}; allowed: {_describe_range(known)}"]
+        return [f"{name} {value:g}; allowed: {_describe_range(known)}"]
     if known.most is not None and value > known.most:
-        return [f"{name} {value}; allowed: {_describe_range(known)}"]
+        return [f"{name} {value:g}; allowed: {_describe_range(known)}"]
     return []
 
 
 def _describe_range(known: Option) -> str:
-    least = f"{known.least} ({known.zero_means})" if known.zero_means else f"{known.least}"
-    return f"{least} or more" if known.most is None else f"{least} to {known.most}"
+    least = f"{known.least:g} ({known.zero_means})" if known.zero_means else f"{known.least:g}"
+    return f"{least} or more" if known.most is None else f"{least} to {known.most:.16g}"

@@ -1,9 +1,7 @@
 """Settings of the extender, checked as a whole: every fault is told at once."""
 
-import os
-import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,77 +14,96 @@ from allocator.names import (
     resource_name,
 )
 from kubeapi.addresses import HttpAddress, address_faults, is_loopback
-from scheduler_plugin.cache.watcher import MIN_STALE_S
+from kubeapi.options import find_faults, option
+from kubeapi.process_options import (
+    MIN_STALE_S,
+    ElectionOptions,
+    follow_lease_option,
+    kubeconfig_option,
+    list_election_faults,
+    list_follower_faults,
+    list_kubeconfig_faults,
+    log_format_option,
+    log_level_option,
+)
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import list_election_faults, list_follower_faults, list_process_faults
-from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
-from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names
-from scheduler_plugin.scheduling.policies.registry import ranks_plain_pods
 
 MAX_SHORTLIST: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Settings(HttpAddress):
-    """How the extender runs; see `gpupack scheduler --help`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ElectionOptions, HttpAddress):
+    """How the extender runs. Each field with an option is one of `gpupack scheduler`, whose help explains it.
 
     Attributes:
-        kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
-        http: HOST:PORT to serve on; port 0 takes any free one.
-        metrics_http: HOST:PORT of a second listener, which has no verbs and no TLS; None for none.
-        node_policy: Ranks nodes for pods that name no policy of their own.
-        node_policy_parameters: Its parameters, text by name.
-        card_policy: Chooses cards for pods that name no policy of their own.
-        rank_all_pods: Rank nodes for pods that ask for no card, too, where kube-scheduler asks about them.
-        shortlist: Nodes that filter returns at most; 0 returns all that fit.
-        unit_mib: MiB a unit; names the resource.
-        tls_cert: PEM file; with `tls_key` the server speaks TLS only.
-        tls_key: PEM file.
-        tls_client_ca: PEM file; verbs are then answered to clients with a certificate of these authorities.
-        anonymous_auth: Answer the verbs to everybody who reaches an address that is not loopback.
-        leader_elect: Take part in an election; only the leader answers the verbs.
-        lease_namespace: Of the Lease.
-        lease_name: Of the Lease.
-        lease_s: Seconds others wait for a silent leader.
-        identity: Of this process in the election.
-        pod_name: This process's pod; while it leads, the pod has the label gpupack.io/leader, and readiness
-            says nothing of who leads. None for no label.
+        node_policy_parameters: Text by name.
         bind_timeout_s: T: a Binding without an answer for so long has failed or never will.
-        stale_s: Age of the cache, in seconds, from which filter answers with an error; from 10.
-        commit: Bind the pods of batch mode that a queue hands over (the verb /commit).
-        follow_lease: NAMESPACE/NAME of the Lease of the kube-scheduler in this process's pod; pods of batch
-            mode are bound while that one leads. None: this process leads, or takes part in an election.
-        preemption: Evict pods of smaller priority where kube-scheduler's own preemption sees no need.
-        log_level: One of debug, info, warning, error.
-        log_format: text or json.
     """
 
-    kubeconfig: str | None = None
-    http: str = "127.0.0.1:8910"
-    metrics_http: str | None = None
-    node_policy: str = DEFAULT_NODE_POLICY
-    node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
-    card_policy: str = DEFAULT_CARD_POLICY
-    rank_all_pods: bool = False
-    shortlist: int = 16
-    unit_mib: int = MIB_PER_GIB
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    anonymous_auth: bool = False
-    leader_elect: bool = False
-    lease_namespace: str = "kube-system"
-    lease_name: str = f"{SCHEDULER_NAME}-extender"
+    kubeconfig: str | None = kubeconfig_option()
+    http: str = option("127.0.0.1:8910", help="HOST:PORT to serve on.")
+    metrics_http: str | None = option(
+        None,
+        metavar="HOST:PORT",
+        help="Serve /healthz /readyz /metrics there too: without TLS, without the verbs.",
+    )
+    node_policy: str = option(DEFAULT_NODE_POLICY, help="Ranks nodes.")
+    node_policy_parameters: Mapping[str, str] = option(
+        {},
+        name="node-policy-parameter",
+        repeat=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the node policy; may be repeated.",
+    )
+    card_policy: str = option(DEFAULT_CARD_POLICY, help="Chooses cards on a node.")
+    rank_all_pods: bool = option(
+        False, help="Rank nodes for pods without GPU too, where kube-scheduler is told to ask about them."
+    )
+    shortlist: int = option(
+        16,
+        least=0,
+        most=MAX_SHORTLIST,
+        zero_means="all",
+        help="Nodes filter returns; 0 for all that fit.",
+    )
+    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit; names the resource.")
+    tls_cert: str | None = option(
+        None, name="tls-cert-file", metavar="FILE", help="PEM; with the key, the server speaks TLS only."
+    )
+    tls_key: str | None = option(None, name="tls-key-file", metavar="FILE", help="PEM.")
+    tls_client_ca: str | None = option(
+        None,
+        name="tls-client-ca-file",
+        metavar="FILE",
+        help="PEM; then filter, prioritize, bind and preempt want a client certificate of this authority. "
+        "Needed where --http is not a loopback address.",
+    )
+    anonymous_auth: bool = option(
+        False, help="Let everybody who reaches --http bind and evict pods, in place of --tls-client-ca-file."
+    )
+    leader_elect: bool = option(False, shown=False, help="For the Service form: only the leader answers.")
+    lease_name: str = option(f"{SCHEDULER_NAME}-extender")
     lease_s: int = 15
-    identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    pod_name: str | None = None
-    bind_timeout_s: float = 4.0
-    stale_s: float = 180.0
-    commit: bool = False
-    follow_lease: str | None = None
-    preemption: bool = True
-    log_level: str = "info"
-    log_format: str = "text"
+    bind_timeout_s: float = option(4.0, name="bind-timeout", help="Seconds.")
+    stale_s: float = option(
+        180.0,
+        name="stale-after",
+        least=MIN_STALE_S,
+        help="Seconds without word from the API server from which filter answers with an error; from 10.",
+    )
+    commit: bool = option(
+        False,
+        help="Bind pods with schedulerName gpupack-batch that a queue hands over: gpupack queue --committer.",
+    )
+    follow_lease: str | None = follow_lease_option(
+        "With --commit: bind only while the kube-scheduler of this pod holds that Lease."
+    )
+    preemption: bool = option(
+        True,
+        help="Evict pods of smaller priority for one that no card has room for, though its node's sum has.",
+    )
+    log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
     def check(self) -> None:
         """Check everything.
@@ -100,15 +117,19 @@ class Settings(HttpAddress):
             *(address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
             *self._policy_faults(),
             *self._tls_faults(),
-            *self._number_faults(),
             *list_election_faults(self, "bind timeout", self.bind_timeout_s),
             *list_follower_faults(self.follow_lease, "bind timeout", self.bind_timeout_s),
-            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_kubeconfig_faults(self.kubeconfig),
+            *find_faults(self),
         ]
         if faults:
             raise SettingsError("\n".join(faults))
 
     def _policy_faults(self) -> list[str]:
+        from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+        from scheduler_plugin.scheduling.policies import NODE_POLICIES, list_names
+        from scheduler_plugin.scheduling.policies.registry import ranks_plain_pods
+
         faults = []
         try:
             policy = ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters).cluster_policy
@@ -147,11 +168,3 @@ class Settings(HttpAddress):
             for what, path in files
             if path is not None and not Path(path).is_file()
         ]
-
-    def _number_faults(self) -> list[str]:
-        faults = []
-        if not 0 <= self.shortlist <= MAX_SHORTLIST:
-            faults.append(f"shortlist {self.shortlist}; allowed: 0 (all) to {MAX_SHORTLIST} nodes")
-        if not self.stale_s >= MIN_STALE_S:
-            faults.append(f"stale limit {self.stale_s:g} s; allowed: {MIN_STALE_S:g} or more")
-        return faults

@@ -1,20 +1,30 @@
 """Settings of `gpupack autoscale`, checked as a whole: every fault is told at once."""
 
-import os
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
-from gpupack.autoscale.planner import PlanRules
-from gpupack.autoscale.shapes import HOSTNAME, Shape, read_shapes
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
+from kubeapi.options import find_faults, option
+from kubeapi.process_options import (
+    ElectionOptions,
+    kubeconfig_option,
+    list_election_faults,
+    list_kubeconfig_faults,
+    log_format_option,
+    log_level_option,
+)
 from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.options import list_election_faults, list_process_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpupack.autoscale.planner import PlanRules
+    from gpupack.autoscale.shapes import Shape
 
 MOST_PLACEHOLDERS = 500
 AUTO = "auto"
@@ -23,71 +33,68 @@ KARPENTER = "karpenter"
 AUTOSCALERS = (AUTO, CLUSTER_AUTOSCALER, KARPENTER)
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscaleSettings(HttpAddress):
-    """How `gpupack autoscale` runs; see its `--help`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscaleSettings(ElectionOptions, HttpAddress):
+    """How `gpupack autoscale` runs. Each field with an option is one of the command, whose help explains it.
 
     Attributes:
-        kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
-        http: HOST:PORT of health, metrics and status; port 0 takes any free one.
-        unit_mib: MiB a unit; None: what most nodes publish.
-        shapes: Path of a YAML file of shapes; None: shapes are learned from nodes alone.
-        autoscaler: Which one adds nodes: it decides what a placeholder may say. auto: what the API server
-            serves tells.
-        placeholders: Ask for nodes.
-        keep_nodes: Keep nodes from scale-down whose pods have no cards elsewhere.
-        consolidate: Say which nodes few moves would empty; nothing is evicted.
-        grace_s: Seconds that a pod has been refused everywhere before a node is asked for.
-        most: Placeholder pods at most at one time.
         period_s: Seconds between two passes at most.
         guard_period_s: Seconds between two looks at which nodes to keep.
-        namespace: Of the placeholder pods.
-        leader_elect: Take part in an election; only the leader writes.
-        lease_namespace: Of the Lease.
-        lease_name: Of the Lease.
-        lease_s: Seconds others wait for a silent leader.
-        identity: Of this process in the election.
-        pod_name: As of the queue.
         write_timeout_s: A write without an answer for so long has failed or never will.
-        log_level: One of debug, info, warning, error.
-        log_format: text or json.
     """
 
-    kubeconfig: str | None = None
-    http: str = "127.0.0.1:8915"
-    unit_mib: int | None = None
-    shapes: str | None = None
-    autoscaler: str = AUTO
-    placeholders: bool = True
-    keep_nodes: bool = True
-    consolidate: bool = False
-    grace_s: float = 15.0
-    most: int = 20
+    kubeconfig: str | None = kubeconfig_option()
+    http: str = option("127.0.0.1:8915", help="HOST:PORT of health, metrics, status.")
+    unit_mib: int | None = option(None, help="MiB of one unit. Default: what most nodes publish.")
+    shapes: str | None = option(
+        None, metavar="FILE", help="YAML with machine types that may have no node yet."
+    )
+    autoscaler: str = option(
+        AUTO,
+        allowed=AUTOSCALERS,
+        help="Which one adds nodes; auto: Karpenter where the API server serves its NodePools. For Karpenter "
+        "placeholders keep nodes out by a label of ours.",
+    )
+    placeholders: bool = option(True, help="Ask for nodes at all.")
+    keep_nodes: bool = option(True, help="Keep nodes from scale-down whose pods have no cards elsewhere.")
+    consolidate: bool = option(
+        False, help="Say by Events on Nodes which of them few moves would empty; nothing is evicted."
+    )
+    grace_s: float = option(
+        15.0,
+        least=0,
+        most=3600,
+        help="Seconds that a pod has been refused on every node before a node is asked for.",
+    )
+    most: int = option(
+        20, name="max-placeholders", least=1, most=MOST_PLACEHOLDERS, help="Nodes asked for at one time."
+    )
     period_s: float = 5.0
     guard_period_s: float = 30.0
-    namespace: str = "gpupack-system"
-    leader_elect: bool = False
-    lease_namespace: str = "kube-system"
-    lease_name: str = "gpupack-autoscale"
-    lease_s: int = 24
-    identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    pod_name: str | None = None
+    namespace: str = option("gpupack-system", help="Of the placeholder pods.")
+    leader_elect: bool = option(False, shown=False, help="Only the leader writes.")
+    lease_name: str = option("gpupack-autoscale")
     write_timeout_s: float = 5.0
-    log_level: str = "info"
-    log_format: str = "text"
+    log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
-    def rules(self, autoscaler: str) -> PlanRules:
+    def rules(self, autoscaler: str) -> "PlanRules":
         """Write how placeholders are planned for an autoscaler."""
+        from gpupack.autoscale.planner import PlanRules
+        from gpupack.autoscale.shapes import HOSTNAME
+
         most = self.most if self.placeholders else 0
         host_label = NODE_HOST if autoscaler == KARPENTER else HOSTNAME
         return PlanRules(grace_s=self.grace_s, most=most, host_label=host_label)
 
-    def declared(self) -> Sequence[Shape]:
+    def declared(self) -> "Sequence[Shape]":
         """Read the file of shapes.
 
         Raises:
             SettingsError: it cannot be read, or has faults.
         """
+        from gpupack.autoscale.shapes import read_shapes
+
         if self.shapes is None:
             return ()
         try:
@@ -109,18 +116,13 @@ class AutoscaleSettings(HttpAddress):
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *address_faults("http", self.http),
-            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_kubeconfig_faults(self.kubeconfig),
+            *find_faults(self),
         ]
-        if not 0 <= self.grace_s <= 3600:  # noqa: PLR2004 - an hour
-            faults.append(f"grace {self.grace_s:g} s; allowed: 0 to 3600 seconds")
-        if not 1 <= self.most <= MOST_PLACEHOLDERS:
-            faults.append(f"max placeholders {self.most}; allowed: 1 to {MOST_PLACEHOLDERS}")
-        if self.autoscaler not in AUTOSCALERS:
-            faults.append(f"autoscaler {self.autoscaler!r}; allowed: {', '.join(AUTOSCALERS)}")
         if self.consolidate and not self.keep_nodes:
-            faults.append("consolidate without keep nodes; allowed: both, or neither")
+            faults.append("--consolidate with --no-keep-nodes; allowed: both, or neither")
         if not is_label(self.namespace):
-            faults.append(f"namespace {self.namespace!r}; allowed: {LABEL}")
+            faults.append(f"--namespace {self.namespace!r}; allowed: {LABEL}")
         if self.unit_mib is not None:
             try:
                 resource_name(self.unit_mib)

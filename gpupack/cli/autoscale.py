@@ -5,9 +5,11 @@ from typing import Any
 import click
 
 from allocator.names import MIB_PER_GIB
+from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.cluster_source import read_source, run_question, source_options
-from gpupack.cli.common import log_format, name_values, print_lines, run_daemon, version_option
+from gpupack.cli.common import name_values, print_lines, run_daemon, version_option
 from gpupack.cli.names import complete_nodes
+from gpupack.cli.settings_options import settings_options
 
 AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder pods ask for the nodes that pods
     need by their cards, and nodes are kept from scale-down whose pods have no cards elsewhere.
@@ -21,60 +23,7 @@ AUTOSCALE_HELP = """Help a cluster autoscaler that adds cards up: placeholder po
     help=AUTOSCALE_HELP,
     short_help="Ask a cluster autoscaler for nodes by cards.",
 )
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
-@click.option(
-    "--http", default="127.0.0.1:8915", show_default=True, help="HOST:PORT of health, metrics, status."
-)
-@click.option("--unit-mib", type=int, help="MiB of one unit. Default: what most nodes publish.")
-@click.option("--shapes", metavar="FILE", help="YAML with machine types that may have no node yet.")
-@click.option(
-    "--autoscaler",
-    default="auto",
-    show_default=True,
-    metavar="auto|cluster-autoscaler|karpenter",
-    help="Which one adds nodes; auto: Karpenter where the API server serves its NodePools. For Karpenter "
-    "placeholders keep nodes out by a label of ours.",
-)
-@click.option(
-    "--placeholders/--no-placeholders", default=True, show_default=True, help="Ask for nodes at all."
-)
-@click.option(
-    "--keep-nodes/--no-keep-nodes",
-    default=True,
-    show_default=True,
-    help="Keep nodes from scale-down whose pods have no cards elsewhere.",
-)
-@click.option(
-    "--consolidate/--no-consolidate",
-    default=False,
-    show_default=True,
-    help="Say by Events on Nodes which of them few moves would empty; nothing is evicted.",
-)
-@click.option(
-    "--grace-s",
-    type=float,
-    default=15.0,
-    show_default=True,
-    help="Seconds that a pod has been refused on every node before a node is asked for.",
-)
-@click.option(
-    "--max-placeholders", "most", type=int, default=20, show_default=True, help="Nodes asked for at one time."
-)
-@click.option("--namespace", default="gpupack-system", show_default=True, help="Of the placeholder pods.")
-@click.option("--leader-elect/--no-leader-elect", default=False, help="Only the leader writes.")
-@click.option("--lease-namespace", default="kube-system", show_default=True)
-@click.option("--lease-name", default="gpupack-autoscale", show_default=True)
-@click.option(
-    "--pod-name",
-    metavar="NAME",
-    help="Of this process, in the Lease's namespace: the leader's pod gets the label gpupack.io/leader.",
-)
-@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
-@log_format
+@settings_options(AutoscaleSettings)
 @version_option
 @click.pass_context
 def autoscale(context: click.Context, /, **options: Any) -> None:
@@ -86,7 +35,6 @@ def autoscale(context: click.Context, /, **options: Any) -> None:
     configure(options["log_level"], options["log_format"])
 
     from gpupack.autoscale.app import run
-    from gpupack.autoscale.settings import AutoscaleSettings
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
 

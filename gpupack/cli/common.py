@@ -117,4 +117,3 @@ card_policy_parameter = click.option(
 context_option = click.option(
     "--context", metavar="NAME", help="Context of the kubeconfig; default: its current one."
 )
-log_format = click.option("--log-format", default="text", show_default=True, metavar="text|json")

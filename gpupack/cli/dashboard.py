@@ -10,10 +10,12 @@ from gpupack.cli.common import (
     FAILED,
     context_option,
     exit_with_faults,
-    log_format,
+    refuse_option,
     run_daemon,
     version_option,
 )
+from gpupack.cli.settings_options import settings_options
+from gpupack.dashboard.settings import Settings
 from gpupack.helptexts import DASHBOARD_HELP
 
 
@@ -25,35 +27,9 @@ from gpupack.helptexts import DASHBOARD_HELP
     help="Output of `kubectl get nodes,pods -A -o json`. Default: follow the cluster.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on 127.0.0.1 at this port; 0: any.")
-@click.option(
-    "--http",
-    metavar="HOST:PORT",
-    help="Listen there; default: 127.0.0.1:8913. Other addresses than loopback show the page to others.",
-)
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A further name by which browsers may reach the page, `*` for any; may be repeated.",
-)
 @click.option("--browser/--no-browser", default=None, help="Open it; default: on a terminal with a screen.")
-@click.option("-n", "--namespace", help="Read pods of this namespace only; default: all.")
-@click.option("--queue-url", metavar="URL", help="Of `gpupack queue`; default: through the API server.")
-@click.option(
-    "--queue-namespace", default="gpupack-system", show_default=True, help="Of the queue's Service."
-)
-@click.option(
-    "--history", metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
-)
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
+@settings_options(Settings)
 @context_option
-@click.option("--log-level", default="warning", show_default=True, metavar="debug|info|warning|error")
-@log_format
 @version_option
 def dashboard(**options: Any) -> None:
     """Show every card of the cluster on one page."""
@@ -62,16 +38,16 @@ def dashboard(**options: Any) -> None:
     from kubeapi.errors import ConfigError, KubeApiError
 
     filename, browser, port = options.pop("filename"), options.pop("browser"), options.pop("port")
-    configure(options.pop("log_level"), options.pop("log_format"))
-    if port is not None and options["http"] is not None:
-        raise click.UsageError("--port is the port of --http: give one of them")
+    configure(options["log_level"], options["log_format"])
+    if port is not None:
+        refuse_option("http", "allowed without --port only")
+        options["http"] = f"127.0.0.1:{port}"
     if filename is not None:
         for name in ("namespace", "context", "kubeconfig", "history", "queue_url"):
             if options[name]:
                 raise click.UsageError(
                     f"--{name.replace('_', '-')} is for a cluster: leave it out with --filename"
                 )
-    options["http"] = options["http"] or f"127.0.0.1:{8913 if port is None else port}"
     try:
         _serve(filename, options, browser)
     except KubeApiError as error:
@@ -83,7 +59,6 @@ def dashboard(**options: Any) -> None:
 def _serve(filename: str | None, options: dict[str, Any], browser: bool | None) -> None:
     from gpupack.dashboard.app import serve_cluster, serve_file
     from gpupack.dashboard.browser import can_open_browser, open_browser
-    from gpupack.dashboard.settings import Settings
     from gpupack.whatif.objects import load_nodes_and_pods
 
     settings = Settings(**options)

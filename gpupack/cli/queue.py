@@ -5,13 +5,11 @@ from typing import Any
 
 import click
 
-from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY
+from allocator.names import DEFAULT_NODE_POLICY
 from gpupack.cli.common import (
     FAILED,
     context_option,
     exit_with_faults,
-    log_format,
-    name_values,
     prepare,
     print_lines,
     refuse_option,
@@ -19,7 +17,10 @@ from gpupack.cli.common import (
     version_option,
 )
 from gpupack.cli.names import complete_queues
+from gpupack.cli.settings_options import settings_options
 from gpupack.policies import PolicyGroup, all_policies
+from kubeapi.process_options import KUBECONFIG_HELP
+from scheduler_plugin.queue.controller.settings import QueueSettings
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
     their label gpupack.io/queue-name names. Each is released when it is its turn and a card can take it.
@@ -35,46 +36,7 @@ QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/que
     cls=PolicyGroup,
     lists=all_policies,
 )
-@click.option("--config", metavar="FILE", help="YAML with the queues; read again when it changes.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
-@click.option(
-    "--http", default="127.0.0.1:8914", show_default=True, help="HOST:PORT of health, metrics, status."
-)
-@click.option("--node-policy", default=DEFAULT_NODE_POLICY, show_default=True, help="As of the scheduler.")
-@click.option(
-    "--node-policy-parameter",
-    "node_policy_parameters",
-    multiple=True,
-    callback=name_values,
-    metavar="NAME=VALUE",
-    help="A parameter of the node policy; may be repeated. The configuration may have others.",
-)
-@click.option("--card-policy", default=DEFAULT_CARD_POLICY, show_default=True, help="As of the scheduler.")
-@click.option("--unit-mib", type=int, default=1024, show_default=True, help="MiB of one unit.")
-@click.option("--leader-elect/--no-leader-elect", default=False, help="Only the leader releases pods.")
-@click.option("--lease-namespace", default="kube-system", show_default=True)
-@click.option("--lease-name", default="gpupack-queue", show_default=True)
-@click.option(
-    "--pod-name",
-    metavar="NAME",
-    help="Of this process, in the Lease's namespace: the leader's pod gets the label gpupack.io/leader.",
-)
-@click.option(
-    "--committer",
-    metavar="URL",
-    help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
-)
-@click.option(
-    "--follow-lease",
-    metavar="NAMESPACE/NAME",
-    help="Release pods only while the kube-scheduler of this pod holds that Lease; in place of an election.",
-)
-@click.option("--log-level", default="info", show_default=True, metavar="debug|info|warning|error")
-@log_format
+@settings_options(QueueSettings)
 @version_option
 @click.pass_context
 def queue(context: click.Context, /, config: str | None, **options: Any) -> None:
@@ -92,7 +54,6 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
     from kubeapi.errors import KubeApiError
     from scheduler_plugin.errors import SchedulerError
     from scheduler_plugin.queue.controller.app import run
-    from scheduler_plugin.queue.controller.settings import QueueSettings
 
     prepare(all_policies())
     run_daemon(
@@ -121,7 +82,6 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     from gpupack.errors import InputError
     from gpupack.queuecheck import check_files
     from scheduler_plugin.errors import SettingsError
-    from scheduler_plugin.queue.controller.settings import QueueSettings
 
     prepare(all_policies())
     settings = QueueSettings(config="", node_policy=node_policy)
@@ -153,11 +113,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
 )
 @click.option("--service", default="gpupack-queue", show_default=True, help="The queue's Service.")
 @click.option("--url", metavar="URL", help="Ask the queue itself there, such as http://127.0.0.1:8914.")
-@click.option(
-    "--kubeconfig",
-    metavar="FILE",
-    help="Default: $KUBECONFIG (several files are merged), ~/.kube/config, in-cluster.",
-)
+@click.option("--kubeconfig", metavar="FILE", help=KUBECONFIG_HELP)
 @context_option
 @version_option
 def status(

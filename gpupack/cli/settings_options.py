@@ -1,27 +1,30 @@
 """Options of a command, made of the fields of its process' settings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
+from gpupack.cli.common import name_values
 from kubeapi.options import Option, name_option, read_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def settings_options(settings: type, first: str, last: str) -> Callable[[Command], Command]:
+def settings_options(settings: type, first: str = "", last: str = "") -> Callable[[Command], Command]:
     """Make the options of consecutive fields.
 
     Args:
         settings: The dataclass.
-        first: Name of the first field.
-        last: Name of the last one.
+        first: Name of the first field; empty begins with the dataclass.
+        last: Name of the last one; empty ends with the dataclass.
     """
     names = [each.name for each in fields(settings)]
-    chosen = fields(settings)[names.index(first) : names.index(last) + 1]
+    end = names.index(last) + 1 if last else len(names)
+    chosen = fields(settings)[names.index(first) if first else 0 : end]
     hints = get_type_hints(settings)
     made = [_make(each, hints[each.name], known) for each in chosen if (known := read_option(each))]
 
@@ -34,15 +37,21 @@ def settings_options(settings: type, first: str, last: str) -> Callable[[Command
 
 
 def _make(each: Field[Any], kind: Any, known: Option) -> Callable[[Command], Command]:
-    name = name_option(each.name)
+    name = name_option(each)
+    kind = _strip_none(kind)
     default = None if each.default is MISSING else each.default
     more: dict[str, Any] = {"help": known.help or None}
     if known.env:
         more["envvar"] = known.env
     if kind is bool:
-        return click.option(f"{name}/--no-{name[2:]}", default=default, **more)
+        more["show_default"] = known.shown
+        negative = known.negative or f"no-{name[2:]}"
+        return click.option(f"{name}/--{negative}", each.name, default=default, **more)
     if known.metavar or known.allowed:
         more["metavar"] = known.metavar or "|".join(known.allowed)
+    if known.repeat:
+        callback = name_values if get_origin(kind) is Mapping else None
+        return click.option(name, each.name, multiple=True, callback=callback, **more)
     if default is not None:
         more["show_default"] = True
     if isinstance(default, tuple | frozenset):
@@ -53,7 +62,14 @@ def _make(each: Field[Any], kind: Any, known: Option) -> Callable[[Command], Com
     types = {int: int, float: float, Path: click.Path(path_type=Path)}
     if kind in types:
         more["type"] = types[kind]
-    return click.option(name, each.name, default=default, **more)
+    names = (known.short, name) if known.short else (name,)
+    return click.option(*names, each.name, default=default, **more)
+
+
+def _strip_none(kind: Any) -> Any:
+    """Take None out of a type that also allows it."""
+    given = [each for each in get_args(kind) if each is not NoneType]
+    return given[0] if NoneType in get_args(kind) else kind
 
 
 def _reader(kind: Any, known: Option) -> Callable[[click.Context, click.Parameter, str], Any]:

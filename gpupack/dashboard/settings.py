@@ -6,36 +6,50 @@ from dataclasses import dataclass
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, address_faults
 from kubeapi.names import LABEL, is_label
-from scheduler_plugin.options import list_process_faults
+from kubeapi.options import find_faults, option
+from kubeapi.process_options import (
+    kubeconfig_option,
+    list_kubeconfig_faults,
+    log_format_option,
+    log_level_option,
+)
 
 ANY_HOST = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(HttpAddress):
-    """How the dashboard runs.
+    """How the dashboard runs. Each field with an option is one of `gpupack dashboard`.
 
     Attributes:
-        http: HOST:PORT to listen on; port 0 for any.
-        allowed_hosts: names that a browser may use for us besides localhost and IP addresses; `*` for any.
-        kubeconfig: path, None for the usual places.
-        context: of the kubeconfig, None for its current one.
-        namespace: whose pods to read, None for all.
-        queue_url: of the queue, None to ask through the API server.
-        queue_namespace: of the queue's Service.
-        queue_service: its name.
-        history: file that keeps the trend and the use, None for none.
+        queue_service: Name of the queue's Service.
     """
 
-    http: str = "127.0.0.1:8913"
-    allowed_hosts: tuple[str, ...] = ()
-    kubeconfig: str | None = None
-    context: str | None = None
-    namespace: str | None = None
-    queue_url: str | None = None
-    queue_namespace: str = "gpupack-system"
+    http: str = option(
+        "127.0.0.1:8913",
+        metavar="HOST:PORT",
+        help="Listen there. Other addresses than loopback show the page to others.",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        name="allowed-host",
+        repeat=True,
+        metavar="NAME",
+        help="A further name by which browsers may reach the page, `*` for any; may be repeated.",
+    )
+    namespace: str | None = option(None, short="-n", help="Read pods of this namespace only; default: all.")
+    queue_url: str | None = option(
+        None, metavar="URL", help="Of `gpupack queue`; default: through the API server."
+    )
+    queue_namespace: str = option("gpupack-system", help="Of the queue's Service.")
     queue_service: str = "gpupack-queue"
-    history: str | None = None
+    history: str | None = option(
+        None, metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
+    )
+    kubeconfig: str | None = kubeconfig_option()
+    context: str | None = None
+    log_level: str = log_level_option("warning")
+    log_format: str = log_format_option()
 
     def check(self) -> None:
         """Check everything.
@@ -45,19 +59,20 @@ class Settings(HttpAddress):
         """
         faults = [
             *address_faults("http", self.http),
-            *list_process_faults(self.kubeconfig, "info", "text"),
+            *list_kubeconfig_faults(self.kubeconfig),
+            *find_faults(self),
             *(
                 f"{what} {name!r}; allowed: {LABEL}"
                 for what, name in (
-                    ("namespace", self.namespace),
-                    ("queue namespace", self.queue_namespace),
+                    ("--namespace", self.namespace),
+                    ("--queue-namespace", self.queue_namespace),
                     ("queue service", self.queue_service),
                 )
                 if name is not None and not is_label(name)
             ),
         ]
         if self.queue_url is not None and not self.queue_url.startswith(("http://", "https://")):
-            faults.append(f"queue URL {self.queue_url!r}; allowed: http://HOST:PORT")
+            faults.append(f"--queue-url {self.queue_url!r}; allowed: http://HOST:PORT")
         if faults:
             raise InputError("\n".join(faults))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -17,8 +17,6 @@ from scheduler_plugin.cache.state import ClusterState
 
 T = TypeVar("T")
 
-MIN_STALE_S: Final = 10.0
-"""Below this an API server that is slow for a moment, or a lost connection, would look like a stale view."""
 
 log = structlog.get_logger(__name__)
 

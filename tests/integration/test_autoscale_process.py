@@ -441,12 +441,12 @@ async def test_without_the_lease_nothing_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"grace_s": -1.0}, "grace -1 s; allowed: 0 to 3600 seconds"),
-        ({"most": 0}, "max placeholders 0; allowed: 1 to 500"),
-        ({"namespace": "A B"}, "namespace 'A B'; allowed:"),
+        ({"grace_s": -1.0}, "--grace-s -1; allowed: 0 to 3600"),
+        ({"most": 0}, "--max-placeholders 0; allowed: 1 to 500"),
+        ({"namespace": "A B"}, "--namespace 'A B'; allowed:"),
         ({"shapes": "/no/such/file"}, "shapes '/no/such/file': No such file or directory"),
-        ({"consolidate": True, "keep_nodes": False}, "consolidate without keep nodes; allowed: both"),
-        ({"autoscaler": "other"}, "autoscaler 'other'; allowed: auto, cluster-autoscaler, karpenter"),
+        ({"consolidate": True, "keep_nodes": False}, "--consolidate with --no-keep-nodes; allowed: both"),
+        ({"autoscaler": "other"}, "--autoscaler 'other'; allowed: auto, cluster-autoscaler, karpenter"),
         ({"unit_mib": 0}, "unit of 0 MiB; allowed: 1 to"),
     ],
 )

@@ -69,9 +69,9 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
         (("-f", "/nowhere"), b"", "/nowhere: No such file or directory"),
         (("-f", "-", "--context", "x"), b"", "--context is for a cluster: leave it out with --filename"),
         (("--http", "nowhere"), b"", "http 'nowhere'; allowed: HOST:PORT"),
-        (("--http", "x:1", "--port", "2"), b"", "--port is the port of --http: give one of them"),
+        (("--http", "x:1", "--port", "2"), b"", "--http: allowed without --port only"),
         (("-n", "Not A Name"), b"", "namespace 'Not A Name'; allowed:"),
-        (("--queue-url", "ftp://x"), b"", "queue URL 'ftp://x'; allowed: http://HOST:PORT"),
+        (("--queue-url", "ftp://x"), b"", "--queue-url 'ftp://x'; allowed: http://HOST:PORT"),
         (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
     ],
 )

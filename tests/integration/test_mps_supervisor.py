@@ -18,10 +18,11 @@ from allocator.records import load_cards
 from deviceplugin.gpus.nvidia.mps.control import PATIENCE, ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.nvidia.mps.service import MpsService
-from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions, MpsSupervisor
+from deviceplugin.gpus.nvidia.mps.supervisor import MpsSupervisor, make_root
 from deviceplugin.gpus.simulated.profile import load_profile
 from deviceplugin.gpus.simulated.provider import SimulatedGenerations
 from deviceplugin.gpus.simulated.source import SimulatedGpus
+from deviceplugin.mps_settings import MpsSettings
 from gpupack.cli.app import cli
 from kubeapi.backoff import Backoff
 from tests.integration.node_world import NODE, card, node_world, until
@@ -56,8 +57,8 @@ async def running(work):
 
 
 async def test_one_for_each_card_and_only_the_one_that_dies_is_missed(root):
-    options = MpsOptions(root=root, program=str(make_program(root)), arguments=("-f", "-multiuser-server"))
-    options.check()
+    options = MpsSettings(root=root, program=str(make_program(root)), multi_user=True)
+    make_root(root)
     service = MpsService(root)
     assert [service.read_state(uuid) for uuid in CARDS] == [None, None]
     source = SimulatedGpus(load_profile("2xt4"))

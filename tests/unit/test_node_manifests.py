@@ -7,7 +7,7 @@ import yaml
 
 from allocator import names
 from deviceplugin.gpus.nvidia.mps.folder import SHM
-from deviceplugin.gpus.nvidia.mps.supervisor import MpsOptions
+from deviceplugin.mps_settings import MpsSettings
 from deviceplugin.option_values import CDI_FOLDERS, DRA
 from deviceplugin.settings import Settings as NodeSettings
 from tests.cluster.harness.manifests import MANIFESTS, build
@@ -92,7 +92,7 @@ def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
     objects_there = build(MANIFESTS / "base", MANIFESTS / "components" / "mps")
     built = {one["metadata"]["name"]: one for one in objects_there if one["kind"] == "DaemonSet"}
     node, mps = built["gpupack-node"], built["gpupack-mps"]
-    root = str(MpsOptions(root=Path("/run/gpupack/mps")).root)
+    root = str(MpsSettings(root=Path("/run/gpupack/mps")).root)
     assert "--sharing=mps" in container(node)["args"]
     assert container(mps)["args"] == ["mps", f"--root={root}"]
     assert NodeSettings(node_name="n1").mps_root == Path(root)

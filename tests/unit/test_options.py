@@ -1,5 +1,6 @@
 """One dataclass says all of a process' options: the command line and the checks come from its fields."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from deviceplugin.mps_settings import MpsSettings
 from deviceplugin.settings import Settings
+from gpupack.autoscale.settings import AutoscaleSettings
 from gpupack.cli.app import cli
 from gpupack.cli.settings_options import settings_options
-from kubeapi.options import find_faults, option
+from gpupack.dashboard.settings import Settings as DashboardSettings
+from kubeapi.options import find_faults, option, read_option
+from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.settings import Settings as SchedulerSettings
 
 
 def parse_even(text: str) -> frozenset[int]:
@@ -111,3 +117,55 @@ def test_each_value_that_is_not_allowed_is_named_with_what_is(
 def test_every_setting_of_the_node_daemon_is_an_option_of_its_command() -> None:
     parameters = {parameter.name for parameter in cli.commands["node"].params}
     assert {each.name for each in fields(Settings)} <= parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shops:
+    """Settings with options of other names, and those that may be repeated."""
+
+    stale_s: float = option(180.0, name="stale-after", least=10.0, help="When.")
+    doors: tuple[str, ...] = option((), name="door", repeat=True, metavar="NAME", help="Which.")
+    prices: Mapping[str, str] = option({}, name="price", repeat=True, metavar="NAME=VALUE", help="What.")
+    whose: str | None = option(None, short="-w", help="Whose.")
+    most: int | None = option(None, most=5, least=1, help="How many.")
+    many: bool = option(False, negative="single", shown=False, help="Whether.")
+
+
+def test_options_may_be_named_and_repeated() -> None:
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @settings_options(Shops)
+    def shops(**options: Any) -> None:
+        seen.update(options)
+
+    done = CliRunner().invoke(shops, [])
+    assert (done.exit_code, Shops(**seen)) == (0, Shops())
+    line = "--stale-after 9 --door a --door b --price x=1 --price y=2 -w me --most 9 --many"
+    CliRunner().invoke(shops, line.split())
+    made = Shops(**seen)
+    assert made == Shops(
+        stale_s=9.0, doors=("a", "b"), prices={"x": "1", "y": "2"}, whose="me", most=9, many=True
+    )
+    assert find_faults(made) == ["--stale-after 9; allowed: 10 or more", "--most 9; allowed: 1 to 5"]
+    assert "--many / --single" in CliRunner().invoke(shops, ["--help"]).output
+    assert Shops().prices is not Shops().prices
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "apart"),
+    [
+        ("scheduler", SchedulerSettings, set()),
+        ("queue", QueueSettings, set()),
+        ("autoscale", AutoscaleSettings, set()),
+        ("mps", MpsSettings, set()),
+        ("dashboard", DashboardSettings, {"filename", "port", "browser", "context"}),
+    ],
+)
+def test_every_process_takes_its_options_from_its_settings(
+    command: str, settings: type, apart: set[str]
+) -> None:
+    """So nothing is said twice; `apart` is what only a terminal has."""
+    made = {each.name for each in fields(settings) if read_option(each) is not None}
+    asked = {each.name for each in cli.commands[command].params} - {"version", "card_policy_parameters"}
+    assert asked == made | apart

@@ -10,6 +10,7 @@ from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOption
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia.framework_env import framework_envs
+from deviceplugin.gpus.nvidia.mps.options import PROGRAM
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class NvmlProvider(GpuProvider):
     vendor: ClassVar[Vendor | None] = NVIDIA
     without_cgroup_v2 = "no limits by NVIDIA's driver, which takes cgroup v2"
     without_administrator = "NVIDIA's driver takes no limits, and shows no MIG instances made later"
-    mps_program = "nvidia-cuda-mps-control"
+    mps_program = PROGRAM
 
     def make_source(self, options: SourceOptions) -> GpuSource:
         """Make the source of cards."""

@@ -1,70 +1,71 @@
 """Settings of the queue, checked as a whole: every fault is told at once."""
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Final
 
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from kubeapi.addresses import HttpAddress, address_faults
-from scheduler_plugin.cache.watcher import MIN_STALE_S
+from kubeapi.options import find_faults, option
+from kubeapi.process_options import (
+    MIN_STALE_S,
+    ElectionOptions,
+    follow_lease_option,
+    kubeconfig_option,
+    list_election_faults,
+    list_follower_faults,
+    list_kubeconfig_faults,
+    log_format_option,
+    log_level_option,
+)
 from scheduler_plugin.errors import PolicyError, SettingsError
-from scheduler_plugin.options import list_election_faults, list_follower_faults, list_process_faults
-from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+
+if TYPE_CHECKING:
+    from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 INDEXED: Final = {"best-fit": {"mode": "pick"}}
 """The queue makes its candidates itself: best-fit finds a node through its index."""
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSettings(HttpAddress):
-    """How the queue runs; see `gpupack queue --help`.
+class QueueSettings(ElectionOptions, HttpAddress):
+    """How the queue runs. Each field with an option is one of `gpupack queue`, whose help explains it.
 
     Attributes:
-        config: Path of the YAML file, in a mounted ConfigMap as a rule; read again when it changes.
-        kubeconfig: Path; None: $KUBECONFIG, else ~/.kube/config, else in-cluster.
-        http: HOST:PORT of health, metrics and status; port 0 takes any free one.
-        node_policy: As of the extender.
-        node_policy_parameters: Its parameters, text by name.
-        card_policy: As of the extender.
-        unit_mib: MiB a unit; names the resource.
-        leader_elect: Take part in an election; only the leader releases pods.
-        lease_namespace: Of the Lease.
-        lease_name: Of the Lease.
-        lease_s: Seconds others wait for a silent leader.
-        identity: Of this process in the election.
-        pod_name: This process's pod; while it leads, the pod has the label gpupack.io/leader, and readiness
-            says nothing of who leads. None for no label.
-        committer: URL of the scheduler that binds pods of batch mode; None: nobody binds them.
-        follow_lease: NAMESPACE/NAME of the Lease of the kube-scheduler in this process's pod, with which it
-            leads, in place of an election. None: it follows none.
+        node_policy_parameters: Text by name.
         write_timeout_s: A write without an answer for so long has failed or never will.
-        stale_s: Age of the view, in seconds, from which nothing is released; from 10.
-        log_level: One of debug, info, warning, error.
-        log_format: text or json.
+        stale_s: Age of the view, in seconds, from which nothing is admitted; from 10.
     """
 
-    config: str
-    kubeconfig: str | None = None
-    http: str = "127.0.0.1:8914"
-    node_policy: str = DEFAULT_NODE_POLICY
-    node_policy_parameters: Mapping[str, str] = field(default_factory=dict)
-    card_policy: str = DEFAULT_CARD_POLICY
-    unit_mib: int = MIB_PER_GIB
-    leader_elect: bool = False
-    lease_namespace: str = "kube-system"
-    lease_name: str = "gpupack-queue"
-    lease_s: int = 24
-    identity: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    pod_name: str | None = None
-    committer: str | None = None
-    follow_lease: str | None = None
+    config: str = option(metavar="FILE", help="YAML with the queues; read again when it changes.")
+    _: KW_ONLY
+    kubeconfig: str | None = kubeconfig_option()
+    http: str = option("127.0.0.1:8914", help="HOST:PORT of health, metrics, status.")
+    node_policy: str = option(DEFAULT_NODE_POLICY, help="As of the scheduler.")
+    node_policy_parameters: Mapping[str, str] = option(
+        {},
+        name="node-policy-parameter",
+        repeat=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the node policy; may be repeated. The configuration may have others.",
+    )
+    card_policy: str = option(DEFAULT_CARD_POLICY, help="As of the scheduler.")
+    unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit.")
+    leader_elect: bool = option(False, shown=False, help="Only the leader releases pods.")
+    lease_name: str = option("gpupack-queue")
+    committer: str | None = option(
+        None,
+        metavar="URL",
+        help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
+    )
+    follow_lease: str | None = follow_lease_option(
+        "Release pods only while the kube-scheduler of this pod holds that Lease; in place of an election."
+    )
     write_timeout_s: float = 4.0
     stale_s: float = 180.0
-    log_level: str = "info"
-    log_format: str = "text"
+    log_level: str = log_level_option()
+    log_format: str = log_format_option()
 
     @property
     def longest_write_s(self) -> float:
@@ -74,12 +75,14 @@ class QueueSettings(HttpAddress):
         """
         return self.write_timeout_s * (1 if self.committer is None else 2)
 
-    def policies(self) -> ClusterPolicies:
+    def policies(self) -> "ClusterPolicies":
         """Make the policies of the process, which its configuration may change.
 
         Raises:
             PolicyError: of this package or of allocator.
         """
+        from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+
         return ClusterPolicies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
 
     def policy_faults(
@@ -94,7 +97,7 @@ class QueueSettings(HttpAddress):
 
     def _list_follower_faults(self) -> Iterator[str]:
         if self.follow_lease is not None and self.leader_elect:
-            yield f"follow lease {self.follow_lease!r} with an election; allowed: one of the two"
+            yield f"--follow-lease {self.follow_lease!r} with an election; allowed: one of the two"
         yield from list_follower_faults(self.follow_lease, "write timeout", self.write_timeout_s)
 
     def check(self) -> None:
@@ -103,11 +106,14 @@ class QueueSettings(HttpAddress):
         Raises:
             SettingsError: lists every fault, one a line.
         """
+        from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *self._list_follower_faults(),
             *address_faults("http", self.http),
-            *list_process_faults(self.kubeconfig, self.log_level, self.log_format),
+            *list_kubeconfig_faults(self.kubeconfig),
+            *find_faults(self),
         ]
         for make in (
             lambda: ClusterPolicies(self.node_policy, parameters=self.node_policy_parameters),

@@ -9,11 +9,10 @@ import structlog
 
 from deviceplugin.errors import GpuError, UnaskedError
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
+from deviceplugin.gpus.nvidia.mps.options import PROGRAM
 from kubeapi.backoff import Backoff
 
 log = structlog.get_logger(__name__)
-
-PROGRAM: Final = "nvidia-cuda-mps-control"
 
 ASK_S: Final = 10.0
 """Seconds between two questions, and the longest time for an answer."""

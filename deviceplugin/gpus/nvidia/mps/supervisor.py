@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,9 @@ from deviceplugin.errors import GpuError, NodeSettingsError
 from deviceplugin.gpus.api.mps import CardGenerations
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.nvidia.mps.cards import MpsCard, list_mps_cards
-from deviceplugin.gpus.nvidia.mps.control import PROGRAM, ControlDaemon
+from deviceplugin.gpus.nvidia.mps.control import ControlDaemon
 from deviceplugin.gpus.nvidia.mps.folder import SHM, CardFolder, lock_root
+from deviceplugin.gpus.nvidia.mps.options import MpsOptions
 
 log = structlog.get_logger(__name__)
 
@@ -22,52 +22,37 @@ LOOK_S: Final = 30.0
 """Seconds between two looks at what cards there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpsOptions:
-    """How it runs; see `gpupack mps --help`.
+def make_root(root: Path) -> None:
+    """Make the folder that the node daemon and the containers see too.
 
-    Attributes:
-        root: folder of the host that the node daemon and the containers see too.
-        program: the control daemon's.
-        arguments: with which it is started, in the foreground.
+    Raises:
+        NodeSettingsError: the folder cannot be used.
     """
+    try:
+        (root / SHM).mkdir(parents=True, exist_ok=True)
+        # Clients of any user put files there, as into /dev/shm.
+        (root / SHM).chmod(0o1777)
+    except OSError as error:
+        raise NodeSettingsError((f"--root {str(root)!r}: {error.strerror or error}",)) from error
 
-    root: Path
-    program: str = PROGRAM
-    arguments: tuple[str, ...] = ("-f",)
 
-    def check(self) -> None:
-        """Check what can be checked before anything is started.
+def take_root(root: Path) -> int:
+    """Be the only one in the folder: an open file, which keeps others out until it is closed.
 
-        Raises:
-            SettingsError: the folder cannot be used.
-        """
-        if not self.root.is_absolute():
-            raise NodeSettingsError((f"--root {str(self.root)!r}; allowed: a path from / on",))
-        try:
-            (self.root / SHM).mkdir(parents=True, exist_ok=True)
-            # Clients of any user put files there, as into /dev/shm.
-            (self.root / SHM).chmod(0o1777)
-        except OSError as error:
-            raise NodeSettingsError((f"--root {str(self.root)!r}: {error.strerror or error}",)) from error
-
-    def take(self) -> int:
-        """Be the only one in the folder: an open file, which keeps others out until it is closed.
-
-        Raises:
-            SettingsError: another one runs there.
-        """
-        file = lock_root(self.root)
-        if file is None:
-            raise NodeSettingsError((f"--root {str(self.root)!r}: another gpupack mps runs there",))
-        return file
+    Raises:
+        NodeSettingsError: another one runs there.
+    """
+    file = lock_root(root)
+    if file is None:
+        raise NodeSettingsError((f"--root {str(root)!r}: another gpupack mps runs there",))
+    return file
 
 
 class MpsSupervisor:
     """Runs control daemons for the cards there are.
 
     Args:
-        options: checked ones.
+        settings: Checked ones.
         source: the cards, open.
         generations: what the driver says of them.
         make: makes a card's control daemon.
@@ -76,14 +61,14 @@ class MpsSupervisor:
 
     def __init__(
         self,
-        options: MpsOptions,
+        settings: MpsOptions,
         source: GpuSource,
         generations: CardGenerations,
         *,
         make: Callable[[CardFolder, int], ControlDaemon] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
-        self._options = options
+        self._settings = settings
         self._source = source
         self._generations = generations
         self._make = make or self._daemon
@@ -115,7 +100,7 @@ class MpsSupervisor:
             if card.problem:
                 self._tell(card)
                 continue
-            daemon = self._make(CardFolder(self._options.root, card.uuid), card.clients)
+            daemon = self._make(CardFolder(self._settings.root, card.uuid), card.clients)
             self._running[card.uuid] = asyncio.create_task(daemon.run())
 
     async def _stop(self, uuids: Sequence[str]) -> None:
@@ -125,8 +110,8 @@ class MpsSupervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _daemon(self, folder: CardFolder, clients: int) -> ControlDaemon:
-        options = self._options
-        return ControlDaemon(folder, clients, program=options.program, arguments=options.arguments)
+        settings = self._settings
+        return ControlDaemon(folder, clients, program=settings.program, arguments=settings.arguments)
 
     def _tell(self, card: MpsCard) -> None:
         """Say once why a card has no MPS."""
@@ -136,20 +121,20 @@ class MpsSupervisor:
 
 
 async def run(
-    options: MpsOptions, source: GpuSource, generations: CardGenerations, stop: asyncio.Event
+    settings: MpsOptions, source: GpuSource, generations: CardGenerations, stop: asyncio.Event
 ) -> None:
     """Be `gpupack mps` until `stop` is set.
 
     Raises:
-        SettingsError: the folder cannot be used.
+        NodeSettingsError: the settings have faults, or the folder cannot be used.
         GpuError: there are no cards.
     """
-    options.check()
-    lock = options.take()
+    make_root(settings.root)
+    lock = take_root(settings.root)
     try:
         await asyncio.to_thread(source.open)
         try:
-            await _until(stop, MpsSupervisor(options, source, generations).run())
+            await _until(stop, MpsSupervisor(settings, source, generations).run())
         finally:
             await asyncio.to_thread(source.close)
     finally:

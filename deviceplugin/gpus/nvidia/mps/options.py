@@ -1,0 +1,32 @@
+"""What the control daemons of MPS are started with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kubeapi.options import option
+
+PROGRAM: Final = "nvidia-cuda-mps-control"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsOptions:
+    """What the control daemons are started with. Each field is an option of `gpupack mps`."""
+
+    root: Path = option(Path("/run/gpupack/mps"), help="Folder of the host, of the same path here.")
+    program: str = option(
+        PROGRAM,
+        name="control-program",
+        help="NVIDIA's control daemon; its runtime brings it along with the capability `compute`.",
+    )
+    multi_user: bool = option(
+        False,
+        negative="single-user",
+        shown=False,
+        help="Clients of several users at once: passes -multiuser-server, which newer drivers know.",
+    )
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of the control daemon, which stays in the foreground."""
+        return ("-f", "-multiuser-server") if self.multi_user else ("-f",)

@@ -1,0 +1,43 @@
+"""Settings of `gpupack mps`, checked as a whole: every fault is told at once."""
+
+from dataclasses import dataclass
+
+from deviceplugin.errors import NodeSettingsError
+from deviceplugin.gpus.api.provider import GpuProvider
+from deviceplugin.gpus.nvidia.mps.options import MpsOptions
+from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
+from kubeapi.options import find_faults, option
+from kubeapi.process_options import log_format_option, log_level_option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsSettings(MpsOptions):
+    """How `gpupack mps` runs. Each field is an option of the command, whose help explains it."""
+
+    gpus: str = option("nvml", allowed=tuple(list_names_with_mps()), help="Where cards come from.")
+    profile: str | None = option(
+        None, metavar="NAME|FILE", help="Simulated cards: a shipped profile or a YAML file."
+    )
+    log_level: str = log_level_option()
+    log_format: str = log_format_option()
+
+    @property
+    def provider(self) -> GpuProvider:
+        """The source of cards that `gpus` names."""
+        return SOURCES[self.gpus]
+
+    def check(self) -> None:
+        """Check everything.
+
+        Raises:
+            NodeSettingsError: lists every fault.
+        """
+        faults = find_faults(self)
+        if not self.root.is_absolute():
+            faults.append(f"--root {str(self.root)!r}; allowed: a path from / on")
+        with_profile = [name for name in list_names_with_mps() if SOURCES[name].needs_profile]
+        if self.gpus in SOURCES and (self.gpus in with_profile) != (self.profile is not None):
+            needing = " or ".join(with_profile)
+            faults.append(f"--profile: required with --gpus {needing}, and allowed with that only")
+        if faults:
+            raise NodeSettingsError(tuple(faults))
