@@ -12,14 +12,21 @@ LIVE: list[Cluster] = []
 BUILT = "gpupack_built"
 # Files that take longest begin first, so that no worker is left with one of them in the end.
 LONGEST = (
-    "test_rollouts",
     "test_kubelet_script",
     "test_shipped_pods",
+    "test_dra",
+    "test_autoscaler",
+    "test_rollouts",
     "test_restarts",
     "test_sharing",
     "test_manifests",
-    "test_book",
+    "test_karpenter",
+    "test_limits",
+    "test_dra_installed",
     "test_queue",
+    "test_book",
+    "test_autoscale",
+    "test_repartition",
 )
 SHOWN = ("gpupack", "kube-scheduler", "kubelet", "kueue")
 

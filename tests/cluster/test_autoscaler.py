@@ -11,7 +11,7 @@ from gpupack.autoscale.shape_formats import write_shapes
 from gpupack.autoscale.shapes import read_shapes
 from tests.cluster.harness import Cluster, binaries, until
 from tests.cluster.harness import workload as w
-from tests.cluster.harness.autoscaler import Cloud, ClusterAutoscaler, Group
+from tests.cluster.harness.autoscaler import LOOP_S, Cloud, ClusterAutoscaler, Group
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.daemons import Autoscale
@@ -40,7 +40,7 @@ class World:
         )
         shapes = folder / "shapes.yaml"
         shapes.write_text(SHAPES)
-        arguments = ("--grace-s", "5", "--namespace", "default", "--shapes", str(shapes))
+        arguments = ("--grace-s", "1", "--namespace", "default", "--shapes", str(shapes))
         self.ours = Autoscale(cluster.control.admin_config, cluster.control.log_dir, port, *arguments)
 
     def stop(self) -> None:
@@ -73,11 +73,11 @@ class World:
         plan = next(at for at, line in enumerate(lines) if "Final scale-up plan" in line)
         return 1 + sum("Starting main loop" in line for line in lines[first:plan])
 
-    def settled(self, seconds: float = 20) -> None:
-        """Nothing more is bought, and no placeholder stays."""
+    def settled(self, loops: int = 5) -> None:
+        """Nothing more is bought in some loops, and no placeholder stays."""
         until(lambda: not self.placeholders(), "no placeholder left", 60)
         bought = self.cloud.bought()
-        holds_for(lambda: self.cloud.bought() == bought and not self.placeholders(), "quiet", seconds)
+        holds_for(lambda: self.cloud.bought() == bought and not self.placeholders(), "quiet", loops * LOOP_S)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,7 +113,7 @@ def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
 
 def test_a_pod_that_fits_by_the_sum_alone_gets_one_node(make_world) -> None:
     """Two cards with 20 GiB free each; the new node is Ready a while before its cards are published."""
-    world = make_world(Group("two", words=15.0))
+    world = make_world(Group("two", words=3.0 * LOOP_S))
     world.cloud.add("two")
     until(world.cloud.usable, "the first node", 60)
     for name in ("a", "b"):
@@ -143,9 +143,10 @@ def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes_from_none(mak
     assert world.cloud.bought() == 5
 
 
+@pytest.mark.nightly
 def test_while_a_node_with_the_startup_taint_starts_no_second_one_is_bought(make_world) -> None:
     """Its daemon takes three loops of Cluster Autoscaler; without the taint each buys a node."""
-    world = make_world(Group("two", words=15.0))
+    world = make_world(Group("two", words=3.0 * LOOP_S))
     world.create("one", 60)
     world.autoscaler.start()
     world.wait_bound("one")
@@ -153,6 +154,7 @@ def test_while_a_node_with_the_startup_taint_starts_no_second_one_is_bought(make
     assert world.cloud.bought() == 1
 
 
+@pytest.mark.nightly
 def test_a_node_whose_daemon_never_comes_up_is_replaced(make_world) -> None:
     """Its startup taint stays: in the end it counts as not ready, and is given back."""
     never = Group("two", words=float("inf"))
@@ -173,7 +175,7 @@ def test_from_zero_the_tags_that_we_print_are_what_it_needs_to_know(make_world) 
     world = make_world(unknown)
     world.create("one", 60)
     world.autoscaler.start()
-    holds_for(lambda: world.cloud.bought() == 0, "nothing bought", 25)
+    holds_for(lambda: world.cloud.bought() == 0, "nothing bought", 5 * LOOP_S)
     assert world.autoscaler.said("Insufficient gpupack.io/gpu-memory-gib")
     (shape,) = read_shapes(SHAPES, 1024)
     # The first line is the name of the shape.
@@ -183,6 +185,7 @@ def test_from_zero_the_tags_that_we_print_are_what_it_needs_to_know(make_world) 
     assert world.cloud.bought() == 1
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_while_it_starts_is_replaced_and_an_autoscaler_that_restarts_buys_none(
     make_world,
 ) -> None:
@@ -216,6 +219,7 @@ def fragments(world: World, group: Group) -> None:
     world.wait_bound("a", "b")
 
 
+@pytest.mark.nightly
 def test_where_the_sum_is_short_cluster_autoscaler_needs_no_help(make_world) -> None:
     world = make_world(Group("two"))
     world.cloud.add("two")
@@ -266,5 +270,5 @@ def test_a_node_whose_pods_fit_on_no_other_card_is_not_drained(make_world) -> No
     until(is_kept, "the node kept", 60)
     world.autoscaler.start()
     until(lambda: world.autoscaler.said(f"{full}"), "Cluster Autoscaler looks at the node", 90)
-    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 45)
+    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 25)
     assert not [call for call in world.cloud.calls if call.startswith("delete") and full in call.split()]

@@ -150,6 +150,7 @@ def options_by_name(options: list[tuple[model.Group, int]]) -> list[tuple[str, i
     return [(group.name, number) for group, number in options]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(0 if CLUSTERS > FEW else 300)
 def test_the_model_decides_what_cluster_autoscaler_decides(cluster: Cluster, tmp_path: Path) -> None:
     different = []

@@ -347,6 +347,7 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster) 
     cluster.wait_used([8, 20])
 
 
+@pytest.mark.nightly
 def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster: Cluster) -> None:
     cluster.host.running["kubelet"].freeze()
     cluster.create(workload.pod("early", workload.container(gib=20)))
@@ -467,6 +468,7 @@ def prepared_units(cluster: Cluster) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.nightly
 def test_claims_and_ordinary_pods_in_random_order_never_have_more_than_there_is(cluster: Cluster) -> None:
     random = Random(33)
     path = f"{API}/namespaces/default/resourceclaimtemplates"

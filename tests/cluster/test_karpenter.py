@@ -29,6 +29,9 @@ from tests.cluster.harness.karpenter import (
 )
 from tests.cluster.harness.polling import holds_for
 
+LOOKS_S = 11.0
+"""Karpenter looks at all pods that wait every ten seconds."""
+
 
 def shape_of(machine: MachineType) -> Any:
     return make_given_shape(
@@ -61,7 +64,7 @@ class World:
             self.api.post(NODE_OVERLAYS, overlay)
         file = folder / "shapes.yaml"
         file.write_text(write_shapes(shapes, 1024, "file"))
-        arguments = ("--grace-s", "5", "--namespace", "default")
+        arguments = ("--grace-s", "1", "--namespace", "default")
         self.ours = Autoscale(config, logs, port, *arguments, "--shapes", str(file))
 
     def stop(self) -> None:
@@ -103,7 +106,7 @@ class World:
     def settled(self, number: int) -> None:
         """So many nodes were ever made, and no placeholder stays."""
         until(lambda: not self.placeholders(), "no placeholder left", 60)
-        holds_for(lambda: len(self.karpenter.born) == number and not self.placeholders(), "quiet", 15)
+        holds_for(lambda: len(self.karpenter.born) == number and not self.placeholders(), "quiet", LOOKS_S)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,7 +145,7 @@ def make_world(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
 def test_from_none_and_then_from_fragments_each_time_one_node(make_world: Any) -> None:
     """The overlay says what the type has; then two cards have 20 GiB free each, and a pod of 40 waits."""
     world = make_world()
-    world.karpenter.words = 15.0
+    world.karpenter.words = LOOKS_S
     world.karpenter.start()
     for name in ("a", "b"):
         world.create(name, 60)
@@ -150,13 +153,14 @@ def test_from_none_and_then_from_fragments_each_time_one_node(make_world: Any) -
     world.settled(1)
     world.create("waits", 40)
     world.cluster.wait_event("waits", "Pod should schedule on", 60)
-    holds_for(lambda: len(world.karpenter.born) == 1, "Karpenter is blind", 15)
+    holds_for(lambda: len(world.karpenter.born) == 1, "Karpenter is blind", LOOKS_S)
     world.ours.start()
     world.wait_bound("waits")
     assert world.node_of("waits") not in {world.node_of("a"), ""}
     world.settled(2)
 
 
+@pytest.mark.nightly
 def test_ten_pods_of_50_on_nodes_of_two_cards_of_80_get_five_nodes(make_world: Any) -> None:
     world = make_world()
     names = [f"p{number}" for number in range(10)]
@@ -211,5 +215,5 @@ def test_a_node_whose_pods_fit_on_no_other_card_is_not_disrupted(make_world: Any
 
     until(is_kept, "the node kept", 60)
     world.set_budget("100%")
-    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 40)
+    holds_for(lambda: bool(world.node_of("a")) and bool(world.node_of("b")), "both run", 32)
     assert full in {node["metadata"]["name"] for node in world.karpenter.nodes()}

@@ -85,6 +85,7 @@ def manifest(pod: ScriptPod) -> dict[str, Any]:
     return w.pod(pod.name, *mains, init=init)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 async def test_every_answer_is_as_recorded(make_cluster) -> None:
     """With GPUPACK_RECORD=1 the answers are written instead, for a new Kubernetes."""

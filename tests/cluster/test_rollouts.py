@@ -259,6 +259,7 @@ def test_a_rollback_ends(installed: Installed) -> None:
     assert installed.transitions() == {name: count + 1 for name, count in before.items()}
 
 
+@pytest.mark.nightly
 def test_to_the_commit_before_and_forth_again(installed: Installed, tmp_path: Path) -> None:
     """Manifests and code of both; the DaemonSet's turn is in `test_shipped_pods.py`."""
     checkout = previous_checkout(tmp_path / "previous")

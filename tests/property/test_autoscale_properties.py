@@ -112,7 +112,7 @@ def test_all_pods_that_a_shape_can_take_run_and_no_node_too_many_is_bought(seed,
 
 
 def test_a_pod_that_the_autoscaler_is_wrongly_trusted_to_help_gets_a_node_in_the_end():
-    """Both of two pods fit by sums in one order of nodes one of them in another, and nobody adds a node."""
+    """Both of two pods fit by sums in one order of nodes, one of them in another: nobody adds a node."""
     check_all_run(3_230_061, groups=3)
 
 

@@ -27,14 +27,16 @@ from tests.cluster_builders import node_object
 
 TYPE = "node.kubernetes.io/instance-type"
 TICK_S = 0.2
+LOOP_S = 2
+"""Seconds between two loops of Cluster Autoscaler; by default they are ten."""
 TAGS = "k8s.io/cluster-autoscaler/node-template/"
 FLAGS = {
     "leader-elect": "false",
-    "scan-interval": "5s",
+    "scan-interval": f"{LOOP_S}s",
     "new-pod-scale-up-delay": "0s",
-    "scale-down-delay-after-add": "5s",
-    "scale-down-unneeded-time": "10s",
-    "unremovable-node-recheck-timeout": "5s",
+    "scale-down-delay-after-add": "3s",
+    "scale-down-unneeded-time": "6s",
+    "unremovable-node-recheck-timeout": "3s",
     "v": "4",
     "address": "127.0.0.1:0",
     "namespace": "default",
