@@ -18,6 +18,7 @@ MOST_CHARS: Final = 64
 
 CORDONED: Final = f"{DOMAIN}/cordoned"
 UNHEALTHY: Final = f"{DOMAIN}/unhealthy"
+OVERUSED: Final = f"{DOMAIN}/over-used"
 
 _VERSION_PARTS: Final = 3
 
@@ -42,7 +43,7 @@ def order_by_room(cards: Sequence[Card], *, fullest_first: bool = True) -> list[
 
 
 def device_of(
-    name: str, card: Card, gpu: GpuCard, unit_mib: int, driver: str | None, architecture: str | None
+    name: str, card: Card, gpu: GpuCard, unit_mib: int, driver: str | None, *, overused: bool = False
 ) -> dict[str, Any]:
     """Describe a card as a device.
 
@@ -55,7 +56,7 @@ def device_of(
         gpu: the same card as its source lists it.
         unit_mib: MiB a unit.
         driver: version of the cards' driver, None when it is not known.
-        architecture: of the card, None when it is not known.
+        overused: processes of others, or pods beyond their share, leave nothing of it.
     """
     # As the API server writes them.
     whole, unit = canonical(f"{card.size_units * unit_mib}Mi"), canonical(f"{unit_mib}Mi")
@@ -75,8 +76,8 @@ def device_of(
     version = version_of(driver) if driver is not None else None
     if version is not None:
         attributes["driverVersion"] = {"version": version}
-    if architecture:
-        attributes["architecture"] = {"string": architecture[:MOST_CHARS]}
+    if gpu.architecture:
+        attributes["architecture"] = {"string": gpu.architecture[:MOST_CHARS]}
     if card.numa is not None:
         attributes["numaNode"] = {"int": card.numa}
     device: dict[str, Any] = {
@@ -85,8 +86,9 @@ def device_of(
         "capacity": {DRA_MEMORY: {"value": whole, "requestPolicy": policy}},
         "allowMultipleAllocations": True,
     }
-    # A cordoned card that is also sick is told as sick.
-    key = UNHEALTHY if not card.healthy else CORDONED if card.cordoned else None
+    # Of several reasons that which lasts longest is told.
+    reasons = {UNHEALTHY: not card.healthy, CORDONED: card.cordoned, OVERUSED: overused}
+    key = next((key for key, holds in reasons.items() if holds), None)
     if key is not None:
         device["taints"] = [{"key": key, "effect": "NoSchedule"}]
     return device

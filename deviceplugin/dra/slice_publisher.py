@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from allocator.ids import device_names
+from allocator.ledger.charges import charge_cards
 from allocator.names import DRA_DRIVER
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
@@ -151,8 +152,17 @@ class SlicePublisher:
         cards = [card for card in ledger.cards() if card.size_units and card.uuid in gpus]
         names = device_names(used)
         by_room = order_by_room(cards, fullest_first=not self._spreads)
+        charged = charge_cards(ledger.accounts)
         devices = [
-            device_of(names[card.uuid], card, gpus[card.uuid], self._unit_mib, self._driver(), None)
+            device_of(
+                names[card.uuid],
+                card,
+                gpus[card.uuid],
+                self._unit_mib,
+                self._driver(),
+                # kube-scheduler knows of claims alone.
+                overused=charged[card.uuid] < card.size_units <= used[card.uuid],
+            )
             for card in by_room
         ]
         node = self._node_view.node

@@ -109,8 +109,21 @@ def clear(cluster: Cluster) -> None:
 def started(make_cluster: Any) -> Cluster:
     if picked().minor in {"1.34", "1.35"}:
         pytest.skip("shares of a device, KEP-5075, are on since 1.36")
-    cluster: Cluster = make_cluster(workload.cards(16 << 10, 32 << 10), start=start_with_claims)
+    cluster: Cluster = make_cluster(two_kinds(), start=start_with_claims)
     return cluster
+
+
+def two_kinds() -> dict[str, Any]:
+    """A small card and a large one, of two generations, on two NUMA nodes."""
+    profile = workload.cards(16 << 10, 32 << 10)
+    roots = []
+    for device, name, generation in zip(
+        profile["devices"], ("Small GPU", "Large GPU"), ("ampere", "hopper"), strict=True
+    ):
+        bus = f"0000:{device['index'] + 1}a:00.0"
+        device |= {"name": name, "architecture": generation, "pci": {"bus_id": bus}}
+        roots.append({"numa_node": device["index"], "devices": [bus]})
+    return {**profile, "pcie_topology": {"root_complexes": roots}}
 
 
 @pytest.fixture
@@ -398,6 +411,34 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.wait_used([10, 0])
     cluster.delete("second")
     cluster.wait_used([0, 0])
+
+
+ATTRIBUTE = f'device.attributes["{DRIVER}"]'
+SELECTORS = {
+    "model": (f'{ATTRIBUTE}.model.startsWith("Large")', LARGE),
+    "uuid": (f'{ATTRIBUTE}.uuid == "{SMALL}"', SMALL),
+    "memory": (f'device.capacity["{DRIVER}"].memory.compareTo(quantity("20Gi")) >= 0', LARGE),
+    "architecture": (f'{ATTRIBUTE}.architecture in ["hopper", "blackwell"]', LARGE),
+    "driver": (f'{ATTRIBUTE}.driverVersion.compareTo(semver("570.0.0")) >= 0', SMALL),
+    "numa": (f"{ATTRIBUTE}.numaNode == 1", LARGE),
+    "health": (f'{ATTRIBUTE}.health == "healthy" && {ATTRIBUTE}.type == "gpu"', SMALL),
+}
+
+
+def test_selectors_on_what_a_card_is(cluster: Cluster) -> None:
+    for name, (cel, _) in SELECTORS.items():
+        cluster.api.post(CLAIMS, claim(name, 1, cel))
+    cluster.api.post(CLAIMS, claim("old", 1, f'{ATTRIBUTE}.driverVersion.compareTo(semver("570.0.0")) < 0'))
+    container = workload.container()
+    container["resources"] = {"claims": [{"name": name} for name in SELECTORS]}
+    claims = [{"name": name, "resourceClaimName": name} for name in SELECTORS]
+    cluster.create(workload.pod("picky", container, resourceClaims=claims))
+    cluster.create(claim_pod("none", "old"))
+    wait_running(cluster, "picky")
+    found = {name: shares(cluster, name) for name in SELECTORS}
+    assert found == {name: [(card.lower(), "1Gi")] for name, (_, card) in SELECTORS.items()}
+    cluster.wait_used([3, 4])
+    assert not cluster.pod("none")["spec"].get("nodeName")
 
 
 def allocate(cluster: Cluster, name: str, device: str, gib: int, **status: Any) -> None:

@@ -2,12 +2,15 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from allocator.cards import Card
 from allocator.ids import device_names
+from allocator.ledger import Ledger
+from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.resource_slices import (
     MOST_DEVICES,
     device_of,
@@ -16,6 +19,7 @@ from deviceplugin.dra.resource_slices import (
     slices,
     version_of,
 )
+from deviceplugin.dra.slice_publisher import SlicePublisher
 from deviceplugin.gpus.api.source import GpuCard
 
 UUID = "GPU-8a1b2c3d-0000-4000-8000-000000000001"
@@ -24,8 +28,10 @@ GPU = GpuCard(0, UUID, CARD.model, 81559, 551, None, "", 0)
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}
 
 
-def describe(card: Card = CARD, gpu: GpuCard = GPU, driver: str | None = "580.65.06") -> dict[str, Any]:
-    return device_of("gpu-1", card, gpu, 1024, driver, None)
+def describe(
+    card: Card = CARD, gpu: GpuCard = GPU, driver: str | None = "580.65.06", *, overused: bool = False
+) -> dict[str, Any]:
+    return device_of("gpu-1", card, gpu, 1024, driver, overused=overused)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +94,39 @@ def test_cards_that_take_no_pods_are_tainted(
     assert device["attributes"]["health"] == {"string": health}
 
 
+@pytest.mark.parametrize(("cordoned", "key"), [(False, "over-used"), (True, "cordoned")])
+def test_a_card_of_which_others_leave_nothing_is_tainted(cordoned: bool, key: str) -> None:
+    device = describe(replace(CARD, cordoned=cordoned), overused=True)
+    assert device["taints"] == [{"key": f"gpupack.io/{key}", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("others", "tainted"), [(0, False), (1, False), (79, True)], ids=["nobody", "a little", "everything"]
+)
+async def test_a_card_that_others_fill_is_published_as_over_used(others: int, tainted: bool) -> None:
+    ledger = Ledger([CARD])
+    account = LedgerService(ledger, lambda: None, "gpupack.io/gpu-memory-gib")
+    ledger.set_unaccounted_use({UUID: others})
+    publisher = SlicePublisher(
+        cast("Any", None),
+        account,
+        cast("Any", SimpleNamespace(node=None)),
+        lambda: [GPU],
+        node_name="n1",
+        unit_mib=1024,
+        card_policy="best-fit",
+        driver=lambda: None,
+        ready=lambda: True,
+        gap_s=0,
+    )
+    (found,) = publisher.wanted()
+    (device,) = found["spec"]["devices"]
+    assert [taint["key"] for taint in device.get("taints", [])] == ["gpupack.io/over-used"] * tainted
+
+
 def test_what_is_not_known_of_a_card_is_no_attribute() -> None:
-    known = describe(replace(CARD, numa=1), replace(GPU, parent="GPU-x"))["attributes"]
+    known = describe(replace(CARD, numa=1), replace(GPU, parent="GPU-x", architecture="hopper"))["attributes"]
+    assert known["architecture"] == {"string": "hopper"}
     assert (known["numaNode"], known["type"]) == ({"int": 1}, {"string": "mig"})
     assert known["driverVersion"] == {"version": "580.65.6"}
     unknown = describe(driver=None)["attributes"]

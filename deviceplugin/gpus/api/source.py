@@ -39,6 +39,7 @@ class GpuCard:
         gpu_instance: the driver's number of the GPU instance that this is, None for a whole card or where the
             driver does not tell.
         compute_instance: its number of the compute instance in that, likewise.
+        architecture: the driver's name of the card's generation, `hopper`; empty when unknown.
         links: UUIDs of other cards of the node that it is linked with, and with how many links each.
     """
 
@@ -56,6 +57,7 @@ class GpuCard:
     gpu_instance: int | None = None
     compute_instance: int | None = None
     memory_node: int | None = None
+    architecture: str = ""
 
     @property
     def schedulable_mib(self) -> int:

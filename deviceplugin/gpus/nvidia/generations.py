@@ -1,6 +1,25 @@
 """Read the cards' generation from the driver; None where it does not tell. The library must be open."""
 
+from typing import Final
+
 import pynvml
+
+ARCHITECTURES: Final = {
+    getattr(pynvml, f"NVML_DEVICE_ARCH_{name}", None): name.lower()
+    for name in (
+        "KEPLER",
+        "MAXWELL",
+        "PASCAL",
+        "VOLTA",
+        "TURING",
+        "AMPERE",
+        "ADA",
+        "HOPPER",
+        "BLACKWELL",
+        "RUBIN",
+    )
+}
+"""Names of generations by NVML's number; what this release of pynvml does not know has no number."""
 
 
 class NvmlGenerations:

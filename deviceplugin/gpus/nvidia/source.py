@@ -27,6 +27,7 @@ from deviceplugin.gpus.api.source import ENDS, GONE_S, GpuCard, GpuSample, Healt
 from deviceplugin.gpus.api.vendor import Vendor
 from deviceplugin.gpus.nvidia import nvml_calls as calls
 from deviceplugin.gpus.nvidia.events import NvmlEvents
+from deviceplugin.gpus.nvidia.generations import ARCHITECTURES
 from deviceplugin.gpus.nvidia.links import read_links
 from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
@@ -444,13 +445,14 @@ class NvmlGpus:
     def _describe(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
         """Describe a card without its memory."""
         parent, quietly = one.handle, calls.call_optional
-        bus_id = minor = numa = model = memory_node = None
+        bus_id = minor = numa = model = memory_node = number = None
         if parent is not None:
             bus_id = quietly(lambda: sysfs_bus_id(str(pynvml.nvmlDeviceGetPciInfo(parent).busId)))
             minor = quietly(lambda: pynvml.nvmlDeviceGetMinorNumber(parent))
             numa = self._numa(parent, bus_id or "")
             memory_node = calls.find_memory_node(parent, self._numa_nodes)
             model = quietly(lambda: pynvml.nvmlDeviceGetName(handle))
+            number = quietly(lambda: pynvml.nvmlDeviceGetArchitecture(parent))
         return GpuCard(
             index=one.number,
             uuid=uuid or f"GPU-unreadable-{one.number}",
@@ -463,6 +465,7 @@ class NvmlGpus:
             error=error or one.error,
             parent=one.uuid if one.instances else None,
             memory_node=memory_node,
+            architecture=ARCHITECTURES.get(number, ""),
         )
 
     def _numa(self, handle: Any, bus_id: str) -> int | None:

@@ -188,6 +188,7 @@ class _Card(Struct, frozen=True):
     """What a device and the defaults of all devices can say alike."""
 
     name: _Text | None = None
+    architecture: _Text | None = None
     memory: _Memory = _Memory()
     pci: _Pci = _Pci()
     mig: _Mig | tuple[str, ...] = _Mig()
@@ -341,6 +342,7 @@ def _simulated(
         bus_id=bus_id,
         minor=device.index if device.minor_number is None else device.minor_number,
         memory_node=memory_node,
+        architecture=device.architecture or defaults.architecture or "",
     )
     instances = None
     wanted = _layout(device.mig if device.mig != _Mig() else defaults.mig)
