@@ -80,7 +80,8 @@ class Record(Generic[C]):
 
     def seeds(self, mutant: C) -> list[int]:
         """List the seeds of histories that failed without the rule when it was last recorded: one or none."""
-        return [self._read()[mutant.name].seed] if mutant.name in self._read() else []
+        proof = self._read().get(mutant.name)
+        return [] if proof is None else [proof.seed]
 
     def add(self, mutant: C, seed: int) -> None:
         """Record that a mutant has failed, in the mode `record`; several processes may do so at a time."""
@@ -93,7 +94,10 @@ class Record(Generic[C]):
             proofs = {name: proof for name, proof in self._read().items() if name in known}
             proofs[mutant.name] = Proof(self._digest(mutant), seed)
             lines = (f"{json.dumps(name)}: {json.dumps(proofs[name])}" for name in sorted(proofs))
-            self._path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            # Others read it meanwhile, without the lock: they see the old record or the new one.
+            new = self._path.with_suffix(".new")
+            new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            new.replace(self._path)
         finally:
             os.close(folder)
 

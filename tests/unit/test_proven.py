@@ -68,6 +68,17 @@ def test_what_was_seen_to_fail_need_not_run(record: Record[Mutant], tmp_path: Pa
     assert record.seeds(Mutant("a")) == [7]
 
 
+def test_who_reads_while_another_process_records_reads_a_whole_record(
+    record: Record[Mutant], tmp_path: Path
+) -> None:
+    before = (tmp_path / "proven.json").read_text()
+    with (tmp_path / "proven.json").open() as reader:
+        record.add(Mutant("b"), 8)
+        assert reader.read() == before
+    assert record.seeds(Mutant("b")) == [8]
+    assert [path.name for path in tmp_path.glob("*.new")] == []
+
+
 def test_other_words_run_nothing(record: Record[Mutant], tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(SAME)
     assert pending(tmp_path, Mutant("a")) == []
