@@ -65,6 +65,11 @@ def test_pods_get_the_cards_chosen_for_them_where_nothing_goes_wrong_and_the_inv
         calm(seed)
 
 
+def test_a_card_whose_pods_have_more_than_its_size_counts_alike_on_node_and_in_extender() -> None:
+    """Pods of another scheduler, whose cards nobody knows any more, count on every card."""
+    run(1711198386, 1250, density=2.0)
+
+
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charges, "charge_cards", lambda accounts: dict.fromkeys(accounts.cards, 0))
     with pytest.raises(ViolationError) as first:

@@ -132,6 +132,14 @@ class ModelKubelet:
     def _drop_inactive(self) -> None:
         self.devices = {uid: mine for uid, mine in self.devices.items() if uid in self.known}
 
+    def served(self) -> set[str]:
+        """Pods of which it knows what all of their containers have."""
+        return {
+            uid
+            for uid, mine in self.devices.items()
+            if uid in self.known and mine.keys() >= {name for name, _, _ in self.known[uid].containers}
+        }
+
     # What it reads from the API.
 
     def deliver(self) -> bool:

@@ -1,5 +1,7 @@
 """How the model comes to peace, and what must hold then: all views are equal, and every charge ends."""
 
+from allocator.ledger import charges
+
 from .deviceids import units_of
 from .invariant import Invariant
 from .node import Node
@@ -98,37 +100,38 @@ class Peace(Invariant):
         for node in self.nodes:
             if self._unknowable(node):
                 continue
-            truth = {card.uuid: 0 for card in node.daemon.cards}
             # Where an init container asks all containers have one share, to the extender too.
             shared = {pod.uid for pod in self.world.pods.values() if pod.request.shared}
-            # An excused pod may share a card with one whose devices the kubelet forgot.
-            for uuid, units in node.kubelet.units(node.kubelet.admitted, shared).items():
-                if size := node.daemon.size(uuid):
-                    truth[uuid] = min(units, size)
-            ledger = {**dict.fromkeys(truth, 0), **node.daemon.ledger.allocated_units()}
+            units = node.kubelet.units(node.kubelet.admitted, shared)
+            truth = {
+                card.uuid: units.get(card.uuid, 0) if card.size_units else 0 for card in node.daemon.cards
+            }
+            ledger = node.daemon.ledger
+            charged = charges.charge_cards(ledger.accounts)
             words = self.world.words(node.name)
-            row = self.extender.state.nodes.rows[node.name]
-            count = len(node.daemon.cards)
+            arrays, row = self.extender.state.nodes, self.extender.state.nodes.rows[node.name]
+            assumed = arrays.used[row] + arrays.assumed[row]
             views = {
                 "kubelet": tuple(truth.values()),
-                "ledger": tuple(ledger[uuid] for uuid in truth),
-                "words": words.used if words else None,
-                "extender": tuple(int(n) for n in self.extender.state.nodes.used[row][:count]),
-                "assumed and used": tuple(
-                    int(n)
-                    for n in (self.extender.state.nodes.used[row] + self.extender.state.nodes.assumed[row])[
-                        :count
-                    ]
-                ),
+                "ledger": tuple(charged[uuid] for uuid in truth),
+                # Of a full card it counts all units of the pods in `holds`: words stop at the size.
+                "extender": tuple(arrays.used[row].tolist()[: len(truth)]),
+                "assumed and used": tuple(assumed.tolist()[: len(truth)]),
             }
-            if node.amnesia & node.kubelet.admitted or node.kubelet.overwritten:
+            shown = {
+                "at most the size": tuple(min(charged[uuid], node.daemon.size(uuid) or 0) for uuid in truth),
+                "allocated": tuple(ledger.allocated_units()[uuid] for uuid in truth),
+                "words": words.used if words else None,
+            }
+            forgotten = node.amnesia & node.kubelet.admitted - node.kubelet.served()
+            if forgotten or node.kubelet.overwritten:
                 # After the daemon forgot these too, or with an older copy of the book, nobody knows: fuller
                 # is allowed, emptier is not.
                 full = views["ledger"]
                 if all(units <= more for units, more in zip(truth.values(), full, strict=True)):
                     views["kubelet"] = full
-            if len(set(views.values())) != 1:
-                self._fail(f"{node.name}: views differ {views}\n{node.daemon.explain()}")
+            if any(len(set(each.values())) != 1 for each in (views, shown)):
+                self._fail(f"{node.name}: views differ {views} {shown}\n{node.daemon.explain()}")
             if node.daemon.holds.keys() != node.kubelet.admitted:
                 self._fail(f"{node.name}: holds {node.daemon.holds}, admitted {node.kubelet.admitted}")
 
