@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,31 @@ def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.Monk
     assert command[:2] == ["python", "-c"]
     with pytest.raises(BrokenError, match=re.escape(str(first.value))):
         exec(command[2], {})
+
+
+TOLD = """
+import hashlib, logging, sys, structlog
+from tests.property.queuemodel.simulation import Simulation
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+history = Simulation(sys.argv[1], int(sys.argv[2]))
+history.run()
+events = [(each.kind, each.at, repr(each.item)) for each in history.world.events]
+print(len(events), hashlib.sha256(repr((history.trace, events, history.process.said)).encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("gangs", 7001), ("reclaim", 5018)])
+def test_a_seed_is_the_same_history_in_every_process(kind: str, seed: int) -> None:
+    command = [sys.executable, "-c", TOLD, kind, str(seed)]
+    processes = [
+        subprocess.Popen(
+            command, env={**os.environ, "PYTHONHASHSEED": salt}, stdout=subprocess.PIPE, text=True
+        )
+        for salt in ("1", "2")
+    ]
+    told = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert told[0] == told[1] != ""
 
 
 def breaks(mutant: Mutant, seed: int, *, taken_out: bool) -> bool:

@@ -139,7 +139,7 @@ class Gang:
 
     Attributes:
         uid: Of the gang's task.
-        members: UIDs of all that exist and have not ended.
+        members: UIDs of all that exist and have not ended, in the order in which they were seen.
         ready_uids: UIDs of those that could wait in a queue.
         admitted_at: When it was released, seconds; None: it was not.
         waiting_since: Since when the pods wait that go together, the first of them.
@@ -154,7 +154,7 @@ class Gang:
     """
 
     uid: str
-    members: set[str] = field(default_factory=set)
+    members: dict[str, None] = field(default_factory=dict)
     ready_uids: set[str] = field(default_factory=set)
     unbound: set[str] = field(default_factory=set)
     admitted_at: float | None = None

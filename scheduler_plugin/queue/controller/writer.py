@@ -5,6 +5,7 @@ without an answer is done again a few times, and then it is looked what became o
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
@@ -84,6 +85,7 @@ class PodWriter:
         may: Whether this process may still write; asked before each request.
         timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
         sleep: Waits, as asyncio.sleep.
+        uniform: Draws a number between two bounds, for the pauses between tries.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class PodWriter:
         may: Callable[[], bool],
         timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._api = api
         self._may = may
         self._timeout_s = timeout_s
         self._sleep = sleep
+        self._uniform = uniform
 
     async def release(
         self, entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
@@ -112,7 +116,7 @@ class PodWriter:
         record = entry.record
         path = pod_path(record.namespace, record.name)
         patch = release_patch(entry, node, cards, others)
-        backoff = Backoff(cap_s=5.0)
+        backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._may():
             try:
                 await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
@@ -209,7 +213,7 @@ class PodWriter:
             why: The API server's words; they say nothing where the pod has changed since.
             requeued: It was to be marked, not released.
         """
-        backoff = Backoff(cap_s=5.0)
+        backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._may():
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))

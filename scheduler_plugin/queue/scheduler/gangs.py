@@ -40,7 +40,7 @@ class Gangs:
             ready: It could wait in a queue.
         """
         gang = self._known.setdefault(entry.gang, Gang(entry.gang))
-        gang.members.add(entry.uid)
+        gang.members[entry.uid] = None
         if ready:
             gang.ready_uids.add(entry.uid)
         else:
@@ -67,7 +67,7 @@ class Gangs:
         gang = self._known.get(entry.gang)
         if gang is None:
             return
-        gang.members.discard(entry.uid)
+        gang.members.pop(entry.uid, None)
         gang.ready_uids.discard(entry.uid)
         gang.unbound.discard(entry.uid)
         self._update_waiting(gang)

@@ -72,6 +72,7 @@ class Api:
         self.dies_after = 0
         self.die: Callable[[], None] = lambda: None
         self._sent: dict[_Request, None] = {}
+        self.random = random
         self._world, self._random = world, random
         self._wrote, self._evict, self._run = wrote, evict, run
 

@@ -115,7 +115,7 @@ MUTANTS = (
         "            self.refusals.record_refusal(uid, now, why)\n",
         "",
         of_gangs,
-        1000,
+        1040,
     ),
     Mutant(
         "a release that finds no node is requeued",

@@ -95,7 +95,7 @@ class Process:
         QueueFeed(self.queue, self.watcher, loop.time)
         term = object()
         self._term = term
-        writer = PodWriter(self.api, lambda: self._term is term, WRITE_S)
+        writer = PodWriter(self.api, lambda: self._term is term, WRITE_S, uniform=self.api.random.uniform)
         self.specs = BatchPodSink(self.queue, lambda: None)
         batch = self.scheduler.connect(lambda: self._term is term) if self.scheduler is not None else None
         self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open, batch=batch)
