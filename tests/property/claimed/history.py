@@ -39,7 +39,7 @@ class Extender:
 
     Attributes:
         heard: claims as its watch has brought them, by UID.
-        had: when it heard that a claim it had known as allocated was so no more, by UID.
+        had: when it heard that a claim it had known as allocated was so no more, and what that had, by UID.
         under_way: Bindings with the number of writes that were made.
     """
 
@@ -53,7 +53,7 @@ class Extender:
         self.committer = Committer(self.state, ClusterPolicies())
         self.under_way: list[list[Any]] = []
         self.heard: dict[str, ClaimObject] = {}
-        self.had: dict[str, float] = {}
+        self.had: dict[str, tuple[float, dict[str, int]]] = {}
         self.gone: dict[str, float] = {}
         self.cursor = {what: len(self.api.events) for what in self.api.objects}
         version, now = str(self.api.version), self.api.now
@@ -97,7 +97,7 @@ class Extender:
             claim = msgspec.convert(item, type=ClaimObject)
             before = self.heard.get(claim.metadata.uid)
             if before is not None and before.results and (gone or not claim.results):
-                self.had.setdefault(claim.metadata.uid, now)
+                self.had[claim.metadata.uid] = now, units_by_device(before)
             if gone:
                 self.heard.pop(claim.metadata.uid, None)
                 state.claims.delete(claim, version, now)
@@ -526,10 +526,13 @@ class History:
                 shares[uid] = {uuids[name]: count for name, count in units_by_device(claim).items()}
         for uid, mine in shares.items():
             if uid in prepared and not uid.startswith("of-"):
-                told = self.extender.had.get(uid)
+                told_s, had = self.extender.had.get(uid, (now, {}))
                 heard = self.extender.heard.get(uid)
-                known = told is not None or (heard is not None and bool(heard.results))
-                if not known or (told is not None and now >= told + TOMBSTONE_S):
+                known = units_by_device(heard) if heard is not None and heard.results else had
+                # A claim that is allocated anew has other cards, of which it may not have heard yet.
+                if {uuids[name]: count for name, count in known.items()} != mine:
+                    continue
+                if known is had and now >= told_s + TOMBSTONE_S:
                     continue
             if uid.startswith("of-"):
                 pod = uid.removeprefix("of-")
