@@ -9,9 +9,9 @@ from gpupack.cli.common import FAILED, exit_with_faults, print_lines, version_op
 
 MIGRATE_HELP = """Rewrite manifests that ask for GPUs as HAMi, gpushare or NVIDIA's device plugin read them.
 
-Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs and Lists come out on standard output
-with gpupack's resources, annotations and scheduler; everything else stays as it is, in its order, without
-comments. What could not be translated, and what will work otherwise, is said on standard error.
+Pods and pod templates come out on standard output with gpupack's resources, annotations and scheduler,
+wherever they stand in a document. Everything else stays as it is, with its order and comments. What could not
+be translated, and what will work otherwise, is said on standard error.
 
 \b
   gpupack migrate -f deployment.yaml > for-gpupack.yaml

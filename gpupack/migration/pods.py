@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from ruamel.yaml.comments import CommentedMap
+
 from allocator.errors import shown
 from allocator.names import (
     PERCENT_RESOURCE,
@@ -22,7 +24,7 @@ from gpupack.migration.requests import (
     read_amounts,
     translate_amounts,
 )
-from gpupack.migration.yamltext import Scalar
+from gpupack.migration.yamltext import Scalar, remove_key, rename_key
 
 PEER_SCHEDULERS: Final = frozenset({"", "default-scheduler", "hami-scheduler"})
 
@@ -38,6 +40,16 @@ WITHOUT_PEER: Final = {
     "nvidia.com/vgpu-mode": "how memory is limited is not the pod's choice",
     "nvidia.com/numa-bind": "of equally good cards those of one NUMA node are taken, it is not required",
 }
+_TRANSLATED: Final = {USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY, *WITHOUT_PEER}
+_RENAMED: Final = (
+    (USE_TYPE, POD_GPU_MODEL),
+    (NO_TYPE, POD_GPU_MODEL),
+    (USE_UUID, POD_GPU_UUID),
+    (NO_UUID, POD_GPU_UUID),
+    (NODE_POLICY, POD_NODE_POLICY),
+    (CARD_POLICY, POD_CARD_POLICY),
+)
+"""Ours stands where theirs stood, the first one that there is, and has its comments."""
 WRITTEN_BY_PEERS: Final = (
     "hami.io/bind-phase",
     "hami.io/bind-time",
@@ -77,10 +89,10 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
     try:
         wants = [(container, _wanted(container, found, options)) for container, found in amounts]
         cards = _cards(wants, _init_asks(spec, wants))
-        annotations = _annotations(metadata, cards, say)
     except UntranslatableError as error:
         say(f"left as it is: {error}")
         return False
+    _rewrite_annotations(metadata, cards, say)
     resource = resource_name(options.unit_mib)
     for container, want in wants:
         _replace(container, want, resource)
@@ -88,10 +100,6 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
             say(f"container {container.get('name', '')}: {note}")
     if any(want is not None for _, want in wants):
         _name_scheduler(spec, options.scheduler_name, say)
-    if annotations or "annotations" in metadata:
-        metadata["annotations"] = annotations
-        if not annotations:
-            del metadata["annotations"]
     _warn(spec, wants, say)
     return True
 
@@ -146,9 +154,25 @@ def _cards(wants: list[tuple[dict[str, Any], CardRequest | None]], init_asks: bo
     return cards
 
 
-def _annotations(metadata: dict[str, Any], cards: int, say: Say) -> dict[str, Any]:
-    old = metadata.get("annotations")
-    old = old if isinstance(old, dict) else {}
+def _rewrite_annotations(metadata: dict[str, Any], cards: int, say: Say) -> None:
+    """Put our annotations in the place of theirs."""
+    found = metadata.get("annotations")
+    annotations = found if isinstance(found, dict) else CommentedMap()
+    new = _translate_annotations(annotations, cards, say)
+    for key, ours in _RENAMED:
+        if key in annotations and ours in new:
+            rename_key(annotations, key, ours, new.pop(ours))
+    for key in [key for key in annotations if key in _TRANSLATED or key.startswith(WRITTEN_BY_PEERS)]:
+        remove_key(annotations, key)
+    annotations.update(new)
+    if annotations and found is not annotations:
+        metadata["annotations"] = annotations
+    elif not annotations and "annotations" in metadata:
+        remove_key(metadata, "annotations")
+
+
+def _translate_annotations(old: dict[str, Any], cards: int, say: Say) -> dict[str, Any]:
+    """Translate what they say, and say what is left out."""
     new: dict[str, Any] = {}
     if cards > 1:
         new[POD_CARDS] = str(cards)
@@ -172,13 +196,7 @@ def _annotations(metadata: dict[str, Any], cards: int, say: Say) -> dict[str, An
     for key, why in WITHOUT_PEER.items():
         if key in old:
             say(f"annotation {key}: {old[key]} is left out: {why}")
-    translated = {USE_TYPE, NO_TYPE, USE_UUID, NO_UUID, NODE_POLICY, CARD_POLICY, *WITHOUT_PEER}
-    kept = {
-        key: value
-        for key, value in old.items()
-        if key not in translated and not key.startswith(WRITTEN_BY_PEERS)
-    }
-    return kept | new
+    return new
 
 
 def _split(text: Any) -> list[str]:
@@ -204,19 +222,22 @@ def _replace(container: dict[str, Any], want: CardRequest | None, resource: str)
         part = resources.get(field)
         if not isinstance(part, dict) or not any(is_peer_resource(key) for key in part):
             continue
-        written: dict[str, Any] = type(part)()
-        for key, value in part.items():
-            if not is_peer_resource(key):
-                written[key] = value
-            elif want is not None:
-                written[name] = amount
-        resources[field] = written
-        if not written:
-            del resources[field]
+        first = True
+        for key in [key for key in part if is_peer_resource(key)]:
+            if first and want is not None:
+                rename_key(part, key, name, amount)
+                first = False
+            else:
+                remove_key(part, key)
+        if not part:
+            remove_key(resources, field)
     # Kubernetes takes no request of an extended resource without its limit.
     if want is not None and name not in (resources.get("limits") or {}):
         limits = resources.get("limits")
-        resources["limits"] = (limits if isinstance(limits, dict) else {}) | {name: amount}
+        if isinstance(limits, dict):
+            limits[name] = amount
+        else:
+            resources["limits"] = CommentedMap({name: amount})
 
 
 def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:

@@ -1,196 +1,325 @@
-"""YAML as plain dicts, lists and texts that are written back as they were read.
+"""YAML that is written back as it was read: comments, order, quotes, anchors and the text of every scalar.
 
-PyYAML's own loading turns `0644` into 420 and a time stamp into something that Kubernetes refuses. So a
-scalar stays the text that it was, with its tag and its quotes. Aliases and merge keys are written out;
-comments are lost, and `has_comments` tells whether there were any.
+ruamel.yaml keeps comments. Its own loading turns `0644` into 644, so a scalar that is no text stays the text
+that it was, with its tag. A document in which nothing changed is not written anew at all.
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from io import StringIO
 from typing import Any, Final, Self
 
 import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarstring import ScalarString, SingleQuotedScalarString
+from ruamel.yaml.tokens import CommentToken
 
 from gpupack.errors import InputError
 
 MAX_VALUES: Final = 200_000
 """A text that holds more, aliases written out, is refused: it would fill the memory."""
 
-_MERGE: Final = "tag:yaml.org,2002:merge"
-_NULL: Final = "tag:yaml.org,2002:null"
-_TAGS: Final = {
-    str: "tag:yaml.org,2002:str",
-    int: "tag:yaml.org,2002:int",
-    float: "tag:yaml.org,2002:float",
-    bool: "tag:yaml.org,2002:bool",
-    list: "tag:yaml.org,2002:seq",
-    dict: "tag:yaml.org,2002:map",
-}
+_MARKER: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_TAIL: Final = re.compile(r"^#[^\n]*(?:\n(?:#[^\n]*)?)*\Z", re.MULTILINE)
+"""Comments at the end of a document, from one at the beginning of a line on: no value goes on after that."""
+
+_LINE: Final = re.compile(r"^( *)(- )?(?=[^\s#])[^\n]*?(:[ \t]*(?:#[^\n]*)?)?$", re.MULTILINE)
+_TAG: Final = "tag:yaml.org,2002:"
+_NULL: Final = f"{_TAG}null"
+_TEXT: Final = f"{_TAG}str"
+_RESOLVER: Final[Any] = yaml.resolver.Resolver()
 
 
-class Scalar(str):
-    """A scalar as it was written: its text, YAML tag and kind of quotes."""
+class Scalar(ScalarString):
+    """A scalar that is no text as it was written: its text and its YAML tag."""
 
-    __slots__ = ("style", "tag")
+    __slots__ = ("tag",)
     tag: str
-    style: str | None
 
     @classmethod
-    def of(cls, text: str, tag: str, style: str | None = None) -> Self:
+    def of(cls, text: str, tag: str, anchor: str | None = None) -> Self:
         """Keep a scalar that was read."""
-        scalar = cls(text)
-        # To Kubernetes a time is a text, and in braces PyYAML could only write it with its tag.
-        scalar.tag, scalar.style = tag.replace("timestamp", "str"), style
+        scalar: Self = cls.__new__(cls, text, anchor=anchor)
+        scalar.tag = tag
         return scalar
 
     @property
     def is_null(self) -> bool:
-        """Whether it stands for nothing."""
+        """Tell whether it stands for nothing."""
         return self.tag == _NULL
 
 
-class FlowList(list[Any]):
-    """A sequence written in brackets."""
+@dataclass
+class YamlDocument:
+    """One document of a text.
+
+    Attributes:
+        before: The text in front of it: its line `---`, directives, and comments where it has nothing else.
+        text: Its own text.
+        content: What it holds; None: nothing.
+        offset: Number of the lines in front of it.
+        after: Comments at its end.
+    """
+
+    before: str
+    text: str
+    content: Any
+    offset: int = 0
+    after: str = ""
+
+    def dump(self, before: str) -> str:
+        """Write it again.
+
+        Args:
+            before: What `format_content` gave of it before anything was changed.
+        """
+        now = self.format_content()
+        return self.before + (self.text if now == before and not _is_json(self.text) else now) + self.after
+
+    def format_content(self) -> str:
+        """Write what it holds now; empty for nothing."""
+        if self.content is None:
+            return ""
+        stream = StringIO()
+        _make_yaml(self.text).dump(self.content, stream)
+        return stream.getvalue()
 
 
-class FlowDict(dict[str, Any]):
-    """A mapping written in braces."""
-
-
-def load(text: str, name: str) -> list[Any]:
-    """Read every document that is not empty.
+def load(text: str, name: str) -> list[YamlDocument]:
+    """Read every document.
 
     Args:
-        text: one or more YAML documents, or JSON.
-        name: of the file, for messages.
+        text: One or more YAML documents, or JSON.
+        name: Of the file, for messages.
 
     Raises:
         InputError: not YAML, or more than MAX_VALUES values.
     """
-    if text.lstrip().startswith("{"):
-        try:
-            return [_json(text)]
-        except ValueError:
-            pass  # YAML in braces
-        except RecursionError as error:
-            raise InputError(f"{name} is nested too deeply to be a manifest") from error
     hint = "; a Helm template has to be rendered first (helm template)" if "{{" in text else ""
-    reader = _Reader(name, hint)
     try:
-        return [reader.value(node) for node in yaml.compose_all(text, yaml.SafeLoader) if not _empty(node)]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{name}{where} is not YAML: {error.problem or error.context}{hint}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
+        if text.lstrip().startswith("{"):
+            try:
+                return [YamlDocument("", text, _load_json(text))]
+            except ValueError:
+                pass  # YAML in braces
+        found = list(_split(text))
+        for document in found:
+            document.content = _load_yaml(document, name, hint)
+            _check(document.content, name, hint)
     except RecursionError as error:
         raise InputError(f"{name} is nested too deeply to be a manifest") from error
+    return found
 
 
-def dump(documents: Iterable[Any]) -> str:
-    """Write documents, each after a line `---` where there are more than one."""
-    nodes = [_node(document) for document in documents]
-    if not nodes:
-        return ""
-    return str(
-        yaml.serialize_all(
-            nodes,
-            Dumper=yaml.SafeDumper,
-            explicit_start=len(nodes) > 1,
-            allow_unicode=True,
-            width=sys.maxsize,
+def rename_key(mapping: Any, old: str, new: str, value: Any) -> None:
+    """Put another key and value where a key stands; its comments stay."""
+    position = list(mapping).index(old)
+    comment = mapping.ca.items.get(old)
+    del mapping[old]
+    mapping.insert(position, new, value)
+    if comment is not None:
+        mapping.ca.items.pop(old, None)
+        mapping.ca.items[new] = comment
+
+
+def remove_key(mapping: Any, key: str) -> None:
+    """Take a key away; its comments stay with the key before it."""
+    names = list(mapping)
+    position = names.index(key)
+    token = (mapping.ca.items.get(key) or [None] * 4)[2]
+    mapping.ca.items.pop(key, None)
+    del mapping[key]
+    if token is None or len(names) == 1:
+        return
+    if position == 0:
+        lines = [
+            line.strip().removeprefix("#").removeprefix(" ") for line in token.value.strip().splitlines()
+        ]
+        mapping.yaml_set_comment_before_after_key(names[1], before="\n".join(lines), indent=mapping.lc.col)
+        return
+    there = mapping.ca.items.setdefault(names[position - 1], [None, None, None, None])
+    text = token.value if token.value.startswith("\n") else f"\n{' ' * mapping.lc.col}{token.value}"
+    if there[2] is None:
+        there[2] = CommentToken(text, token.start_mark, None)
+    else:
+        there[2].value = there[2].value.rstrip("\n") + text
+
+
+def write_out_aliases(content: Any) -> Any:
+    """Copy what several places share, so that each can be changed by itself."""
+    if isinstance(content, CommentedMap):
+        for key, value in list(content.items()):
+            content[key] = write_out_aliases(deepcopy(value))
+        if hasattr(content, "_yaml_merge"):
+            del content._yaml_merge  # noqa: SLF001 (what was merged are its own keys now)
+    elif isinstance(content, CommentedSeq):
+        for index, value in enumerate(list(content)):
+            content[index] = write_out_aliases(deepcopy(value))
+    if isinstance(content, CommentedMap | CommentedSeq):
+        content.yaml_set_anchor(None)
+    return content
+
+
+def list_shared(content: Any) -> Iterator[Any]:
+    """List the mappings and lists that stand in several places, by alias or by merge."""
+    seen: set[int] = set()
+
+    def walk(value: Any) -> Iterator[Any]:
+        if not isinstance(value, dict | list):
+            return
+        if id(value) in seen:
+            yield value
+            return
+        seen.add(id(value))
+        yield from getattr(value, "merge", None) or ()
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from walk(each)
+
+    return walk(content)
+
+
+def _split(text: str) -> Iterator[YamlDocument]:
+    """Part a text at its lines `---`; a line that begins so is no part of any value."""
+    starts = [found.start() for found in _MARKER.finditer(text)]
+    ends = [*starts, len(text)]
+    if not starts or text[: starts[0]].strip():
+        yield _make_document("", text[: ends[0]], 0)
+    else:
+        yield YamlDocument(text[: starts[0]], "", None)
+    for start, end in zip(starts, ends[1:], strict=True):
+        yield _make_document("---", text[start + 3 : end], text.count("\n", 0, start))
+
+
+def _make_document(marker: str, text: str, offset: int) -> YamlDocument:
+    """Make a document; of its marker's line what is no content stays as it is."""
+    before = marker
+    line, newline, rest = text.partition("\n")
+    if marker and (not line.strip() or line.strip().startswith("#")):
+        before, text, offset = marker + line + newline, rest, offset + 1
+    tail = _TAIL.search(text)
+    if tail is not None:
+        return YamlDocument(before, text[: tail.start()], None, offset, tail[0])
+    return YamlDocument(before, text, None, offset)
+
+
+def _load_yaml(document: YamlDocument, name: str, hint: str) -> Any:
+    try:
+        content = _make_yaml(document.text).load(document.text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1 + document.offset}" if mark is not None else ""
+        said = str(error.problem or error.context).split("\n")[0]
+        raise InputError(f"{name}{where} is not YAML: {said}{hint}") from error
+    except YAMLError as error:
+        raise InputError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
+    return None if isinstance(content, Scalar) and content.is_null else content
+
+
+def _check(content: Any, name: str, hint: str) -> None:
+    """Refuse what is no manifest: too many values, and keys that are no text."""
+    count = 0
+
+    def walk(value: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > MAX_VALUES:
+            raise InputError(f"{name} holds more than {MAX_VALUES} values; allowed: manifests")
+        if isinstance(value, dict):
+            for key, each in value.items():
+                if not isinstance(key, str):
+                    raise InputError(f"{name}: a key is a mapping or a list; allowed: a text{hint}")
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(content)
+
+
+def _make_yaml(text: str) -> YAML:
+    """Make what reads and writes a text, with its indentation of lists."""
+    made = YAML(typ="rt", pure=True)
+    made.Constructor, made.Representer = _Constructor, _Representer
+    made.preserve_quotes = True
+    made.width = sys.maxsize
+    mapping, offset = _find_indents(text)
+    made.indent(mapping=mapping, sequence=2 + offset, offset=offset)
+    return made
+
+
+def _find_indents(text: str) -> tuple[int, int]:
+    """Find by how much the first mapping inside another and the first list in one are indented."""
+    mapping: int | None = None
+    offset: int | None = None
+    before: int | None = None
+    for found in _LINE.finditer(text):
+        indent, is_item = len(found[1]), found[2] is not None
+        if before is not None and is_item and offset is None and indent >= before:
+            offset = indent - before
+        elif before is not None and not is_item and mapping is None and indent > before:
+            mapping = indent - before
+        before = indent if found[3] is not None and not is_item else None
+    return mapping or 2, offset or 0
+
+
+class _Constructor(RoundTripConstructor):
+    """Keeps the text of what is no text."""
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes such a text as it was."""
+
+
+def _keep(_constructor: _Constructor, node: Any) -> Scalar:
+    # To Kubernetes a time is a text, and its tag must not be written.
+    return Scalar.of(node.value, node.tag, node.anchor)
+
+
+def _write(representer: _Representer, scalar: Scalar) -> Any:
+    return representer.represent_scalar(scalar.tag, str(scalar), anchor=scalar.yaml_anchor())
+
+
+for _kind in ("int", "float", "bool", "timestamp", "null"):
+    _Constructor.add_constructor(f"{_TAG}{_kind}", _keep)
+_Representer.add_representer(Scalar, _write)
+
+
+def _load_json(text: str) -> Any:
+    """Read JSON by its own rules: YAML knows no tabs between values, and other escapes."""
+    return _convert_json(
+        json.loads(
+            text,
+            parse_int=lambda number: Scalar.of(number, f"{_TAG}int"),
+            parse_float=lambda number: Scalar.of(repr(float(number)), f"{_TAG}float"),
         )
     )
 
 
-def has_comments(text: str) -> bool:
-    """Tell whether a text that `load` can read has comments: a `#` between two tokens."""
-    position = 0
-    if "#" not in text or _is_json(text):
-        return False
-    for token in yaml.scan(text, yaml.SafeLoader):
-        if "#" in text[position : token.start_mark.index]:
-            return True
-        position = max(position, token.end_mark.index)
-    return "#" in text[position:]
-
-
-def _json(text: str) -> Any:
-    """Read JSON by its own rules: YAML knows no tabs between values, and other escapes."""
-    return json.loads(
-        text,
-        parse_int=lambda number: Scalar.of(number, _TAGS[int]),
-        parse_float=lambda number: Scalar.of(repr(float(number)), _TAGS[float]),
-    )
+def _convert_json(value: Any) -> Any:
+    """Turn JSON into what YAML is read as; texts that Kubernetes would take for something else get quotes."""
+    if isinstance(value, dict):
+        return CommentedMap((_convert_json(key), _convert_json(each)) for key, each in value.items())
+    if isinstance(value, list):
+        return CommentedSeq(_convert_json(each) for each in value)
+    if value is None or isinstance(value, bool):
+        return Scalar.of(json.dumps(value), _NULL if value is None else f"{_TAG}bool")
+    if isinstance(value, Scalar):
+        return value
+    tag = _RESOLVER.resolve(yaml.ScalarNode, value, (True, False))
+    return value if tag == _TEXT else SingleQuotedScalarString(value)
 
 
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
-
-
-def _empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
-
-
-class _Reader:
-    def __init__(self, name: str, hint: str) -> None:
-        self._name = name
-        self._hint = hint
-        self._values = 0
-
-    def value(self, node: yaml.Node) -> Any:
-        self._values += 1
-        if self._values > MAX_VALUES:
-            raise InputError(f"{self._name} holds more than {MAX_VALUES} values; allowed: manifests")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node)
-        if isinstance(node, yaml.SequenceNode):
-            values = [self.value(each) for each in node.value]
-            return FlowList(values) if node.flow_style else values
-        assert isinstance(node, yaml.ScalarNode)  # noqa: S101 (there is no fourth kind)
-        return Scalar.of(node.value, node.tag, node.style)
-
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        own: dict[str, Any] = FlowDict() if node.flow_style else {}
-        for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
-                found = self.value(value_node)
-                # Of several, the first one that has a key counts.
-                for each in reversed(found if isinstance(found, list) else [found]):
-                    if not isinstance(each, dict):
-                        raise InputError(
-                            f"{self._name}, line {key_node.start_mark.line + 1}: << merges mappings"
-                        )
-                    merged |= each
-                continue
-            key = self.value(key_node)
-            if not isinstance(key, Scalar):
-                raise InputError(
-                    f"{self._name}, line {key_node.start_mark.line + 1}: a key is a mapping or a list; "
-                    f"allowed: a text{self._hint}"
-                )
-            own[key] = self.value(value_node)
-        for key, value in merged.items():
-            own.setdefault(key, value)
-        return own
-
-
-def _node(value: Any) -> yaml.Node:
-    if isinstance(value, Scalar):
-        return yaml.ScalarNode(value.tag, str(value), style=value.style)
-    if isinstance(value, dict):
-        pairs = [(_node(key), _node(each)) for key, each in value.items()]
-        return yaml.MappingNode(_TAGS[dict], pairs, flow_style=isinstance(value, FlowDict) or not pairs)
-    if isinstance(value, list):
-        items = [_node(each) for each in value]
-        return yaml.SequenceNode(_TAGS[list], items, flow_style=isinstance(value, FlowList) or not items)
-    if value is None or isinstance(value, bool):
-        return yaml.ScalarNode(_NULL if value is None else _TAGS[bool], json.dumps(value))
-    return yaml.ScalarNode(_TAGS[type(value)], str(value))

@@ -25,6 +25,7 @@ MODULES = {
     "prometheus-client": "prometheus_client",
     "protobuf": "google",
     "pyyaml": "yaml",
+    "ruamel.yaml": "ruamel",
 }
 
 

@@ -10,7 +10,7 @@ from allocator.request import parse_pod
 from gpupack.errors import InputError
 from gpupack.migration.documents import migrate
 from gpupack.migration.requests import MigrationOptions
-from gpupack.migration.yamltext import MAX_VALUES, dump, has_comments, load
+from gpupack.migration.yamltext import MAX_VALUES
 
 OPTIONS = MigrationOptions(
     unit_mib=1024, gpushare_unit_mib=1024, gpu_gib=None, scheduler_name="gpupack-scheduler"
@@ -144,11 +144,15 @@ def test_what_a_container_asks_for(limits, options, expected, cards):
                 "metadata": {"name": "p"},
                 "spec": {"hard": {"requests.nvidia.com/gpu": 4}},
             },
-            "kind",
+            "in no pod",
         ),
         (
-            {"kind": "PyTorchJob", "metadata": {"name": "p"}, "spec": {"x": [pod({"nvidia.com/gpu": 1})]}},
-            "kind",
+            {
+                "kind": "Workflow",
+                "metadata": {"name": "p"},
+                "spec": {"templates": [{"container": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}]},
+            },
+            "nvidia.com/gpu in no pod and no pod template",
         ),
     ],
 )
@@ -319,8 +323,8 @@ spec:
 
 
 def test_a_time_stays_a_text():
-    done = migrate("{kind: Pod, metadata: {creationTimestamp: 2024-01-01T00:00:00Z}}", "f", OPTIONS)
-    assert yaml.safe_load(done.text)["metadata"] == {"creationTimestamp": "2024-01-01T00:00:00Z"}
+    text = WITH_GPU.replace("  name: p", "  creationTimestamp: 2024-01-01T00:00:00Z")
+    assert "  creationTimestamp: 2024-01-01T00:00:00Z\n" in migrate(text, "f", OPTIONS).text
 
 
 def test_json_is_read_by_its_own_rules():
@@ -333,33 +337,171 @@ def test_json_is_read_by_its_own_rules():
     assert done.notes == []
 
 
-def test_comments_are_lost_and_that_is_said():
-    done = migrate("# mine\nkind: ConfigMap\ndata: {a: b}\n", "f.yaml", OPTIONS)
-    assert done.notes == ["f.yaml: comments are not kept"]
-    assert done.text == "kind: ConfigMap\ndata: {a: b}\n"
+WITH_GPU = """\
+# who wrote this
+apiVersion: v1
+kind: Pod  # one
+metadata:
+  name: p
+  annotations:
+    # why these
+    nvidia.com/use-gputype: A100  # fast
+    # of whom
+    team: a
+spec:
+  containers:
+    # the only one
+    - name: c
+      resources:
+        limits:
+          # for each card
+          nvidia.com/gpumem: 8192  # MiB
+          nvidia.com/gpu: 2  # cards
+          # not too much
+          memory: 1Gi
+      # how
+      args: ["a", 'b']   # quoted
+# the end
+"""
+
+
+def test_comments_and_order_stay():
+    done = migrate(WITH_GPU, "f.yaml", OPTIONS)
+    assert done.notes == []
+    assert '    gpupack.io/gpu-model: "*A100*" # fast\n' in done.text.replace("'", '"')
+    kept = re.findall(r"#.*", WITH_GPU)
+    assert re.findall(r"#.*", done.text) == kept
+    keys = [line.split(":")[0].strip(" -") for line in done.text.splitlines() if ":" in line]
+    assert keys == [
+        *("apiVersion", "kind", "metadata", "name", "annotations", "gpupack.io/gpu-model", "team"),
+        *("gpupack.io/cards", "spec", "containers", "name", "resources", "limits", GIB, "memory"),
+        *("args", "schedulerName"),
+    ]
+    assert f"          {GIB}: 16 # MiB\n" in done.text
+    assert """      args: ["a", 'b']   # quoted\n""" in done.text
+    assert migrate(done.text, "f.yaml", OPTIONS).text == done.text
+
+
+@pytest.mark.parametrize("indent", [0, 2])
+def test_lists_are_indented_as_they_were(indent):
+    head, key, rest = WITH_GPU.partition("containers:\n")
+    text = WITH_GPU if indent else head + key + re.sub(r"^  (?= )", "", rest, flags=re.MULTILINE)
+    assert yaml.safe_load(text) == yaml.safe_load(WITH_GPU)
+    lines = migrate(text, "f", OPTIONS).text.splitlines()
+    assert " " * (2 + indent) + "- name: c" in lines
+    assert " " * (2 + indent) + "# the only one" in lines
+
+
+def test_documents_that_do_not_change_are_the_same_bytes():
+    other = "kind:   ConfigMap # odd\ndata: {a:   b,\n  c: [ 1,2 ]}\n\n\n# after\n"
+    text = f"# first\n---\n{other}--- # second\n{WITH_GPU}---\n# nothing\n---\n{other}"
+    done = migrate(text, "f", OPTIONS)
+    first, second = done.text.split(f"--- # second\n{WITH_GPU[:20]}")
+    assert first == f"# first\n---\n{other}"
+    assert second.endswith(f"# the end\n---\n# nothing\n---\n{other}")
+    assert len(list(yaml.safe_load_all(done.text))) == 4
+    assert migrate(other, "f", OPTIONS).text == other
+
+
+def test_a_fault_is_told_with_the_line_of_the_file():
+    with pytest.raises(InputError, match="f, line 5 is not YAML"):
+        migrate("kind: A\n---\nkind: B\n---\na: [", "f", OPTIONS)
+
+
+def test_anchors_stay_where_nothing_of_them_changes():
+    text = WITH_GPU.replace("  name: p", "  name: p\n  labels: &labels {app: x}").replace(
+        "spec:\n", "spec:\n  nodeSelector: *labels\n"
+    )
+    done = migrate(text, "f", OPTIONS)
+    assert "labels: &labels {app: x}" in done.text
+    assert "nodeSelector: *labels" in done.text
+
+
+def test_what_asks_for_cards_in_several_places_is_written_out():
+    """So each pod is changed, or left, by itself."""
+    text = """\
+kind: List
+items:
+- kind: Pod
+  metadata: {name: a}
+  spec:
+    containers:
+    - name: c
+      resources: &gpu {limits: {nvidia.com/gpumem: 1024}}
+- kind: Pod
+  metadata: {name: b}
+  spec:
+    containers:
+    - name: c
+      resources: *gpu
+    - name: d
+      resources: {limits: {nvidia.com/mig-1g.5gb: 1}}
+- kind: Pod
+  metadata: {name: c}
+  spec:
+    containers:
+    - name: c
+      resources:
+        limits: {<<: {nvidia.com/gpumem: 2048}, cpu: 1}
+"""
+    done = migrate(text, "f", OPTIONS)
+    items = yaml.safe_load(done.text)["items"]
+    assert limits_of(items[0]) == {GIB: 1}
+    assert limits_of(items[1]) == {"nvidia.com/gpumem": 1024}
+    assert limits_of(items[2]) == {GIB: 2, "cpu": 1}
+
+
+TEMPLATE = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpumem": 2048}}}]}}
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("kind", "spec", "paths"),
     [
-        ("a: 1 # x", True),
-        ("a: 1\n# x", True),
-        ("a: 'b # c'\n", False),
-        ("a: |\n  # b\n", False),
-        ("a: b#c", False),
+        (
+            "JobSet",
+            {"replicatedJobs": [{"name": n, "template": {"spec": {"template": TEMPLATE}}} for n in "ab"]},
+            ["replicatedJobs.0.template.spec.template", "replicatedJobs.1.template.spec.template"],
+        ),
+        (
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {n: {"replicas": 1, "template": TEMPLATE} for n in ("Master", "Worker")}},
+            ["pytorchReplicaSpecs.Master.template", "pytorchReplicaSpecs.Worker.template"],
+        ),
+        (
+            "RayCluster",
+            {"headGroupSpec": {"template": TEMPLATE}, "workerGroupSpecs": [{"template": TEMPLATE}]},
+            ["headGroupSpec.template", "workerGroupSpecs.0.template"],
+        ),
+        (
+            "RayJob",
+            {"rayClusterSpec": {"headGroupSpec": {"template": TEMPLATE}}},
+            ["rayClusterSpec.headGroupSpec.template"],
+        ),
+        (
+            "LeaderWorkerSet",
+            {"leaderWorkerTemplate": {"leaderTemplate": TEMPLATE, "workerTemplate": TEMPLATE}},
+            ["leaderWorkerTemplate.leaderTemplate", "leaderWorkerTemplate.workerTemplate"],
+        ),
     ],
 )
-def test_what_a_comment_is(text, expected):
-    assert has_comments(text) == expected
+def test_pod_templates_are_found_wherever_they_stand(kind, spec, paths):
+    found, done = one({"kind": kind, "metadata": {"name": "x"}, "spec": spec})
+    assert (done.complete, done.notes) == (True, [])
+    for path in paths:
+        template = found["spec"]
+        for step in path.split("."):
+            template = template[int(step) if step.isdigit() else step]
+        assert limits_of(template) == {GIB: 2}
+        assert template["spec"]["schedulerName"] == "gpupack-scheduler"
 
 
-def test_aliases_and_merge_keys_are_written_out():
-    (found,) = load("a: &x {k: 1, l: 2}\nb: *x\nc:\n  <<: [*x, {l: 3, m: 4}]\n  k: 9\n", "f")
-    assert yaml.safe_load(dump([found])) == {
-        "a": {"k": 1, "l": 2},
-        "b": {"k": 1, "l": 2},
-        "c": {"k": 9, "l": 2, "m": 4},
-    }
+def test_a_note_says_which_template_it_is_about():
+    other = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}]}}
+    spec = {"headGroupSpec": {"template": other}, "workerGroupSpecs": [{"template": TEMPLATE}]}
+    _, done = one({"kind": "RayCluster", "metadata": {"name": "x"}, "spec": spec})
+    (note,) = done.notes
+    assert note.startswith("RayCluster x: spec.headGroupSpec.template: left as it is: container c: ")
+    assert not done.complete
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -377,8 +519,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("x:\n  {{- if .a }}\n  y: 1", "helm template"),
         ("- a", "document 1 has no kind"),
         ("kind: Pod\n---\nfoo: bar", "document 2 has no kind"),
-        ("kind: Pod\nx: &a [*a]", "nested too deeply"),
-        ("kind: Pod\n<<: 3", "<< merges mappings"),
+        ("kind: Pod\n<<: 3", "a mapping or list of mappings for merging"),
         ("kind: \x00", "is not YAML"),
         (BOMB, f"more than {MAX_VALUES} values"),
         ("[" * 1200, "nested too deeply"),
