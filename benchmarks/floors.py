@@ -13,10 +13,10 @@ import uvloop
 
 from allocator.names import QUEUE_GATE
 from kubeapi.client import KubeClient
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from kubeapi.posting import make_post_client
 from scheduler_plugin.queue.controller.controller import UNDER_WAY
-from scheduler_plugin.queue.controller.writer import JSON_PATCH, only_node
+from scheduler_plugin.queue.controller.writer import JSON_PATCH, make_node_affinity
 
 
 class BareClient:
@@ -56,7 +56,7 @@ class BareClient:
             meta = pod["metadata"]
             namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
             if pod["spec"].get("schedulingGates"):
-                await client.patch(pod_path(namespace, name), release(uid, node), JSON_PATCH)
+                await client.patch(make_pod_path(namespace, name), release(uid, node), JSON_PATCH)
             if self._bind:
                 await client.bind(namespace, name, uid, node, {})
 
@@ -67,5 +67,5 @@ def release(uid: str, node: str) -> Any:
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},
-        {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": only_node(node)}},
+        {"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": make_node_affinity(node)}},
     ]

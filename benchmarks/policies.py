@@ -26,7 +26,7 @@ from scheduler_plugin.simulator.options import (
     LEARNED,
     TRACE,
     SimulationOptions,
-    default_jobs,
+    count_default_jobs,
     parse_names,
     parse_seeds,
 )
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
     parser.add_argument("--card-policy", default=DEFAULT_CARD_POLICY, help="default: %(default)s")
     parser.add_argument("--seeds", default="42-51", help="seeds (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=count_default_jobs(), help="processes (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     print(machine())
     folder = Path(options.traces)

@@ -18,11 +18,11 @@ from scheduler_plugin.simulator.app import simulate
 from scheduler_plugin.simulator.options import (
     WORKLOADS,
     SimulationOptions,
-    default_jobs,
+    count_default_jobs,
     parse_names,
     parse_seeds,
 )
-from scheduler_plugin.simulator.replay_report import replay_report
+from scheduler_plugin.simulator.replay_report import report_replays
 
 NODES = "openb_node_list_gpu_node.csv"
 
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", default=",".join(list_names()), help="policies (default: all)")
     parser.add_argument("--loads", default="0.7,0.8,0.9,1.0", help="loads (default: %(default)s)")
     parser.add_argument("--seeds", default="42-46", help="seeds (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=count_default_jobs(), help="processes (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     print(machine())
     folder = Path(options.traces)
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             lambda *_: None,
         )
         print(f"\nload {load}")
-        for line in replay_report(told):
+        for line in report_replays(told):
             print(line, flush=True)
         everything[load] = told["mean"]
     json.dump(everything, sys.stdout)

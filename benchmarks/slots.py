@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scheduler_plugin.queue.cache.lending import pick_workload
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType, WaitingWorkloads, WorkloadGroup
-from scheduler_plugin.simulator.plot import library, save
+from scheduler_plugin.simulator.plot import load_matplotlib, save_figure
 
 SLOTS = (SlotType.LOCAL, SlotType.LOCAL, SlotType.FREE, SlotType.FREE)
 
@@ -62,7 +62,7 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
         path: The PNG file.
         rounds: By what to call it; of each slot its tasks in order, empty: idle.
     """
-    pyplot = library()
+    pyplot = load_matplotlib()
     figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
     for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
         busy = [task for slot in slots for task in slot]
@@ -76,7 +76,7 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
                     color = "C0" if task.startswith("m") else "C1"
                     axes.barh(at, 0.95, left=number + 0.5, height=0.85, color=color)
                     axes.text(number + 0.97, at, task, ha="center", va="center", color="white")
-    return save(figure, None, path)
+    return save_figure(figure, None, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

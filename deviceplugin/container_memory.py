@@ -20,7 +20,7 @@ from deviceplugin.publishing.published_use import PublishedUse
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
 from kubeapi.events import EventRecorder
-from kubeapi.eviction import evict
+from kubeapi.eviction import evict_pod
 
 
 class ContainerMemoryService:
@@ -62,7 +62,7 @@ class ContainerMemoryService:
         self._over_use = OverUseWatcher(
             self._names,
             recorder.event,
-            partial(evict, client),
+            partial(evict_pod, client),
             tolerance_mib=settings.over_use_mib,
             evict_after_s=settings.evict_over_use_after_s,
             clock=account.now_s,

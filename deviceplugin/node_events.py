@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from allocator.ledger import Pod
-from kubeapi.events import EventType, ObjectRef, node_ref, pod_ref
+from kubeapi.events import EventType, ObjectRef, make_node_ref, make_pod_ref
 
 UNHEALTHY: Final = "GPUUnhealthy"
 NOT_OFFERED: Final = "GPUNotOffered"
@@ -45,7 +45,7 @@ class NodeEvents:
         self, record: Record, node_name: str, models: Mapping[str, str], fault_event: str = "GPUFault"
     ) -> None:
         self._record = record
-        self._ref = node_ref(node_name)
+        self._ref = make_node_ref(node_name)
         self._models = dict(models)
         self._fault_event = fault_event
 
@@ -162,7 +162,7 @@ def _running(pods: Sequence[Pod]) -> str:
 
 
 def _ref_of(pod: Pod) -> ObjectRef:
-    return pod_ref(pod.namespace, pod.name, pod.uid)
+    return make_pod_ref(pod.namespace, pod.name, pod.uid)
 
 
 def make_silent_events() -> NodeEvents:

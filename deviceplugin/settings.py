@@ -16,7 +16,7 @@ from deviceplugin.errors import NodeSettingsError
 from deviceplugin.gpus.api.provider import GpuProvider
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, parse_xids
 from deviceplugin.gpus.sources import SOURCES, list_names_with_mps
-from kubeapi.addresses import HttpAddress, address_faults
+from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import SUBDOMAIN, is_subdomain
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import kubeconfig_option, log_format_option, log_level_option
@@ -207,7 +207,7 @@ class Settings(HttpAddress):
         faults = []
         if self.kubeconfig is not None and not Path(self.kubeconfig).is_file():
             faults.append(f"--kubeconfig {self.kubeconfig!r}; allowed: a file that exists")
-        return [*faults, *address_faults("--http", self.http)]
+        return [*faults, *find_address_faults("--http", self.http)]
 
 
 def _plain(value: object) -> object:

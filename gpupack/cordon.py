@@ -24,7 +24,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.objects import make_unknown_node_error
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 
 MAX_REASON: Final = 256
 """Characters of a reason: it is for people, and stands in every copy of the Node."""
@@ -222,7 +222,7 @@ class Cordoner:
             KubeApiError: the API server refused, or the Node changed again and again meanwhile.
         """
         wish.check()
-        path = f"/api/v1/nodes/{segment(node)}"
+        path = f"/api/v1/nodes/{quote_segment(node)}"
         for left in reversed(range(_TRIES)):
             try:
                 metadata = msgspec.json.decode(await self._client.get(path), type=_Node).metadata

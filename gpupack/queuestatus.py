@@ -10,7 +10,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
 from gpupack.terminal import short_age
 from kubeapi.errors import NotFound, ServerError, describe_unreachable, make_printable
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 from scheduler_plugin.queue.controller.status import QueueReport, WaitExplanation
 
 STATUS_PATH: Final = "/status"
@@ -49,7 +49,9 @@ async def fetch(kubeconfig: str | None, context: str | None, namespace: str, ser
     Raises:
         KubeApiError: there is no way to it.
     """
-    path = f"/api/v1/namespaces/{segment(namespace)}/services/{segment(service)}:http/proxy/status"
+    path = (
+        f"/api/v1/namespaces/{quote_segment(namespace)}/services/{quote_segment(service)}:http/proxy/status"
+    )
     where = f"the Service {service} in namespace {namespace}"
     async with await connect(kubeconfig, context) as client:
         try:

@@ -24,7 +24,7 @@ from allocator.names import (
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, NotFound
-from kubeapi.paths import pod_path, segment
+from kubeapi.paths import make_pod_path, quote_segment
 from kubeapi.podstate import is_terminal
 
 PREFIX: Final = f"{DOMAIN}/"
@@ -311,7 +311,7 @@ class Uninstaller:
                 "preconditions": {"uid": pod.metadata.uid},
             }
             with suppress(NotFound, Conflict):
-                await self._client.delete(pod_path(pod.metadata.namespace, pod.metadata.name), options)
+                await self._client.delete(make_pod_path(pod.metadata.namespace, pod.metadata.name), options)
         return sorted(pod.text for pod in found)
 
     async def clean_nodes(
@@ -334,7 +334,7 @@ class Uninstaller:
         for left in reversed(range(_TRIES)):
             try:
                 node = msgspec.json.decode(
-                    await self._client.get(f"/api/v1/nodes/{segment(name)}"), type=CleanedNode
+                    await self._client.get(f"/api/v1/nodes/{quote_segment(name)}"), type=CleanedNode
                 )
             except NotFound:
                 return None
@@ -364,7 +364,7 @@ class Uninstaller:
                 if taint.key not in found.taints
             ]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
-            answer = await self._client.patch(f"/api/v1/nodes/{segment(name)}", body)
+            answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
             version = msgspec.json.decode(answer, type=CleanedNode).metadata.resourceVersion
         if found.resources or found.annotations or found.labels:
             await self._client.patch_node_status(name, found.patch(version))

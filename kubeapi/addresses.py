@@ -39,7 +39,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def address_faults(name: str, address: str) -> Iterator[str]:
+def find_address_faults(name: str, address: str) -> Iterator[str]:
     """What is wrong with a HOST:PORT.
 
     Args:

@@ -29,8 +29,8 @@ from kubeapi.errors import (
     make_error,
 )
 from kubeapi.lists import decode_list
-from kubeapi.paths import pod_path, segment, with_query
-from kubeapi.streams import keepalive_socket, lines
+from kubeapi.paths import add_query, make_pod_path, quote_segment
+from kubeapi.streams import make_keepalive_socket, split_lines
 
 if TYPE_CHECKING:
     from kubeapi.posting import MakePosts
@@ -61,7 +61,7 @@ class KubeClient:
         headers = (*told.items(), *credentials.headers)
         self._posts = posts(credentials, headers, CONNECTIONS, CONNECT_TIMEOUT_S) if posts else None
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=keepalive_socket),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=make_keepalive_socket),
             headers=headers,
             read_bufsize=2**18,
         )
@@ -156,7 +156,7 @@ class KubeClient:
         self, name: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> bytes:
         """Merge into nodes/NAME/status; labels and annotations in the same patch count too."""
-        return await self.patch(f"/api/v1/nodes/{segment(name)}/status", body, timeout_s=timeout_s)
+        return await self.patch(f"/api/v1/nodes/{quote_segment(name)}/status", body, timeout_s=timeout_s)
 
     async def annotate_pod(
         self,
@@ -175,7 +175,7 @@ class KubeClient:
         """
         body = {"metadata": {"uid": uid, "annotations": annotations}}
         try:
-            return await self.patch(pod_path(namespace, name), body, timeout_s=timeout_s)
+            return await self.patch(make_pod_path(namespace, name), body, timeout_s=timeout_s)
         except Invalid as error:
             # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
             if "metadata.uid" not in error.message:
@@ -213,7 +213,7 @@ class KubeClient:
             metadata["resourceVersion"] = resource_version
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        path = f"{pod_path(namespace, name)}/binding"
+        path = f"{make_pod_path(namespace, name)}/binding"
         check_success(await self.post(path, body, timeout_s=timeout_s), what=f"POST {path}")
 
     async def pages(
@@ -284,7 +284,7 @@ class KubeClient:
             async with self._answer("GET", path, query, proof, within_s=silent_s) as response:
                 if opened:
                     opened()
-                async for line in lines(path, response.content.iter_any()):
+                async for line in split_lines(path, response.content.iter_any()):
                     yield line
         except Unauthorized:
             await self._credentials.renew(proof)
@@ -305,7 +305,7 @@ class KubeClient:
 
         async def once(proof: RequestCredentials) -> bytes:
             if self._posts is not None and method in self._posts.methods:
-                where = method, with_query(path, params)
+                where = method, add_query(path, params)
                 return await self._posts.send(
                     *where, data or b"", content_type, proof, within_s=timeout_s, ends=ends
                 )
@@ -353,7 +353,7 @@ class KubeClient:
         None it has no end, and `within_s` is the longest silence.
         """
         what = f"{method} {path}"
-        url = URL(self.server + with_query(path, params), encoded=True)
+        url = URL(self.server + add_query(path, params), encoded=True)
         headers = {"Content-Type": content_type} if data is not None else {}
         if proof.authorization:
             headers["Authorization"] = proof.authorization
@@ -363,7 +363,7 @@ class KubeClient:
                 url,
                 data=data,
                 headers=headers,
-                timeout=_timeout(within_s, ends),
+                timeout=_make_timeout(within_s, ends),
                 allow_redirects=False,
                 # Another context means other connections: those there are have shown the old certificate.
                 ssl=proof.tls or True,
@@ -391,7 +391,7 @@ class KubeClient:
             raise Unreachable(f"{what}: {error or type(error).__name__}", maybe_done=True) from error
 
 
-def _timeout(within_s: float, ends: float | None) -> aiohttp.ClientTimeout:
+def _make_timeout(within_s: float, ends: float | None) -> aiohttp.ClientTimeout:
     """Express the limits of `KubeClient._answer` for aiohttp, which takes 0 for none and may round up."""
     if ends is None:
         return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=within_s)

@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 
 class ObjectRef(NamedTuple):
-    """What an Event is about; `pod_ref` and `node_ref` make them.
+    """What an Event is about; `make_pod_ref` and `make_node_ref` make them.
 
     Attributes:
         kind: "Pod".
@@ -48,12 +48,12 @@ class ObjectRef(NamedTuple):
     api_version: str = "v1"
 
 
-def pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
+def make_pod_ref(namespace: str, name: str, uid: str) -> ObjectRef:
     """Refer to a pod."""
     return ObjectRef("Pod", name, namespace, uid)
 
 
-def node_ref(name: str, uid: str = "") -> ObjectRef:
+def make_node_ref(name: str, uid: str = "") -> ObjectRef:
     """Refer to a node; without a UID its name stands for it, as in the kubelet's own Events."""
     return ObjectRef("Node", name, uid=uid or name)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubeapi.errors import ConfigError
 from kubeapi.impersonation import Headers, make_impersonation_headers
-from kubeapi.loading import without_models
-from kubeapi.urls import check_url, is_host, proxy_for
+from kubeapi.loading import import_without_models
+from kubeapi.urls import check_url, find_proxy, is_host
 
-with without_models():
+with import_without_models():
     from kubernetes.aio import config as k8s_config
     from kubernetes.aio.client import Configuration
     from kubernetes.aio.client.rest import RESTClientObject
@@ -71,7 +71,7 @@ class Credentials:
         self._tls_made_of: tuple[bytes, ...] = ()
         self._follow_certificates()
         self.tls_server_name: str | None = configuration.tls_server_name
-        self.proxy: str | None = configuration.proxy or proxy_for(self.server, os.environ)
+        self.proxy: str | None = configuration.proxy or find_proxy(self.server, os.environ)
         self.headers = headers
 
     @classmethod
@@ -102,7 +102,7 @@ class Credentials:
         else:
             source = f"kubeconfig {named or HOME_CONFIG}"
             loader = await _load_kubeconfig(source, named or HOME_CONFIG, configuration, context)
-        credentials = cls(configuration, loader, clock, make_impersonation_headers(source, _user(loader)))
+        credentials = cls(configuration, loader, clock, make_impersonation_headers(source, _get_user(loader)))
         try:
             await credentials.authorization()
         except ConfigError as error:
@@ -202,7 +202,7 @@ class Credentials:
 
     def _renewable(self) -> bool:
         """A plugin whose credentials carry no expiry is asked again after a 401 only, as kubectl does."""
-        return _exec_command(self._loader) is None or hasattr(self._loader, "exec_plugin_expiry")
+        return _get_exec_command(self._loader) is None or hasattr(self._loader, "exec_plugin_expiry")
 
     async def _reload(self, *, forced: bool = False) -> None:
         """Load again in a task of its own: a request that is given up meanwhile takes it from no other.
@@ -287,7 +287,7 @@ async def _load_kubeconfig(
     Raises:
         ConfigError: they cannot be used; the message begins with `source`.
     """
-    paths = _existing(named)
+    paths = _join_existing_files(named)
     try:
         config = _Merger(paths).config  # type: ignore[no-untyped-call]
         _check_named(source, config, context)
@@ -302,7 +302,7 @@ async def _load_kubeconfig(
         ) from error
     except Exception as error:  # the loader lets YAMLError and more through
         raise ConfigError(f"{source} cannot be used: {error or type(error).__name__}") from error
-    plugin = _exec_command(loader)
+    plugin = _get_exec_command(loader)
     if plugin and not (configuration.api_key.get("BearerToken") or configuration.cert_file):
         raise ConfigError(f"{source}: credential plugin {plugin!r} gave neither token nor certificate")
     return loader
@@ -344,7 +344,7 @@ def _check_context(source: str, loader: KubeConfigLoader) -> None:
         )
 
 
-def _existing(named: str) -> str:
+def _join_existing_files(named: str) -> str:
     paths = [part for part in named.split(os.pathsep) if part]
     if not any(_is_file(path) for path in paths):
         raise ConfigError(f"kubeconfig {named} is not a file; name one with --kubeconfig or $KUBECONFIG")
@@ -368,13 +368,13 @@ def _load_in_cluster(configuration: Configuration) -> None:
         raise ConfigError(f"no usable service account in this pod: {error}") from error
 
 
-def _user(loader: object) -> dict[str, Any]:
+def _get_user(loader: object) -> dict[str, Any]:
     """The kubeconfig's user, empty where the context has none."""
     user = getattr(loader, "_user", None)
     return {} if user is None else user.value
 
 
-def _exec_command(loader: object) -> str | None:
+def _get_exec_command(loader: object) -> str | None:
     """Command of the kubeconfig's credential plugin, None where there is none."""
-    user = _user(loader)
+    user = _get_user(loader)
     return str(user["exec"].get("command")) if "exec" in user else None

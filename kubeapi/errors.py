@@ -232,13 +232,16 @@ def make_error(status: int, body: bytes, *, what: str = "", retry_after: str | N
     reason = answer.reason or ""
     if status == 429:  # noqa: PLR2004
         return TooManyRequests(
-            _join(what, message), status=status, reason=reason, retry_after_s=_seconds(retry_after)
+            _join_message(what, message),
+            status=status,
+            reason=reason,
+            retry_after_s=_read_seconds(retry_after),
         )
     if status == 409:  # noqa: PLR2004
         cause = find_conflict_cause(reason, message)
-        return Conflict(_join(what, message), status=status, reason=reason, cause=cause)
+        return Conflict(_join_message(what, message), status=status, reason=reason, cause=cause)
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else Invalid)  # noqa: PLR2004
-    return kind(_join(what, message), status=status, reason=reason)
+    return kind(_join_message(what, message), status=status, reason=reason)
 
 
 def check_success(body: bytes, *, what: str) -> None:
@@ -260,11 +263,11 @@ def check_success(body: bytes, *, what: str) -> None:
         raise Malformed(f"{what}: no API server answers so: {shown or 'nothing'}", maybe_done=True)
 
 
-def _join(what: str, message: str) -> str:
+def _join_message(what: str, message: str) -> str:
     return f"{what}: {message}" if what else message
 
 
-def _seconds(value: str | None) -> float | None:
+def _read_seconds(value: str | None) -> float | None:
     try:
         return max(0.0, float(value)) if value else None
     except ValueError:

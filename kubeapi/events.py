@@ -19,7 +19,14 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.correlation import EventCorrelator, EventSeries, EventType, ObjectRef, node_ref, pod_ref
+from kubeapi.correlation import (
+    EventCorrelator,
+    EventSeries,
+    EventType,
+    ObjectRef,
+    make_node_ref,
+    make_pod_ref,
+)
 from kubeapi.errors import (
     ConfigError,
     Conflict,
@@ -32,7 +39,7 @@ from kubeapi.errors import (
     Unreachable,
     shorten,
 )
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 from kubeapi.ratelimit import TokenBucket
 
 QUEUE: Final = 1000
@@ -133,7 +140,7 @@ class EventRecorder:
             self._drop("queue is full")
             return
         series = self._correlator.add(
-            ref, type_, _clean(reason, REASON_LIMIT), _clean(message, MESSAGE_LIMIT)
+            ref, type_, _clean_text(reason, REASON_LIMIT), _clean_text(message, MESSAGE_LIMIT)
         )
         if series.queued:
             return
@@ -192,15 +199,17 @@ class EventRecorder:
                 return
 
     async def _send(self, series: EventSeries) -> None:
-        collection = f"/api/v1/namespaces/{segment(series.ref.namespace or 'default')}/events"
+        collection = f"/api/v1/namespaces/{quote_segment(series.ref.namespace or 'default')}/events"
         newest = {
             "count": series.count,
-            "lastTimestamp": _stamp(series.last_s),
+            "lastTimestamp": _format_time(series.last_s),
             "message": series.message,
         }
         if series.name:
             try:
-                await self._client.patch(f"{collection}/{segment(series.name)}", newest, timeout_s=REQUEST_S)
+                await self._client.patch(
+                    f"{collection}/{quote_segment(series.name)}", newest, timeout_s=REQUEST_S
+                )
             except NotFound:
                 series.name = ""  # Events end after an hour, by default.
             else:
@@ -236,7 +245,7 @@ class EventRecorder:
             "source": {"component": self._component, **({"host": self._host} if self._host else {})},
             "reportingComponent": self._component,
             "reportingInstance": self._host or self._component,
-            "firstTimestamp": _stamp(series.first_s),
+            "firstTimestamp": _format_time(series.first_s),
         }
 
     def _name(self, ref: ObjectRef) -> str:
@@ -253,13 +262,13 @@ class EventRecorder:
             log.warning("Events are lost", why=why, lost=self.dropped)
 
 
-def _clean(text: str, limit: int) -> str:
+def _clean_text(text: str, limit: int) -> str:
     """Cut a text, and keep out what no terminal and no JSON should carry."""
     return shorten(text, limit)
 
 
-def _stamp(when_s: float) -> str:
+def _format_time(when_s: float) -> str:
     return datetime.fromtimestamp(when_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-__all__ = ["EventRecorder", "EventType", "ObjectRef", "node_ref", "pod_ref"]
+__all__ = ["EventRecorder", "EventType", "ObjectRef", "make_node_ref", "make_pod_ref"]

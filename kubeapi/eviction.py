@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kubeapi.errors import Conflict, Invalid
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 
 WRITE_S = 10.0
 """Seconds for one of these requests."""
@@ -26,7 +26,7 @@ class EvictionApi(Protocol):
         ...
 
 
-async def evict(api: EvictionApi, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+async def evict_pod(api: EvictionApi, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
     """Evict exactly the pod with that UID; its grace period is its own.
 
     Args:
@@ -48,10 +48,10 @@ async def evict(api: EvictionApi, namespace: str, name: str, uid: str, *, dry_ru
         "metadata": {"name": name, "namespace": namespace},
         "deleteOptions": {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})},
     }
-    await api.post(f"{pod_path(namespace, name)}/eviction", body, timeout_s=WRITE_S)
+    await api.post(f"{make_pod_path(namespace, name)}/eviction", body, timeout_s=WRITE_S)
 
 
-async def nominate(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
+async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:
     """Say which node is kept for exactly the pod with that UID.
 
     Args:
@@ -71,7 +71,7 @@ async def nominate(api: EvictionApi, namespace: str, name: str, uid: str, node: 
     """
     body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node or None}}
     try:
-        return await api.patch(f"{pod_path(namespace, name)}/status", body, timeout_s=WRITE_S)
+        return await api.patch(f"{make_pod_path(namespace, name)}/status", body, timeout_s=WRITE_S)
     except Invalid as error:
         # The API server takes another uid in a patch for an attempt to change it, and says 422, not 409.
         if "metadata.uid" not in error.message:

@@ -23,15 +23,15 @@ def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Heade
     Raises:
         ConfigError: a value cannot be used, or only details of somebody are given and no name.
     """
-    name, uid = (_text(f"{source}: {key}", user.get(key)) for key in ("as", "as-uid"))
-    groups = _texts(f"{source}: as-groups", user.get("as-groups"))
+    name, uid = (_check_value(f"{source}: {key}", user.get(key)) for key in ("as", "as-uid"))
+    groups = _check_values(f"{source}: as-groups", user.get("as-groups"))
     extra = user.get("as-user-extra") or {}
     if not isinstance(extra, Mapping):
         raise ConfigError(f"{source}: as-user-extra {extra!r}; allowed: a map of lists of text")
     more = [
-        (f"Impersonate-Extra-{''.join(_escaped(str(key)))}", value)
+        (f"Impersonate-Extra-{''.join(_escape_key(str(key)))}", value)
         for key, values in extra.items()
-        for value in _texts(f"{source}: as-user-extra {key!r}", values)
+        for value in _check_values(f"{source}: as-user-extra {key!r}", values)
     ]
     if name:
         uids = [("Impersonate-Uid", uid)] if uid else []
@@ -44,15 +44,15 @@ def make_impersonation_headers(source: str, user: Mapping[str, object]) -> Heade
     return ()
 
 
-def _texts(name: str, value: object) -> list[str]:
+def _check_values(name: str, value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
         raise ConfigError(f"{name} {value!r}; allowed: a list of text")
-    return [_text(name, item) for item in value]
+    return [_check_value(name, item) for item in value]
 
 
-def _text(name: str, value: object) -> str:
+def _check_value(name: str, value: object) -> str:
     """Check what becomes the value of a header; empty where there is none."""
     if value is None:
         return ""
@@ -61,7 +61,7 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _escaped(key: str) -> Iterator[str]:
+def _escape_key(key: str) -> Iterator[str]:
     """Write a key as part of a header's name: other bytes in per cent and two digits."""
     for character in key:
         if character in _NAME_CHARACTERS:

@@ -14,7 +14,7 @@ import structlog
 
 from kubeapi.backoff import Backoff
 from kubeapi.errors import UNREADABLE, KubeApiError, Malformed, NotFound
-from kubeapi.paths import pod_path, segment
+from kubeapi.paths import make_pod_path, quote_segment
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A ReplicaSet that becomes smaller deletes pods of low cost first: so an update changes the leader once."""
@@ -151,10 +151,12 @@ class LeaderLabel:
         if uid:
             metadata["uid"] = uid
         body = msgspec.json.encode({"metadata": metadata})
-        await self._client.patch(f"{pod_path(self._namespace, pod)}/status", body, timeout_s=self._timeout_s)
+        await self._client.patch(
+            f"{make_pod_path(self._namespace, pod)}/status", body, timeout_s=self._timeout_s
+        )
 
     async def _take_from_others(self) -> None:
-        path = f"/api/v1/namespaces/{segment(self._namespace)}/pods"
+        path = f"/api/v1/namespaces/{quote_segment(self._namespace)}/pods"
         selector = f"{self._label}={self._value}"
         body = await self._client.get(path, timeout_s=self._timeout_s, labelSelector=selector)
         try:

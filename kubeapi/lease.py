@@ -21,7 +21,7 @@ import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, Malformed, NotFound
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 
 RELEASE_TIMEOUT_S = 2.0
 
@@ -84,8 +84,8 @@ class LeaseElector:
         if not 0 < renew_s <= lease_s / 3:
             raise ValueError(f"renewal every {renew_s} s: expected above 0 and at most {lease_s / 3:g}")
         self._client = client
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{segment(namespace)}/leases"
-        self._path = f"{self._collection}/{segment(name)}"
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases"
+        self._path = f"{self._collection}/{quote_segment(name)}"
         self._namespace = namespace
         self._name = name
         self.identity = identity
@@ -150,7 +150,7 @@ class LeaseElector:
             else:
                 return
         try:
-            lease = _read(await self._client.get(self._path, timeout_s=self._deadline_s))
+            lease = _read_lease(await self._client.get(self._path, timeout_s=self._deadline_s))
         except NotFound:
             metadata = {"name": self._name, "namespace": self._namespace}
             await self._write(_Lease(metadata=metadata), create=True)
@@ -173,7 +173,7 @@ class LeaseElector:
 
     async def _write(self, old: _Lease, *, create: bool = False) -> None:
         """Compare and swap; leadership counts from before the request was sent."""
-        now = _micro(self._wall())
+        now = _format_micro_time(self._wall())
         ours = old.spec.holder_identity == self.identity
         taken = 0 if create or ours else 1
         spec = _LeaseSpec(
@@ -200,8 +200,8 @@ class LeaseElector:
         )
         try:
             if create:
-                return _read(await self._client.post(self._collection, body, timeout_s=timeout_s))
-            return _read(await self._client.put(self._path, body, timeout_s=timeout_s))
+                return _read_lease(await self._client.post(self._collection, body, timeout_s=timeout_s))
+            return _read_lease(await self._client.put(self._path, body, timeout_s=timeout_s))
         except Conflict:
             # Another's write, or one of ours that timed out: until it is read again the last renewal counts.
             self._seen = None
@@ -217,10 +217,10 @@ class LeaseElector:
         seen, self._renewed_at = self._seen, None
         try:
             # Unknown after a conflict, for instance when a renewal was cancelled half-way.
-            lease = seen or _read(await self._client.get(self._path, timeout_s=RELEASE_TIMEOUT_S))
+            lease = seen or _read_lease(await self._client.get(self._path, timeout_s=RELEASE_TIMEOUT_S))
             if lease.spec.holder_identity != self.identity:
                 return
-            now = _micro(self._wall())
+            now = _format_micro_time(self._wall())
             spec = _LeaseSpec(
                 holder_identity="",
                 lease_duration_seconds=1,
@@ -236,13 +236,13 @@ class LeaseElector:
             log.warning("lease not released", lease=self._name, error=str(error))
 
 
-def _read(body: bytes) -> _Lease:
+def _read_lease(body: bytes) -> _Lease:
     try:
         return msgspec.json.decode(body, type=_Lease)
     except UNREADABLE as error:
         raise Malformed(f"a Lease that cannot be read: {error}") from error
 
 
-def _micro(when: datetime) -> str:
+def _format_micro_time(when: datetime) -> str:
     """RFC 3339 in UTC with microseconds, as the API's MicroTime."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -16,7 +16,7 @@ import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import UNREADABLE, KubeApiError
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,9 @@ class LeaseFollower:
             sleep: Waits, as asyncio.sleep.
         """
         self._client = client
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{segment(namespace)}/leases/{segment(name)}"
+        self._path = (
+            f"/apis/coordination.k8s.io/v1/namespaces/{quote_segment(namespace)}/leases/{quote_segment(name)}"
+        )
         self._host = host
         self.gap_s = gap_s
         self._read_s = read_s

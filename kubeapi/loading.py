@@ -22,14 +22,14 @@ _API_CLIENT: Final = f"{_CLIENT}.api_client"
 
 
 @contextmanager
-def without_models() -> Iterator[None]:
+def import_without_models() -> Iterator[None]:
     """Have `kubernetes.aio.config` imported without the parts that it uses for nothing here.
 
     Changes nothing where the package was imported before. A release whose parts hang together in another way
     is imported whole.
     """
     if "kubernetes" not in sys.modules:
-        left_out = _left_out()
+        left_out = _make_placeholders()
         sys.modules.update(left_out)
         try:
             importlib.import_module("kubernetes.aio.config")
@@ -37,18 +37,18 @@ def without_models() -> Iterator[None]:
             for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
                 del sys.modules[name]
         else:
-            _put_back(left_out)
+            _restore_modules(left_out)
     yield
 
 
-def _left_out() -> dict[str, ModuleType]:
+def _make_placeholders() -> dict[str, ModuleType]:
     names = [_API_CLIENT, *(f"{package}.{part}" for package, parts in _PARTS.items() for part in parts)]
     empty = {name: ModuleType(name) for name in names}
-    empty[_API_CLIENT].__dict__["ApiClient"] = _api_client
+    empty[_API_CLIENT].__dict__["ApiClient"] = _refuse_client
     return empty
 
 
-def _put_back(left_out: dict[str, ModuleType]) -> None:
+def _restore_modules(left_out: dict[str, ModuleType]) -> None:
     """Let the next import of what was left out load it, and `kubernetes.client` work without one."""
     for name in left_out:
         del sys.modules[name]
@@ -56,15 +56,15 @@ def _put_back(left_out: dict[str, ModuleType]) -> None:
         sys.modules[package].__dict__.pop(part, None)
     sys.modules[_CLIENT].__dict__.pop("ApiClient", None)
     for package in _PARTS:
-        _import_when_asked(sys.modules[package], _PARTS[package])
+        _import_lazily(sys.modules[package], _PARTS[package])
 
 
-def _api_client(*args: Any, **kwargs: Any) -> Any:
+def _refuse_client(*args: Any, **kwargs: Any) -> Any:
     """Stand for the class where `kubernetes.aio.config` makes a client of it."""
     return importlib.import_module(_API_CLIENT).ApiClient(*args, **kwargs)
 
 
-def _import_when_asked(package: ModuleType, parts: frozenset[str]) -> None:
+def _import_lazily(package: ModuleType, parts: frozenset[str]) -> None:
     def attribute(name: str) -> object:
         if name in parts:
             return importlib.import_module(f"{package.__name__}.{name}")

@@ -25,11 +25,11 @@ def make_process_registry(prefix: str, distribution: str) -> CollectorRegistry:
         ("version", "python_version"),
         registry=registry,
     )
-    build.labels(_version(distribution), platform.python_version()).set(1)
+    build.labels(_read_version(distribution), platform.python_version()).set(1)
     return registry
 
 
-def _version(distribution: str) -> str:
+def _read_version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:  # a source tree on the path that was never installed

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 
-def segment(name: str) -> str:
+def quote_segment(name: str) -> str:
     """Quote one path segment: names come from users and may hold anything."""
     return quote(name, safe="")
 
 
-def pod_path(namespace: str, name: str) -> str:
+def make_pod_path(namespace: str, name: str) -> str:
     """Path of a pod."""
-    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+    return f"/api/v1/namespaces/{quote_segment(namespace)}/pods/{quote_segment(name)}"
 
 
-def with_query(path: str, params: Mapping[str, str | int]) -> str:
+def add_query(path: str, params: Mapping[str, str | int]) -> str:
     """A path with its query."""
     return f"{path}?{urlencode(params)}" if params else path

@@ -16,7 +16,7 @@ from yarl import URL
 from kubeapi.credentials import Credentials, RequestCredentials
 from kubeapi.errors import TimedOut, Unreachable, describe_unreachable, make_error
 from kubeapi.impersonation import Headers
-from kubeapi.streams import keep_alive
+from kubeapi.streams import enable_keepalive
 
 if TYPE_CHECKING:
     from socket import socket
@@ -236,7 +236,7 @@ class ConnectionPool:
             raise NotSentError("did not accept a connection in time") from error
         except (OSError, ValueError) as error:
             raise NotSentError(f"cannot be reached: {describe_unreachable(error)}") from error
-        keep_alive(cast("socket", transport.get_extra_info("socket")))
+        enable_keepalive(cast("socket", transport.get_extra_info("socket")))
         return connection
 
     def _keep(self, target: PostTarget, connection: "_PooledConnection") -> None:

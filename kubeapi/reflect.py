@@ -212,7 +212,7 @@ class Reflector(Generic[T]):
                 add_page(items)
         if not version:
             raise Malformed(f"{self._path}: a list without resourceVersion")
-        if went_back(self.resource_version, version):
+        if has_gone_back(self.resource_version, version):
             log.warning(
                 "the API server was restored from an older state",
                 path=self._path,
@@ -253,7 +253,7 @@ class Reflector(Generic[T]):
     async def _resume(self) -> None:
         """Watch on, unless the API server has gone back behind the last version delivered."""
         if self._interrupted:
-            if went_back(self.resource_version, await self._newest_version()):
+            if has_gone_back(self.resource_version, await self._newest_version()):
                 self._list_due = True
                 return
             self._interrupted = False
@@ -323,6 +323,6 @@ class Reflector(Generic[T]):
         raise make_error(code, bytes(body), what=f"watch {self._path}")
 
 
-def went_back(seen: str, version: str) -> bool:
+def has_gone_back(seen: str, version: str) -> bool:
     """Tell whether a consistent list is older than what the same server has shown; see `Sink.replace`."""
     return seen.isdecimal() and version.isdecimal() and int(version) < int(seen)

@@ -10,7 +10,7 @@ LINE_LIMIT = 32 * 2**20
 """Bytes of one watch event; etcd objects stay below 2 MiB."""
 
 
-async def lines(path: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def split_lines(path: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """Cut a stream into lines, blank ones left out; the last need not be ended."""
     rest = bytearray()
     async for chunk in chunks:
@@ -28,15 +28,15 @@ async def lines(path: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes
         yield bytes(rest)
 
 
-def keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+def make_keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
     """A socket that notices within half a minute that the other machine is gone."""
     family, kind, protocol = info[:3]
     made = socket.socket(family, kind, protocol)
-    keep_alive(made)
+    enable_keepalive(made)
     return made
 
 
-def keep_alive(connection: socket.socket) -> None:
+def enable_keepalive(connection: socket.socket) -> None:
     """Let a socket notice within half a minute that the other machine is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

@@ -39,7 +39,7 @@ def is_host(value: object) -> bool:
         return False
 
 
-def proxy_for(url: str, environment: Mapping[str, str]) -> str | None:
+def find_proxy(url: str, environment: Mapping[str, str]) -> str | None:
     """Find the proxy that the environment names for a URL; None for a direct connection.
 
     HTTPS_PROXY counts for https and HTTP_PROXY for http. Upper case precedes lower case. NO_PROXY lists
@@ -54,8 +54,8 @@ def proxy_for(url: str, environment: Mapping[str, str]) -> str | None:
         ValueError: `url` is not a URL.
     """
     asked = URL(url)
-    name, value = _variable(environment, _PROXIES[asked.scheme])
-    if not value or _is_direct(asked, _variable(environment, "NO_PROXY")[1]):
+    name, value = _read_variable(environment, _PROXIES[asked.scheme])
+    if not value or _is_direct(asked, _read_variable(environment, "NO_PROXY")[1]):
         return None
     proxy = value if "://" in value else f"http://{value}"
     if not _is_url(proxy):
@@ -64,7 +64,7 @@ def proxy_for(url: str, environment: Mapping[str, str]) -> str | None:
     return proxy
 
 
-def _variable(environment: Mapping[str, str], upper: str) -> tuple[str, str]:
+def _read_variable(environment: Mapping[str, str], upper: str) -> tuple[str, str]:
     """Name and value of a variable in upper or lower case; the value is empty where neither is set."""
     for name in (upper, upper.lower()):
         if value := environment.get(name):
@@ -75,22 +75,22 @@ def _variable(environment: Mapping[str, str], upper: str) -> tuple[str, str]:
 def _is_direct(url: URL, no_proxy: str) -> bool:
     """Tell whether an entry of NO_PROXY names the host, or it is this machine."""
     host, port = url.raw_host or "", str(url.port or "")
-    address = _as_ip(host.partition("%")[0])
+    address = _parse_ip(host.partition("%")[0])
     if host == "localhost" or (address is not None and address.is_loopback):
         return True
     entries = [entry.strip().lower() for entry in no_proxy.split(",")]
-    return "*" in entries or any(entry and _names(entry, host, port, address) for entry in entries)
+    return "*" in entries or any(entry and _matches_host(entry, host, port, address) for entry in entries)
 
 
-def _names(entry: str, host: str, port: str, address: _Ip | None) -> bool:
+def _matches_host(entry: str, host: str, port: str, address: _Ip | None) -> bool:
     """Tell whether one entry names a host: a network, an address or a domain, the latter two with a port."""
-    network = _as_network(entry)
+    network = _parse_network(entry)
     if network is not None:
         return address is not None and address in network
-    name, its_port = _split(entry)
+    name, its_port = _split_entry(entry)
     if its_port not in {"", port}:
         return False
-    named = _as_ip(name)
+    named = _parse_ip(name)
     if named is not None or address is not None:
         return named == address
     return _is_in_domain(host, name)
@@ -100,11 +100,11 @@ def _is_in_domain(host: str, name: str) -> bool:
     """Tell whether a host is in a domain; one with a dot first has subdomains only."""
     name = name.removeprefix("*") if name.startswith("*.") else name
     bare = name.removeprefix(".")
-    domain = bare if bare.isascii() else _encoded(bare)
+    domain = bare if bare.isascii() else _encode_name(bare)
     return bool(name) and (host.endswith(f".{domain}") or (not name.startswith(".") and host == domain))
 
 
-def _encoded(name: str) -> str:
+def _encode_name(name: str) -> str:
     """Write a name as the resolver asks for it, the same where that is not possible."""
     try:
         return URL.build(scheme="http", host=name).raw_host or name
@@ -112,7 +112,7 @@ def _encoded(name: str) -> str:
         return name
 
 
-def _split(entry: str) -> tuple[str, str]:
+def _split_entry(entry: str) -> tuple[str, str]:
     """Host and port of HOST, HOST:PORT or [ADDRESS]:PORT; the port is empty where there is none."""
     host, colon, port = entry.rpartition(":")
     if not colon or (":" in host and not (host.startswith("[") and host.endswith("]"))):
@@ -122,7 +122,7 @@ def _split(entry: str) -> tuple[str, str]:
     return host.removeprefix("[").removesuffix("]"), port
 
 
-def _as_ip(text: str) -> _Ip | None:
+def _parse_ip(text: str) -> _Ip | None:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -132,7 +132,7 @@ def _as_ip(text: str) -> _Ip | None:
     return address
 
 
-def _as_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """Read an address with the number of its bits that count."""
     host, slash, bits = text.rpartition("/")
     if not (slash and bits.isascii() and bits.isdigit()) or "%" in host:

@@ -13,7 +13,7 @@ from allocator.names import (
     SCHEDULER_NAME,
     resource_name,
 )
-from kubeapi.addresses import HttpAddress, address_faults, is_loopback
+from kubeapi.addresses import HttpAddress, find_address_faults, is_loopback
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
     MIN_STALE_S,
@@ -111,10 +111,10 @@ class Settings(ElectionOptions, HttpAddress):
         Raises:
             SettingsError: lists every fault, one a line.
         """
-        of_http = list(address_faults("http", self.http))
+        of_http = list(find_address_faults("http", self.http))
         faults = [
             *(of_http or self._exposure_faults()),
-            *(address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
+            *(find_address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
             *self._policy_faults(),
             *self._tls_faults(),
             *list_election_faults(self, "bind timeout", self.bind_timeout_s),

@@ -22,7 +22,7 @@ from deviceplugin.dra.claims import ClaimPod, ClaimShare, read_shares, shares_by
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims, PreparedDevice
 from deviceplugin.errors import AllocationRefusedError
 from kubeapi.errors import KubeApiError, NotFound
-from kubeapi.paths import pod_path, segment
+from kubeapi.paths import make_pod_path, quote_segment
 
 log = structlog.get_logger(__name__)
 
@@ -190,7 +190,7 @@ class ClaimService:
         return claim, shares, *await self._pod(claim)
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
-        path = f"{DRA_API}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}"
+        path = f"{DRA_API}/namespaces/{quote_segment(namespace)}/resourceclaims/{quote_segment(name)}"
         claim = await self._read(path, ClaimObject, f"claim {namespace}/{name}")
         if claim.metadata.uid != uid:
             raise AllocationRefusedError(
@@ -202,7 +202,7 @@ class ClaimService:
         """Read the pod for which a claim is prepared: of several the first on this node."""
         what = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
         for uid, name in claim.pods.items():
-            path = pod_path(claim.metadata.namespace, name)
+            path = make_pod_path(claim.metadata.namespace, name)
             try:
                 body = await self._api.get(path, timeout_s=READ_TIMEOUT_S)
             except NotFound:

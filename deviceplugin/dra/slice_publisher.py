@@ -25,7 +25,7 @@ from deviceplugin.gpus.api.source import GpuCard
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, KubeApiError, NotFound
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector
 
 log = structlog.get_logger(__name__)
@@ -206,7 +206,7 @@ class SlicePublisher:
             if not all(is_shared(item.spec) for item in found.values()):
                 return await self._withdraw(found)
             for name in surplus:
-                await self._client.delete(f"{SLICES}/{segment(name)}", timeout_s=WRITE_TIMEOUT_S)
+                await self._client.delete(f"{SLICES}/{quote_segment(name)}", timeout_s=WRITE_TIMEOUT_S)
                 found.pop(name, None)
         except (Conflict, NotFound):
             # The watch brings what it is now.
@@ -233,7 +233,7 @@ class SlicePublisher:
             log.error("slices withdrawn", reason=TOO_OLD)
         self.problem = TOO_OLD
         for name in list(found):
-            await self._client.delete(f"{SLICES}/{segment(name)}", timeout_s=WRITE_TIMEOUT_S)
+            await self._client.delete(f"{SLICES}/{quote_segment(name)}", timeout_s=WRITE_TIMEOUT_S)
             del found[name]
         return TOO_OLD_AGAIN_S
 
@@ -256,7 +256,9 @@ class SlicePublisher:
         else:
             version = {"resourceVersion": found.metadata.resource_version}
             body["metadata"] = {**wanted["metadata"], **version}
-            answer = await self._client.put(f"{SLICES}/{segment(name)}", body, timeout_s=WRITE_TIMEOUT_S)
+            answer = await self._client.put(
+                f"{SLICES}/{quote_segment(name)}", body, timeout_s=WRITE_TIMEOUT_S
+            )
         written = msgspec.json.decode(answer, type=SliceObject)
         self._written[name] = wanted, written.metadata.resource_version
         self.writes += 1

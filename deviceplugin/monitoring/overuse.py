@@ -12,7 +12,7 @@ import structlog
 from deviceplugin.monitoring.container_use import ContainerUse
 from deviceplugin.option_values import DEFAULT_TOLERANCE_MIB
 from kubeapi.backoff import Backoff
-from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.correlation import EventType, ObjectRef, make_pod_ref
 from kubeapi.errors import Conflict, KubeApiError, NotFound
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class PodIdentity:
     @property
     def ref(self) -> ObjectRef:
         """For Events."""
-        return pod_ref(self.namespace, self.name, self.uid)
+        return make_pod_ref(self.namespace, self.name, self.uid)
 
 
 class OverUseWatcher:

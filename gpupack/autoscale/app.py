@@ -21,7 +21,7 @@ from gpupack.autoscale.writer import Writer
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.board_feed import BoardFeed
 from kubeapi.client import KubeClient
-from kubeapi.correlation import node_ref, pod_ref
+from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from scheduler_plugin.errors import SettingsError
@@ -139,7 +139,7 @@ class AutoscaleLoop:
                 said = (
                     f"{which} with cards here would find cards on other nodes; gpupack advise --empty {name}"
                 )
-                self._recorder.event(node_ref(name), "Normal", "CouldBeEmptied", said)
+                self._recorder.event(make_node_ref(name), "Normal", "CouldBeEmptied", said)
         self._emptiable = frozenset(moves)
 
     def _send_events(self) -> None:
@@ -153,7 +153,7 @@ class AutoscaleLoop:
 
     def _record(self, said: PodOutcome) -> None:
         meta = said.pod.pod.metadata
-        ref = pod_ref(meta.namespace, meta.name, said.pod.uid)
+        ref = make_pod_ref(meta.namespace, meta.name, said.pod.uid)
         match said.outcome:
             case Outcome.ASKED:
                 self._recorder.event(ref, "Normal", "NodeAskedFor", said.text)

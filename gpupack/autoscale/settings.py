@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from allocator.errors import AllocatorError
 from allocator.names import MIB_PER_GIB, NODE_HOST, resource_name
 from gpupack.errors import InputError
-from kubeapi.addresses import HttpAddress, address_faults
+from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import LABEL, is_label
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
@@ -115,7 +115,7 @@ class AutoscaleSettings(ElectionOptions, HttpAddress):
         """
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
-            *address_faults("http", self.http),
+            *find_address_faults("http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]

@@ -16,7 +16,7 @@ from gpupack.autoscale.placeholders import Changes, condition_patch
 from gpupack.autoscale.scale_down import NodeChange
 from gpupack.whatif.objects import KubeNode
 from kubeapi.errors import Conflict, KubeApiError, NotFound
-from kubeapi.paths import pod_path, segment
+from kubeapi.paths import make_pod_path, quote_segment
 
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 
@@ -69,7 +69,7 @@ class Writer:
         self.trouble = ""
         for name, value in list(values.items())[:NODES_EACH_PASS]:
             body = {"metadata": {"labels": {NODE_HOST: value}}}
-            await self._do("label", name, self._patch(f"/api/v1/nodes/{segment(name)}", body))
+            await self._do("label", name, self._patch(f"/api/v1/nodes/{quote_segment(name)}", body))
 
     async def write_placeholders(self, changes: Changes) -> None:
         """Delete, create, mark and rename placeholders.
@@ -92,7 +92,7 @@ class Writer:
             await self._do("mark", name, self._mark(name))
         for name, stands_for in changes.rename.items():
             body = {"metadata": {"annotations": {PLACEHOLDER_FOR: stands_for}}}
-            await self._do("rename", name, self._patch(pod_path(self._namespace, name), body))
+            await self._do("rename", name, self._patch(make_pod_path(self._namespace, name), body))
 
     async def write_nodes(self, changes: Iterable[NodeChange], nodes: Mapping[str, KubeNode]) -> None:
         """Write annotations of Nodes, each for the version that was looked at."""
@@ -101,18 +101,20 @@ class Writer:
             if node is None:
                 continue
             body = change.patch(node.metadata.resource_version)
-            await self._do("node", change.name, self._patch(f"/api/v1/nodes/{segment(change.name)}", body))
+            await self._do(
+                "node", change.name, self._patch(f"/api/v1/nodes/{quote_segment(change.name)}", body)
+            )
 
     async def _delete(self, name: str, options: Any) -> None:
-        await self._api.delete(pod_path(self._namespace, name), options, timeout_s=self._timeout_s)
+        await self._api.delete(make_pod_path(self._namespace, name), options, timeout_s=self._timeout_s)
 
     async def _create(self, manifest: Any) -> None:
-        path = f"/api/v1/namespaces/{segment(self._namespace)}/pods"
+        path = f"/api/v1/namespaces/{quote_segment(self._namespace)}/pods"
         await self._api.post(path, manifest, timeout_s=self._timeout_s)
 
     async def _mark(self, name: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        path = f"{pod_path(self._namespace, name)}/status"
+        path = f"{make_pod_path(self._namespace, name)}/status"
         await self._api.patch(path, condition_patch(now), STRATEGIC, timeout_s=self._timeout_s)
 
     async def _patch(self, path: str, body: Any) -> None:

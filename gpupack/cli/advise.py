@@ -163,7 +163,7 @@ async def _apply(
     from gpupack.rebalance.apply import MoveApplier
     from gpupack.whatif.fetching import list_cluster
     from gpupack.whatif.objects import KubePod
-    from kubeapi.paths import segment
+    from kubeapi.paths import quote_segment
 
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in a task
@@ -173,7 +173,7 @@ async def _apply(
             api=client,
             read=lambda: list_cluster(client, source, budgets=True),
             list_pods=lambda namespace: list_all(
-                client, f"/api/v1/namespaces/{segment(namespace)}/pods", KubePod, "pods"
+                client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods", KubePod, "pods"
             ),
             cordon=Cordoner(client).apply,
             limits=limits,

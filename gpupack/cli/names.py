@@ -28,10 +28,10 @@ def complete_pods(context: click.Context, _param: click.Parameter, incomplete: s
     named, slash, _ = incomplete.rpartition("/")
 
     async def names(client: "KubeClient") -> list[str]:
-        from kubeapi.paths import segment
+        from kubeapi.paths import quote_segment
 
         namespace = named or context.params.get("namespace") or client.namespace or "default"
-        found = await _names(client, f"/api/v1/namespaces/{segment(namespace)}/pods")
+        found = await _names(client, f"/api/v1/namespaces/{quote_segment(namespace)}/pods")
         return [f"{named}{slash}{name}" for name in found]
 
     return _matching(incomplete, _ask(context, names))

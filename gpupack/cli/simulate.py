@@ -84,7 +84,7 @@ def simulate(**options: Any) -> None:
     from scheduler_plugin.simulator.options import (
         SimulationOptions,
         choose_policies,
-        default_jobs,
+        count_default_jobs,
         parse_load,
         parse_names,
         parse_parameters,
@@ -112,7 +112,7 @@ def simulate(**options: Any) -> None:
             max_pods=options["max_pods"],
             inflation=options["inflation"],
             seeds=parse_seeds(options["seeds"]),
-            jobs=default_jobs() if options["jobs"] is None else options["jobs"],
+            jobs=count_default_jobs() if options["jobs"] is None else options["jobs"],
             card_units=options["card_units"],
             plot=options["plot"],
             json=options["json_file"],

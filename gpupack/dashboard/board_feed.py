@@ -11,7 +11,7 @@ from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
-from kubeapi.paths import segment
+from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cache.claims import CLAIMS_PATH
 
@@ -100,8 +100,10 @@ class BoardFeed:
         self._claims: _BoardSink[ClaimObject] = _BoardSink(
             board.replace_claims, board.put_claim, board.drop_claim, changed
         )
-        path = f"/api/v1/namespaces/{segment(namespace)}/pods" if namespace else PODS_PATH
-        claims = f"{DRA_API}/namespaces/{segment(namespace)}/resourceclaims" if namespace else CLAIMS_PATH
+        path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods" if namespace else PODS_PATH
+        claims = (
+            f"{DRA_API}/namespaces/{quote_segment(namespace)}/resourceclaims" if namespace else CLAIMS_PATH
+        )
         self._nodes.reflector = Reflector(client, NODES_PATH, KubeNode, self._nodes, watch_s=WATCH_S)
         self._pods.reflector = Reflector(client, path, KubePod, self._pods, watch_s=WATCH_S)
         self._claims.reflector = Reflector(client, claims, ClaimObject, self._claims, watch_s=WATCH_S)

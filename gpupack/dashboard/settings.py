@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from gpupack.errors import InputError
-from kubeapi.addresses import HttpAddress, address_faults
+from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.names import LABEL, is_label
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
@@ -58,7 +58,7 @@ class Settings(HttpAddress):
             InputError: lists every fault, one a line.
         """
         faults = [
-            *address_faults("http", self.http),
+            *find_address_faults("http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
             *(

@@ -74,10 +74,12 @@ async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":
 
 async def _one(client: "KubeClient", name: str) -> InventoryNode:
     from kubeapi.errors import NotFound  # noqa: PLC0415
-    from kubeapi.paths import segment  # noqa: PLC0415
+    from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     try:
-        return msgspec.json.decode(await client.get(f"{NODES_PATH}/{segment(name)}"), type=InventoryNode)
+        return msgspec.json.decode(
+            await client.get(f"{NODES_PATH}/{quote_segment(name)}"), type=InventoryNode
+        )
     except NotFound as error:
         raise make_unknown_node_error([name]) from error
     except (msgspec.DecodeError, UnicodeError) as error:

@@ -16,7 +16,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod
 from gpupack.whatif.what_if import PodCardUsage, list_card_numbers
 from kubeapi.errors import Conflict, KubeApiError, NotFound, TooManyRequests
-from kubeapi.eviction import evict
+from kubeapi.eviction import evict_pod
 
 if TYPE_CHECKING:
     from gpupack.rebalance.planning import SearchLimits
@@ -238,7 +238,7 @@ class MoveApplier:
         name = f"{move.namespace}/{move.pod}"
         while True:
             try:
-                await evict(self.api, move.namespace, move.pod, uid, dry_run=self.options.dry_run)
+                await evict_pod(self.api, move.namespace, move.pod, uid, dry_run=self.options.dry_run)
             except (NotFound, Conflict) as error:
                 raise StoppedError(f"pod {name} is not the one that was to go: {error.message}") from error
             except TooManyRequests as error:

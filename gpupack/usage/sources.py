@@ -13,7 +13,7 @@ from gpupack.usage.prometheus import Prometheus, compute_step_s
 from gpupack.usage.report import UsageKey, UsageReport, build_report
 from gpupack.usage.store import read_history
 from kubeapi.errors import ConfigError, describe_unreachable, make_printable, shorten
-from kubeapi.urls import proxy_for
+from kubeapi.urls import find_proxy
 
 
 async def report_from_prometheus(
@@ -102,7 +102,7 @@ def _find_proxy(option: str, url: str) -> str | None:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"{option} {shown(url)}; allowed: http://HOST:PORT")
     try:
-        return proxy_for(url, os.environ)
+        return find_proxy(url, os.environ)
     except ValueError as error:
         raise InputError(f"{option} {shown(url)}: {error}") from error
     except ConfigError as error:

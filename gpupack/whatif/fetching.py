@@ -154,11 +154,11 @@ async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
 async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodEvent, ...]:
     """Events of all pods of a name, none where they may not be read."""
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
-    from kubeapi.paths import segment  # noqa: PLC0415
+    from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     try:
         raw = await client.get(
-            f"/api/v1/namespaces/{segment(namespace)}/events",
+            f"/api/v1/namespaces/{quote_segment(namespace)}/events",
             fieldSelector=f"involvedObject.kind=Pod,involvedObject.name={name}",
         )
         return msgspec.json.decode(raw, type=PodEvents).items

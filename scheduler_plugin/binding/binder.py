@@ -12,7 +12,7 @@ import structlog
 from allocator.names import POD_ASSIGNED
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.events import BUSY_S
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.claim_writer import ClaimWriter
 from scheduler_plugin.binding.committer import Committer, PendingBinding
 from scheduler_plugin.binding.pod_claims import BoundPodClaim
@@ -321,7 +321,7 @@ class Binder:
         """Read the pod into the state, and return what it shows of the Binding."""
         pod = commitment.pod
         try:
-            body = await self.api.get(pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
+            body = await self.api.get(make_pod_path(pod.namespace, pod.name), timeout_s=self.timeout_s)
             current = _decode_pod(body)
         except NotFound:
             return BindingOutcome.GONE

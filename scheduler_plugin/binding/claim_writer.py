@@ -22,7 +22,7 @@ import structlog
 
 from allocator.names import CLAIM_LABEL, DRA_API
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.pod_claims import BoundPodClaim, claims_path
 from scheduler_plugin.errors import CommitError
 
@@ -105,7 +105,7 @@ class ClaimWriter:
                     }
                 },
             }
-            path = f"{pod_path(claim.namespace, claim.pod)}/status"
+            path = f"{make_pod_path(claim.namespace, claim.pod)}/status"
             answer = await self._api.patch(path, body, timeout_s=self._timeout_s)
             return str(msgspec.json.decode(answer)["metadata"]["resourceVersion"])
 

@@ -9,7 +9,7 @@ import structlog
 from allocator.claims import ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
-from kubeapi.reflect import Kind, Reflector, went_back
+from kubeapi.reflect import Kind, Reflector, has_gone_back
 from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.signals import Signal
@@ -49,7 +49,7 @@ class _CacheSink(Generic[T]):
     def replace(self, items: Sequence[T], resource_version: str) -> None:
         """Take a complete list."""
         told, self._distrusts_next_list = self._distrusts_next_list, False
-        restored = told or went_back(self._seen, resource_version)
+        restored = told or has_gone_back(self._seen, resource_version)
         self._seen = resource_version
         contradicted = self._apply_list(items, resource_version, restored)
         self.replaced(items)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from kubeapi.events import EventRecorder, EventType, ObjectRef, pod_ref
+from kubeapi.events import EventRecorder, EventType, ObjectRef, make_pod_ref
 from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -67,7 +67,7 @@ class PodReporter:
         )
         self._report_no_longer_waiting(args.pod_uid, "bound")
         if cards:
-            pod = pod_ref(args.pod_namespace, args.pod_name, args.pod_uid)
+            pod = make_pod_ref(args.pod_namespace, args.pod_name, args.pod_uid)
             self._send_event(pod, "Normal", ASSIGNED, f"Assigned on node {args.node}: {cards}")
 
     def _report_refusal(self, refusal: UnschedulablePod) -> None:
@@ -76,7 +76,7 @@ class PodReporter:
         pod = refusal.metadata
         text = refusal.format_text(self._state)
         log.info("pod waits", pod=f"{pod.namespace}/{pod.name}", why=text)
-        self._send_event(pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
+        self._send_event(make_pod_ref(pod.namespace, pod.name, pod.uid), "Warning", WAITING, text)
 
     def _report_resolved(self, pod: PodRecord) -> None:
         """Report a pod that was seen bound, by anybody, or ended or is gone."""

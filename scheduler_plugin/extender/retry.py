@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from kubeapi.errors import Conflict, Invalid, KubeApiError, NotFound
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.signals import Signal
@@ -204,7 +204,7 @@ class RefusedPodRetrier:
         Returns:
             False if it did not work and may work later, else True.
         """
-        name, path = f"{pod.namespace}/{pod.name}", pod_path(pod.namespace, pod.name)
+        name, path = f"{pod.namespace}/{pod.name}", make_pod_path(pod.namespace, pod.name)
         probed = {
             "type": "PodScheduled",
             "lastProbeTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

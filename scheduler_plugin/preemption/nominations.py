@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from kubeapi.errors import UNREADABLE, KubeApiError
-from kubeapi.eviction import EvictionApi, nominate
+from kubeapi.eviction import EvictionApi, nominate_node
 from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import PodRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -128,7 +128,7 @@ class Nominations:
             await self.withdraw(other)
         pod = nomination.pod
         nomination.announced_at = self._clock()
-        body = await nominate(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
+        body = await nominate_node(self._api, pod.namespace, pod.name, pod.uid, nomination.node)
         try:
             # The newest version of the pod: it may be bound or deleted already.
             self._state.apply_pod(_decode_pod(body), self._clock())
@@ -153,7 +153,7 @@ class Nominations:
         if not nomination.ours:
             return
         try:
-            await nominate(self._api, pod.namespace, pod.name, pod.uid, "")
+            await nominate_node(self._api, pod.namespace, pod.name, pod.uid, "")
         except KubeApiError as error:
             log.info("nomination not taken back", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 

@@ -15,7 +15,7 @@ import structlog
 from allocator.errors import RequestError
 from kubeapi.backoff import Backoff
 from kubeapi.errors import KubeApiError, NotFound, TooManyRequests
-from kubeapi.eviction import EvictionApi, evict
+from kubeapi.eviction import EvictionApi, evict_pod
 from kubeapi.ratelimit import TokenBucket
 from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
@@ -304,7 +304,7 @@ class Preemptor:
         if known is None or known.ended or known.grace_ends_at is not None:
             return
         try:
-            await evict(self._api, victim.namespace, victim.name, victim.uid)
+            await evict_pod(self._api, victim.namespace, victim.name, victim.uid)
         except NotFound:
             return
         except KubeApiError as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kubeapi.client import KubeClient
-from kubeapi.events import EventRecorder, EventType, pod_ref
+from kubeapi.events import EventRecorder, EventType, make_pod_ref
 from scheduler_plugin.binding.binder import LeaderStatus
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets
 from scheduler_plugin.cache.pods import PodRecord
@@ -86,4 +86,4 @@ class PreemptionService:
         self._send_event(pod, "PreemptionFailed", why, "Warning")
 
     def _send_event(self, pod: PodRecord, reason: str, message: str, kind: EventType = "Normal") -> None:
-        self._events.event(pod_ref(pod.namespace, pod.name, pod.uid), kind, reason, message)
+        self._events.event(make_pod_ref(pod.namespace, pod.name, pod.uid), kind, reason, message)

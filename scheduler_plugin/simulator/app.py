@@ -20,23 +20,23 @@ from scheduler_plugin.scheduling.cluster_policies import explain_slow_policy
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import NodePolicy
-from scheduler_plugin.simulator.arrivals import replayed
-from scheduler_plugin.simulator.causes import causes, fragmented
+from scheduler_plugin.simulator.arrivals import make_replay
+from scheduler_plugin.simulator.causes import split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import run as run_pods
-from scheduler_plugin.simulator.engine import typical
+from scheduler_plugin.simulator.engine import make_typical_workload
+from scheduler_plugin.simulator.engine import run_packing as run_pods
 from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
 from scheduler_plugin.simulator.placer import make_simulated_policy
-from scheduler_plugin.simulator.plot import library, plot, plot_replay
-from scheduler_plugin.simulator.queued import QueuedReplayState, check, without_borrowing
+from scheduler_plugin.simulator.plot import load_matplotlib, plot_packing, plot_replay
+from scheduler_plugin.simulator.queued import QueuedReplayState, check_trace, remove_borrowing
 from scheduler_plugin.simulator.queued_plot import plot_queues
-from scheduler_plugin.simulator.queued_results import queued_means, queued_report, queued_result
-from scheduler_plugin.simulator.replay import follow, replay
-from scheduler_plugin.simulator.replay_report import replay_report
-from scheduler_plugin.simulator.replay_results import replay_means, replay_result
-from scheduler_plugin.simulator.report import report
-from scheduler_plugin.simulator.results import Run, means, run_result
-from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw, read_nodes, read_pods
+from scheduler_plugin.simulator.queued_results import average_queue_runs, make_queue_result, report_queues
+from scheduler_plugin.simulator.replay import run_arrivals, run_replay
+from scheduler_plugin.simulator.replay_report import report_replays
+from scheduler_plugin.simulator.replay_results import average_replays, make_replay_result
+from scheduler_plugin.simulator.report import report_packing
+from scheduler_plugin.simulator.results import Run, average_runs, make_run_result
+from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw_pods, read_nodes, read_pods
 
 Progress = Callable[[int, int], None]
 Task = tuple[Variant, int]
@@ -62,16 +62,18 @@ def run(
         TraceError: a trace that cannot be used.
     """
     if options.json == "-" and out is print:
-        out = _to_stderr
-    everything = simulate(options, warn or _to_stderr, _bar if progress is None else progress)
-    lines = replay_report(everything) if options.replay else report(everything["mean"])
+        out = _print_to_stderr
+    everything = simulate(
+        options, warn or _print_to_stderr, _draw_progress_bar if progress is None else progress
+    )
+    lines = report_replays(everything) if options.replay else report_packing(everything["mean"])
     for line in lines:
         out(line)
     if options.queues is not None:
-        for line in queued_report(everything["mean"]):
+        for line in report_queues(everything["mean"]):
             out(line)
     if options.plot is not None:
-        draw_curves = plot_replay if options.replay else plot
+        draw_curves = plot_replay if options.replay else plot_packing
         paths = draw_curves(everything["runs"], options.plot)
         if options.queues is not None:
             paths += plot_queues(everything, options.plot)
@@ -100,30 +102,32 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
     """
     options.check()
     if options.plot is not None:
-        library()
+        load_matplotlib()
     others = options.other_resources
     nodes = read_nodes(options.nodes, warn, others)
     pods = read_pods(options.pods, nodes, warn, timed=options.replay, others=others)
     if options.queues is not None:
-        check(ConfigFile(options.queues).load(), pods)
+        check_trace(ConfigFile(options.queues).load(), pods)
     if not any(pod.cards for pod in pods):
         warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
     tasks = [(variant, seed) for variant in options.variants() for seed in options.seeds]
     one = partial(replay_one if options.replay else run_one, options, nodes, pods)
     runs: dict[Task, Run] = {}
-    _configure(options)
+    _configure_card_policy(options)
     rankers = [NODE_POLICIES.made(variant.policy) for variant in options.variants()]
     for line in dict.fromkeys(explain_slow_policy(each, options.card_policy) for each in rankers):
         if line:
             warn(line)
     progress(0, len(tasks))
-    for task, result in _each(one, tasks, min(options.jobs, len(tasks)), partial(_configure, options)):
+    for task, result in _run_tasks(
+        one, tasks, min(options.jobs, len(tasks)), partial(_configure_card_policy, options)
+    ):
         runs[task] = result
         progress(len(runs), len(tasks))
     ordered = [runs[task] for task in tasks]
-    mean = (replay_means if options.replay else means)(ordered)
+    mean = (average_replays if options.replay else average_runs)(ordered)
     if options.queues is not None:
-        more = queued_means(ordered)
+        more = average_queue_runs(ordered)
         mean = {label: each | more[label] for label, each in mean.items()}
     return {"runs": ordered, "mean": mean}
 
@@ -137,17 +141,19 @@ def run_one(
 ) -> Run:
     """Run one policy with one seed, on pods that all come and never end."""
     cluster = SimulatedCluster(nodes, options.card_units, options.other_resources)
-    workload = typical(cluster, pods)
-    ranked = _ranked(options, variant, workload)
-    drawn = draw(pods, cluster.gpus, options.inflation, seed)
+    workload = make_typical_workload(cluster, pods)
+    ranked = _make_node_policy(options, variant, workload)
+    drawn = draw_pods(pods, cluster.gpus, options.inflation, seed)
     measure = None
     if options.plot is not None:
-        measure = partial(_fragmented, workload)
+        measure = partial(_compute_fragmented, workload)
     last = str(round(100 * options.inflation))
     outcome = run_pods(
         cluster, ranked, options.card_policy, drawn, time.perf_counter, last=last, measure=measure
     )
-    return _named(options, variant, seed) | run_result(outcome, cluster, causes(cluster, workload))
+    return _label_run(options, variant, seed) | make_run_result(
+        outcome, cluster, split_free_gpu(cluster, workload)
+    )
 
 
 def replay_one(
@@ -158,33 +164,33 @@ def replay_one(
     seed: int,
 ) -> Run:
     """Run one policy with one seed, on pods that come and end."""
-    what = replayed(nodes, pods, options.load, options.max_pods, seed)
+    what = make_replay(nodes, pods, options.load, options.max_pods, seed)
     cluster = SimulatedCluster(what.nodes, options.card_units, options.other_resources)
-    ranked = _ranked(options, variant, typical(cluster, pods))
+    ranked = _make_node_policy(options, variant, make_typical_workload(cluster, pods))
     began = time.perf_counter()
     if options.queues is None:
-        story = replay(cluster, ranked, options.card_policy, what.arrivals)
+        story = run_replay(cluster, ranked, options.card_policy, what.arrivals)
         wall_s = time.perf_counter() - began
-        return _named(options, variant, seed) | replay_result(story, what, cluster, wall_s)
+        return _label_run(options, variant, seed) | make_replay_result(story, what, cluster, wall_s)
     config = options.make_config(variant.policy)
-    used = config if variant.borrowing else without_borrowing(config)
-    workload = typical(cluster, pods) if variant.workload == TRACE else None
+    used = config if variant.borrowing else remove_borrowing(config)
+    workload = make_typical_workload(cluster, pods) if variant.workload == TRACE else None
 
     def make(name: str, parameters: Mapping[str, str] | None) -> NodePolicy:
         return make_simulated_policy(name, parameters or {}, workload)
 
     replaying = QueuedReplayState(what, used, options.card_policy, options.card_units, make)
-    story = follow(replaying, replaying.kinds)
-    result = replay_result(story, what, cluster, time.perf_counter() - began)
-    return _named(options, variant, seed) | result | queued_result(replaying, what, config)
+    story = run_arrivals(replaying, replaying.kinds)
+    result = make_replay_result(story, what, cluster, time.perf_counter() - began)
+    return _label_run(options, variant, seed) | result | make_queue_result(replaying, what, config)
 
 
-def _ranked(options: SimulationOptions, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
+def _make_node_policy(options: SimulationOptions, variant: Variant, workload: TypicalWorkload) -> NodePolicy:
     known = workload if variant.workload == TRACE else None
     return make_simulated_policy(variant.policy, options.parameters_of(variant.policy), known)
 
 
-def _named(options: SimulationOptions, variant: Variant, seed: int) -> Run:
+def _label_run(options: SimulationOptions, variant: Variant, seed: int) -> Run:
     """How a run is found again."""
     named = {
         key: value for key, value in variant._asdict().items() if key != "borrowing" or value is not None
@@ -192,17 +198,17 @@ def _named(options: SimulationOptions, variant: Variant, seed: int) -> Run:
     return {**named, "card_policy": options.card_policy, "seed": seed}
 
 
-def _configure(options: SimulationOptions) -> None:
+def _configure_card_policy(options: SimulationOptions) -> None:
     """Give the card policy of this process its parameters."""
     if options.card_policy_parameters:
         CARD_POLICIES.configure(options.card_policy, options.card_policy_parameters)
 
 
-def _fragmented(workload: TypicalWorkload, cluster: SimulatedCluster) -> float:
-    return fragmented(causes(cluster, workload))
+def _compute_fragmented(workload: TypicalWorkload, cluster: SimulatedCluster) -> float:
+    return sum_fragmented(split_free_gpu(cluster, workload))
 
 
-def _each(
+def _run_tasks(
     one: Callable[[Variant, int], Run],
     tasks: Sequence[Task],
     jobs: int,
@@ -214,9 +220,9 @@ def _each(
             yield task, one(*task)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin, prepare)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin_process, prepare)) as pool:
         try:
-            with _ctrl_c_later():
+            with _delay_ctrl_c():
                 waiting = {pool.submit(one, *task): task for task in tasks}
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -227,7 +233,7 @@ def _each(
 
 
 @contextmanager
-def _ctrl_c_later() -> Iterator[None]:
+def _delay_ctrl_c() -> Iterator[None]:
     """Put Ctrl-C off, also for processes started meanwhile: each that still loads would print a traceback."""
     told: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
@@ -244,7 +250,7 @@ def _ctrl_c_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _begin(prepare: Callable[[], None]) -> None:
+def _begin_process(prepare: Callable[[], None]) -> None:
     """Begin one of the processes: from now on Ctrl-C ends it without a word, the command says enough."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -266,11 +272,11 @@ def write_json(target: str, text: str) -> None:
         raise SettingsError(f"JSON file {target}: {error.strerror or error}") from error
 
 
-def _to_stderr(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def _bar(done: int, total: int) -> None:
+def _draw_progress_bar(done: int, total: int) -> None:
     """Draw a progress bar, on a terminal only."""
     if not sys.stderr.isatty():
         return

@@ -57,7 +57,7 @@ class Replay:
         return sum(node.cards for node in self.nodes)
 
 
-def replayed(
+def make_replay(
     nodes: Sequence[TraceNode], pods: Sequence[TracePod], load: float | None, max_pods: int, seed: int
 ) -> Replay:
     """Make one run.
@@ -73,12 +73,14 @@ def replayed(
         TraceError: the pods ask for no GPU in the time that counts, so no number of them makes a load.
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
-    times = [(pod, *_of(pod)) for pod in pods]
+    times = [(pod, *_get_times(pod)) for pod in pods]
     starts = sorted(at for _, at, _ in times)
     from_s, until_s = starts[len(starts) // _WARM_UP], starts[-1]
     kept, copies = tuple(nodes), 1.0
     if load is not None:
-        asked = sum(pod.asked / CARD * _within(at, runs, from_s, until_s) for pod, at, runs in times)
+        asked = sum(
+            pod.asked / CARD * _count_seconds_within(at, runs, from_s, until_s) for pod, at, runs in times
+        )
         if not (until_s > from_s and asked > 0):
             raise TraceError(
                 f"the {len(pods)} pods ask for no GPU at any time that counts, from {from_s} to {until_s} s; "
@@ -87,7 +89,7 @@ def replayed(
         cards = asked / (until_s - from_s)
         most = max(1.0, max_pods / len(pods))
         gpus = sum(node.cards for node in nodes)
-        kept = _drawn(nodes, cards * most / load, rng) if load * gpus / cards > most else kept
+        kept = _draw_nodes(nodes, cards * most / load, rng) if load * gpus / cards > most else kept
         copies = load * sum(node.cards for node in kept) / cards
     spread = min(_SPREAD_S, (until_s - starts[0]) / _SPREAD_SHARE)
     arrivals = [Arrival(at, runs, pod) for pod, at, runs in times] if copies >= 1 else []
@@ -98,19 +100,19 @@ def replayed(
     return Replay(kept, tuple(arrivals), copies, from_s, until_s)
 
 
-def _of(pod: TracePod) -> tuple[int, int | None]:
+def _get_times(pod: TracePod) -> tuple[int, int | None]:
     if pod.times is None:
         raise TraceError(f"pod {pod.name!r} has no times; a replay needs them")
     return pod.times
 
 
-def _within(at: float, runs: int | None, from_s: float, until_s: float) -> float:
+def _count_seconds_within(at: float, runs: int | None, from_s: float, until_s: float) -> float:
     """Seconds of a pod's time that lie in the time that counts."""
     end = until_s if runs is None else min(until_s, at + runs)
     return max(0.0, end - max(from_s, at))
 
 
-def _drawn(nodes: Sequence[TraceNode], gpus: float, rng: random.Random) -> tuple[TraceNode, ...]:
+def _draw_nodes(nodes: Sequence[TraceNode], gpus: float, rng: random.Random) -> tuple[TraceNode, ...]:
     """Draw nodes with about so many cards, at least one: every k-th of them by model and size."""
     ordered = sorted(nodes, key=lambda n: (n.model, n.cards, n.cpu_milli, n.memory_mib, n.name))
     step = sum(node.cards for node in nodes) / max(gpus, 1.0)

@@ -25,7 +25,7 @@ _STEPS: Final = 2000
 _MAX_SIZES: Final = 64
 
 
-def unavoidable_waste(
+def compute_unavoidable_waste(
     card_units: int, cards: int, placed: Mapping[int, int], dropped: Mapping[int, int]
 ) -> float:
     """Bound from below the units that stay free in every placement.
@@ -47,7 +47,7 @@ def unavoidable_waste(
     step = reduce(gcd, sizes)
     widths = [size // step for size in sizes]
     slots = card_units // step
-    prices = _prices(card_units, sizes, widths, slots, kept, more)
+    prices = _compute_prices(card_units, sizes, widths, slots, kept, more)
     # The card's own size is part of every filling's waste: w_p = card - sum a g.
     best = best_filling(slots, widths, [size + price for size, price in zip(sizes, prices, strict=True)])[0]
     slack = min(0.0, card_units - best[slots])
@@ -56,7 +56,7 @@ def unavoidable_waste(
     return max(0.0, used + spared + cards * slack)
 
 
-def _prices(
+def _compute_prices(
     card_units: int, sizes: list[int], widths: list[int], slots: int, kept: list[float], more: list[float]
 ) -> list[float]:
     """Solve the programme by the revised simplex method with generated columns.
@@ -74,11 +74,11 @@ def _prices(
         costs[m] = float(card_units - fitting * sizes[m])
         amounts[m] = kept[m] / fitting
         amounts[count + m] = more[m]
-    entering_for = partial(_entering, card_units, sizes, widths, slots)
+    entering_for = partial(_find_entering_column, card_units, sizes, widths, slots)
     return improve(inverse, amounts, costs, entering_for, _STEPS)[:count]
 
 
-def _entering(
+def _find_entering_column(
     card_units: int, sizes: list[int], widths: list[int], slots: int, prices: list[float]
 ) -> tuple[list[float], float]:
     """A column that lowers the waste: a way to fill cards, or a slack; zeros at the end."""

@@ -19,7 +19,7 @@ RESTS: Final = "rests on other cards of a node that fits"
 USABLE: Final = "usable"
 
 
-def causes(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict[str, float]:
+def split_free_gpu(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict[str, float]:
     """Split the free GPU, as a typical pod sees it.
 
     Args:
@@ -65,6 +65,6 @@ def causes(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict[str, fl
     return {cause: 100.0 * amount / whole for cause, amount in amounts.items()}
 
 
-def fragmented(split: dict[str, float]) -> float:
+def sum_fragmented(split: dict[str, float]) -> float:
     """F in percent of the cluster's GPUs: everything that is not usable."""
     return sum(amount for cause, amount in split.items() if cause != USABLE)

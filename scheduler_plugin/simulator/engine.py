@@ -51,7 +51,7 @@ class PackingOutcome:
     wall_s: float = 0.0
 
 
-def typical(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkload:
+def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkload:
     """The typical workload of a pod list: every kind, by how often it is there."""
     workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
@@ -59,7 +59,7 @@ def typical(cluster: SimulatedCluster, pods: Sequence[TracePod]) -> TypicalWorkl
     return workload
 
 
-def run(
+def run_packing(
     cluster: SimulatedCluster,
     policy: NodePolicy,
     card_policy: str,

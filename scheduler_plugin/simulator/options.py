@@ -17,7 +17,7 @@ from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import get_other_resources, make_policy
-from scheduler_plugin.simulator.placer import knows_workloads
+from scheduler_plugin.simulator.placer import takes_workload
 from scheduler_plugin.simulator.trace import CARD
 
 MAX_SEEDS: Final = 10_000
@@ -116,7 +116,7 @@ class SimulationOptions:
         """What is run with every seed."""
         result = []
         for policy in self.policies:
-            known = knows_workloads(policy, self.parameters_of(policy))
+            known = takes_workload(policy, self.parameters_of(policy))
             for workload in self.workloads if known else (None,):
                 label = f"{policy}, {workload}" if known and len(self.workloads) > 1 else policy
                 result.append(Variant(policy, workload, label))
@@ -293,6 +293,6 @@ def parse_parameters(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return parameters
 
 
-def default_jobs() -> int:
+def count_default_jobs() -> int:
     """Processes to use unless told otherwise: the cores this process may run on."""
     return max(1, len(os.sched_getaffinity(0)))

@@ -144,6 +144,6 @@ def make_simulated_policy(name: str, parameters: Parameters, workload: TypicalWo
     return policy.with_workload(workload)
 
 
-def knows_workloads(name: str, parameters: Parameters) -> bool:
+def takes_workload(name: str, parameters: Parameters) -> bool:
     """Tell whether a policy can be given a typical workload or left to learn it; its parameters fix that."""
     return not parameters and name in NODE_POLICIES and isinstance(NODE_POLICIES.made(name), WorkloadPolicy)

@@ -24,7 +24,7 @@ _LABELS: Final = {
 }
 
 
-def library() -> Any:
+def load_matplotlib() -> Any:
     """Load matplotlib.
 
     Raises:
@@ -42,7 +42,7 @@ def library() -> Any:
     return plt
 
 
-def plot(runs: list[Run], folder: str) -> list[Path]:
+def plot_packing(runs: list[Run], folder: str) -> list[Path]:
     """Draw one curve a policy, the mean of its seeds, into a PNG file for each of `FILES`.
 
     Args:
@@ -55,40 +55,40 @@ def plot(runs: list[Run], folder: str) -> list[Path]:
     Raises:
         SettingsError: matplotlib is missing, or a file cannot be written.
     """
-    library()
+    load_matplotlib()
     arrived = "GPUs asked for by the pods that have arrived, % of the cluster"
     return [
-        draw(Path(folder) / f"{name}.png", curves(runs, column), arrived, _LABELS[name])
+        draw_lines(Path(folder) / f"{name}.png", average_curves(runs, column), arrived, _LABELS[name])
         for name, column in FILES.items()
     ]
 
 
 def plot_replay(runs: list[Run], folder: str) -> list[Path]:
     """Do the same for replays: `REPLAY_FILES`, over time."""
-    library()
+    load_matplotlib()
     written = []
     for name, (column, label) in REPLAY_FILES.items():
-        lines = over_time(runs, column)
+        lines = average_over_time(runs, column)
         if name == "replay-allocation":
-            lines = {"asked for": over_time(runs, "asked_percent")[runs[0]["label"]], **lines}
+            lines = {"asked for": average_over_time(runs, "asked_percent")[runs[0]["label"]], **lines}
         days = "days from when a tenth of the pods has come"
-        written.append(draw(Path(folder) / f"{name}.png", lines, days, label))
+        written.append(draw_lines(Path(folder) / f"{name}.png", lines, days, label))
     return written
 
 
-def draw(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
+def draw_lines(path: Path, lines: dict[str, list[tuple[float, float]]], along: str, up: str) -> Path:
     """Draw lines into a PNG file."""
-    pyplot = library()
+    pyplot = load_matplotlib()
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for label, points in lines.items():
         style = {"color": "black", "linewidth": 0.8, "linestyle": ":"} if label == "asked for" else {}
         axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
     axes.set_xlabel(along)
     axes.set_ylabel(up)
-    return save(figure, axes, path)
+    return save_figure(figure, axes, path)
 
 
-def save(figure: Any, axes: Any, path: Path) -> Path:
+def save_figure(figure: Any, axes: Any, path: Path) -> Path:
     """Write a picture, with a legend where there are axes for it.
 
     Raises:
@@ -103,11 +103,11 @@ def save(figure: Any, axes: Any, path: Path) -> Path:
     except OSError as error:
         raise SettingsError(f"plot {path}: {error}") from error
     finally:
-        library().close(figure)
+        load_matplotlib().close(figure)
     return path
 
 
-def over_time(
+def average_over_time(
     runs: list[Run], column: str | int, series: str = "series"
 ) -> dict[str, list[tuple[float, float]]]:
     """Mean of a column of each policy's series, by day; points that a run does not know are left out."""
@@ -123,7 +123,7 @@ def over_time(
     return result
 
 
-def curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]:
+def average_curves(runs: list[Run], column: int) -> dict[str, list[tuple[float, float]]]:
     """Mean curve of each policy over the whole percents that all its runs have reached."""
     result: dict[str, list[tuple[float, float]]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):

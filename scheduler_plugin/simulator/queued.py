@@ -42,13 +42,13 @@ class QueueShare(NamedTuple):
     waiting: tuple[int, ...]
 
 
-def without_borrowing(config: QueueConfig) -> QueueConfig:
+def remove_borrowing(config: QueueConfig) -> QueueConfig:
     """The same queues, each with its own quota only."""
     queues = {name: msgspec.structs.replace(form, borrowing_limit=0) for name, form in config.queues.items()}
     return msgspec.structs.replace(config, queues=queues)
 
 
-def check(config: QueueConfig, pods: Iterable[TracePod]) -> None:
+def check_trace(config: QueueConfig, pods: Iterable[TracePod]) -> None:
     """Check that a trace can be replayed through queues.
 
     Raises:
@@ -60,7 +60,7 @@ def check(config: QueueConfig, pods: Iterable[TracePod]) -> None:
         raise SettingsError(f"queue {unknown[0]!r} of the pod list is not configured; allowed: {names}")
 
 
-def queue_of(pod: TracePod, config: QueueConfig) -> str:
+def choose_queue(pod: TracePod, config: QueueConfig) -> str:
     """The queue of a pod: the one it names, else one by a hash of its name, as often as the weights say."""
     if pod.queue:
         return pod.queue
@@ -112,7 +112,7 @@ class QueuedReplayState(ReplayState):
         self.cluster = cluster
         self.shares: list[QueueShare] = []
         self.evicted = self.kept = 0
-        self.queues = [queue_of(arrival.pod, config) for arrival in replay.arrivals]
+        self.queues = [choose_queue(arrival.pod, config) for arrival in replay.arrivals]
         self.kinds = [cluster.get_kind(arrival.pod, card_policy) for arrival in replay.arrivals]
         self.find_placeable(self.kinds)
         able = (number for number, kind in enumerate(self.kinds) if self._possible[kind])

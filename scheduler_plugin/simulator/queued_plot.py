@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from scheduler_plugin.simulator.plot import draw, library, over_time, save
+from scheduler_plugin.simulator.plot import average_over_time, draw_lines, load_matplotlib, save_figure
 
 
 def plot_queues(everything: dict[str, Any], folder: str) -> list[Path]:
@@ -18,15 +18,15 @@ def plot_queues(everything: dict[str, Any], folder: str) -> list[Path]:
     """
     runs, means = everything["runs"], everything["mean"]
     days = "days from when a tenth of the pods has come"
-    lines = over_time(runs, 1, series="fairness_series")
+    lines = average_over_time(runs, 1, series="fairness_series")
     return [
-        draw(Path(folder) / "queue-fairness.png", lines, days, "Jain's index of GPUs by weight"),
-        _bars(Path(folder) / "queue-waiting.png", means),
+        draw_lines(Path(folder) / "queue-fairness.png", lines, days, "Jain's index of GPUs by weight"),
+        _draw_bars(Path(folder) / "queue-waiting.png", means),
     ]
 
 
-def _bars(path: Path, means: dict[str, Any]) -> Path:
-    figure, axes = library().subplots(figsize=(8, 5))
+def _draw_bars(path: Path, means: dict[str, Any]) -> Path:
+    figure, axes = load_matplotlib().subplots(figsize=(8, 5))
     width = 0.8 / len(means)
     for at, (label, mean) in enumerate(means.items()):
         names = list(mean["queues"])
@@ -36,4 +36,4 @@ def _bars(path: Path, means: dict[str, Any]) -> Path:
             axes.bar(places, hours, width, color=f"C{at}", alpha=alpha, label=f"{label}, {key}")
         axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names)
     axes.set_ylabel("hours that pods wait, median and p95")
-    return save(figure, axes, path)
+    return save_figure(figure, axes, path)

@@ -9,22 +9,22 @@ import numpy as np
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
 from scheduler_plugin.simulator.queued import QueuedReplayState
-from scheduler_plugin.simulator.replay_report import duration
-from scheduler_plugin.simulator.replay_results import POINTS, step_means, wait_figures
+from scheduler_plugin.simulator.replay_report import format_duration
+from scheduler_plugin.simulator.replay_results import POINTS, average_steps, compute_wait_figures
 from scheduler_plugin.simulator.results import Run
 
 if TYPE_CHECKING:
     from scheduler_plugin.cache.arrays import FloatArray
 
 
-def jain(shares: Sequence[float]) -> float:
+def compute_jain_index(shares: Sequence[float]) -> float:
     """Jain's index of shares: 1 where all are equal, 1 / n where one has everything; 1 for nobody."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
-def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueConfig) -> Run:
-    """Write down what is not in `replay_result`.
+def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: QueueConfig) -> Run:
+    """Write down what is not in `make_replay_result`.
 
     Args:
         replaying: After the replay.
@@ -51,7 +51,7 @@ def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueCon
             never[name] += placed is None
             waits[name].append((end_s if placed is None else placed) - arrival.at_s)
     edges = np.linspace(replay.from_s, max(replay.until_s, replay.from_s + 1), POINTS + 1)
-    fair = _fairness(replaying, config, edges)
+    fair = _compute_fairness(replaying, config, edges)
     days = (edges[:-1] - replay.from_s) / 86_400.0
     return {
         "queues": {
@@ -59,7 +59,7 @@ def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueCon
                 "weight": form.weight,
                 "pods": pods[name],
                 "never_started": never[name],
-                "wait_s": wait_figures(waits[name]),
+                "wait_s": compute_wait_figures(waits[name]),
             }
             for name, form in config.queues.items()
         },
@@ -75,7 +75,7 @@ def queued_result(replaying: QueuedReplayState, replay: Replay, config: QueueCon
     }
 
 
-def _fairness(replaying: QueuedReplayState, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
+def _compute_fairness(replaying: QueuedReplayState, config: QueueConfig, edges: "FloatArray") -> "FloatArray":
     """Jain's index between edges; nan where queues wanted something all the time, and nobody had anything."""
     weights = [form.weight for form in config.queues.values()]
     values, defined = [], []
@@ -86,41 +86,43 @@ def _fairness(replaying: QueuedReplayState, config: QueueConfig, edges: "FloatAr
             if used or waiting
         ]
         defined.append(float(any(active) or not active))
-        values.append(jain(active) * defined[-1])
+        values.append(compute_jain_index(active) * defined[-1])
     times = [share.at_s for share in replaying.shares]
-    part = step_means(times, defined, edges)
+    part = average_steps(times, defined, edges)
     known: FloatArray = np.full(len(part), np.nan)
-    return np.divide(step_means(times, values, edges), part, out=known, where=part > 0)
+    return np.divide(average_steps(times, values, edges), part, out=known, where=part > 0)
 
 
-def queued_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Average the runs of each label: what `queued_result` has, but for the series."""
+def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Average the runs of each label: what `make_queue_result` has, but for the series."""
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
         mine = [run for run in runs if run["label"] == label]
         result[label] = {
-            "fairness": _fair([run["fairness"] for run in mine]),
+            "fairness": _average_fairness([run["fairness"] for run in mine]),
             "evicted": round(fmean(run["evicted"] for run in mine), 1),
             "room_kept": round(fmean(run["room_kept"] for run in mine), 1),
             "quota_units": mine[0]["quota_units"],
             "cluster_units": round(fmean(run["cluster_units"] for run in mine), 1),
-            "queues": {name: _queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]},
+            "queues": {
+                name: _average_queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]
+            },
         }
     return result
 
 
-def _wait(queue: Mapping[str, Any], key: str) -> str:
+def _format_wait(queue: Mapping[str, Any], key: str) -> str:
     """A figure of a queue's waits; there is none where nobody started and nothing happened afterwards."""
     nobody = queue["never_started"] >= queue["pods"] and not queue["wait_s"]["most"]
-    return "-" if nobody else duration(queue["wait_s"][key])
+    return "-" if nobody else format_duration(queue["wait_s"][key])
 
 
-def _fair(found: Sequence[float | None]) -> float | None:
+def _average_fairness(found: Sequence[float | None]) -> float | None:
     known = [each for each in found if each is not None]
     return round(fmean(known), 4) if known else None
 
 
-def _queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _average_queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     waits = [each["wait_s"] for each in found]
     return {
         "weight": found[0]["weight"],
@@ -130,14 +132,14 @@ def _queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def queued_report(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def report_queues(means: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Write lines about queues."""
     yield ""
     head = f"{'weight':>8}{'pods':>9}{'not started':>13}{'median wait':>13}{'p95':>10}"
     yield f"{'policy':<40}{'queue':<20}{head}"
     for label, mean in means.items():
         for name, each in mean["queues"].items():
-            median, p95 = (_wait(each, key) for key in ("median", "p95"))
+            median, p95 = (_format_wait(each, key) for key in ("median", "p95"))
             row = (
                 f"{each['weight']:>8g}{each['pods']:>9.0f}{each['never_started']:>13.0f}{median:>13}{p95:>10}"
             )

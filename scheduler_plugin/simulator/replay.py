@@ -159,7 +159,7 @@ class ReplayState:
         heapq.heappush(self._running, pod)
 
 
-def replay(
+def run_replay(
     cluster: SimulatedCluster,
     policy: NodePolicy,
     card_policy: str,
@@ -177,10 +177,10 @@ def replay(
         What happened; the same for the same arguments.
     """
     kinds = [cluster.get_kind(arrival.pod, card_policy) for arrival in arrivals]
-    return follow(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
+    return run_arrivals(ReplayState(cluster, Placer(cluster, policy), arrivals), kinds)
 
 
-def follow(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> ReplayRecord:
+def run_arrivals(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> ReplayRecord:
     """Let all arrivals come, and wait for what can still be placed.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, Final
 _UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
-def replay_report(everything: dict[str, Any]) -> Iterator[str]:
+def report_replays(everything: dict[str, Any]) -> Iterator[str]:
     """Write lines about the mean of each policy's replays.
 
     Args:
@@ -46,14 +46,14 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
             f"{mean['waiting']:.1f}",
             f"{mean['waiting_most']:.0f}",
             f"{mean['turned_away_percent']:.1f} %",
-            *(duration(waits[name]) for name in ("mean", "median", "p95")),
+            *(format_duration(waits[name]) for name in ("mean", "median", "p95")),
             f"{mean['wall_s']:.1f}",
         )
         row = "".join(f"{cell:>{max(9, len(name) + 2)}}" for name, cell in zip(columns, cells, strict=True))
         yield f"{label:<{wide}}{mean['card_policy']:<15}{row}"
     yield ""
     for label, mean in means.items():
-        sizes = ", ".join(f"{size} {duration(wait)}" for size, wait in mean["wait_mean_s"].items())
+        sizes = ", ".join(f"{size} {format_duration(wait)}" for size, wait in mean["wait_mean_s"].items())
         yield f"{label}: mean wait for {sizes or 'no pod'}"
         rest = [
             f"{mean[name]:.1f} pods {what}"
@@ -70,7 +70,7 @@ def replay_report(everything: dict[str, Any]) -> Iterator[str]:
             yield f"  {'; '.join(rest)}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write seconds in the largest unit that leaves at least one of it."""
     for unit_s, name in _UNITS:
         if seconds >= unit_s:

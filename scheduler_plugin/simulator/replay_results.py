@@ -38,7 +38,7 @@ FIGURES: Final = (
 )
 
 
-def replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster, wall_s: float) -> Run:
+def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster, wall_s: float) -> Run:
     """Write a replay down. Pods count that ask for a GPU and came in the time that counts.
 
     Args:
@@ -71,10 +71,10 @@ def replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster
     edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
     times = [sample.at_s for sample in story.samples]
     whole = 100.0 / cluster.units
-    asked = _asked(replay, edges) * (100.0 / cluster.gpus)
-    used = step_means(times, [sample.used * whole for sample in story.samples], edges)
-    waiting = step_means(times, [float(sample.waiting) for sample in story.samples], edges)
-    milli = step_means(times, [float(sample.waiting_milli) for sample in story.samples], edges)
+    asked = _compute_asked(replay, edges) * (100.0 / cluster.gpus)
+    used = average_steps(times, [sample.used * whole for sample in story.samples], edges)
+    waiting = average_steps(times, [float(sample.waiting) for sample in story.samples], edges)
+    milli = average_steps(times, [float(sample.waiting_milli) for sample in story.samples], edges)
     came = np.histogram([replay.arrivals[number].at_s for number in away], edges)[0]
     days = (edges[:-1] - first) / _DAY_S
     in_time = [sample.waiting for sample in story.samples if first <= sample.at_s <= last]
@@ -87,13 +87,19 @@ def replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster
         "load": round(float(asked.mean()) / 100.0, 4),
         "allocated_percent": round(float(used.mean()), 4),
         "turned_away_percent": round(100.0 * len(away) / max(1, len(counted)), 4),
-        "wait_s": wait_figures(list(waits.values())),
+        "wait_s": compute_wait_figures(list(waits.values())),
         "wait_mean_s": {
             size: round(
-                fmean([wait for number, wait in waits.items() if _size(replay.arrivals[number].pod) == size]),
+                fmean(
+                    [
+                        wait
+                        for number, wait in waits.items()
+                        if _format_size(replay.arrivals[number].pod) == size
+                    ]
+                ),
                 1,
             )
-            for size in sorted({_size(replay.arrivals[number].pod) for number in waits})
+            for size in sorted({_format_size(replay.arrivals[number].pod) for number in waits})
         },
         "waiting": round(float(waiting.mean()), 3),
         "waiting_most": max(in_time, default=0),
@@ -108,7 +114,7 @@ def replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCluster
     }
 
 
-def replay_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+def average_replays(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label: `card_policy, runs`, FIGURES, `spread` of allocation, the waits."""
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
@@ -118,19 +124,19 @@ def replay_means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "runs": len(mine),
             **{name: round(fmean(run[name] for run in mine), 4) for name in FIGURES},
             "spread": round(pstdev(run["allocated_percent"] for run in mine), 4),
-            "wait_s": _mean_of([run["wait_s"] for run in mine]),
-            "wait_mean_s": _mean_of([run["wait_mean_s"] for run in mine]),
+            "wait_s": _average_by_key([run["wait_s"] for run in mine]),
+            "wait_mean_s": _average_by_key([run["wait_mean_s"] for run in mine]),
         }
     return result
 
 
-def _size(pod: TracePod) -> str:
+def _format_size(pod: TracePod) -> str:
     if pod.cards > 1:
         return "several cards"
     return "a whole card" if pod.gpu_milli == CARD else "part of a card"
 
 
-def wait_figures(waits: list[float]) -> dict[str, float]:
+def compute_wait_figures(waits: list[float]) -> dict[str, float]:
     """Mean, median, p95 (the least wait that 95 % do not pass) and the longest."""
     if not waits:
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "most": 0.0}
@@ -140,13 +146,13 @@ def wait_figures(waits: list[float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in found.items()}
 
 
-def _mean_of(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average_by_key(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean by key over the tables that have it."""
     keys = dict.fromkeys(key for table in tables for key in table)
     return {key: round(fmean(table[key] for table in tables if key in table), 1) for key in keys}
 
 
-def step_means(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
+def average_steps(times: Sequence[float], values: Sequence[float], edges: "FloatArray") -> "FloatArray":
     """Mean between edges of a step function that is 0 before its first time."""
     at = np.array([edges[0], *times, max(edges[-1], times[-1] if times else edges[-1])], dtype=np.float64)
     at[0] = min(at[0], at[1])
@@ -156,7 +162,7 @@ def step_means(times: Sequence[float], values: Sequence[float], edges: "FloatArr
     return result
 
 
-def _asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
+def _compute_asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
     """Cards that would be in use if no pod ever waited, mean between edges."""
     changes: list[tuple[float, int]] = []
     for at, runs, pod in replay.arrivals:
@@ -166,4 +172,4 @@ def _asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
                 changes.append((at + runs, -pod.asked))
     changes.sort()
     now = np.cumsum([amount for _, amount in changes]) / CARD
-    return step_means([at for at, _ in changes], now.tolist(), edges)
+    return average_steps([at for at, _ in changes], now.tolist(), edges)

@@ -6,11 +6,11 @@ from typing import Any, Final
 _LEAST_SHOWN: Final = 0.005
 
 
-def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
+def report_packing(means: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Write lines about the mean of each policy's runs.
 
     Args:
-        means: Of `results.means`.
+        means: Result of `average_runs`.
     """
     arrived = list(dict.fromkeys(at for mean in means.values() for at in mean["allocated_percent"]))
     head = "".join(f"{f'at {at} %':>10}{'+-':>7}" for at in arrived)
@@ -30,11 +30,11 @@ def report(means: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"  of that, {100 * lost / free:.0f} % could be used by no placement of the same pods"
         if mean["whole_percent"] is not None:
             yield f"  cards whole when half of the GPUs had been asked for: {mean['whole_percent']:.1f} %"
-        yield f"  pods dropped: {_listed(mean['failed'], '.1f', '')}"
-        yield f"  free GPU as a typical pod sees it: {_listed(mean['fragmentation'], '.2f', ' %')}"
+        yield f"  pods dropped: {_format_list(mean['failed'], '.1f', '')}"
+        yield f"  free GPU as a typical pod sees it: {_format_list(mean['fragmentation'], '.2f', ' %')}"
 
 
-def _listed(amounts: dict[str, float], form: str, unit: str) -> str:
+def _format_list(amounts: dict[str, float], form: str, unit: str) -> str:
     ranked = sorted(amounts.items(), key=lambda item: -item[1])
     shown = [
         (name, f"{amount:{form}}".removesuffix(".0")) for name, amount in ranked if amount >= _LEAST_SHOWN

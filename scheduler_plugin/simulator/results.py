@@ -4,21 +4,21 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from scheduler_plugin.simulator.bound import unavoidable_waste
+from scheduler_plugin.simulator.bound import compute_unavoidable_waste
 from scheduler_plugin.simulator.cluster import SimulatedCluster
 from scheduler_plugin.simulator.engine import PackingOutcome
 
 Run = dict[str, Any]
-"""One run, ready for JSON; see `run_result`."""
+"""One run, ready for JSON; see `make_run_result`."""
 
 
-def run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[str, float]) -> Run:
+def make_run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[str, float]) -> Run:
     """Write a run down.
 
     Args:
         outcome: Of the engine.
         cluster: As the run left it.
-        split: Of `causes`.
+        split: Result of `split_free_gpu`.
 
     Returns:
         `pods, placed, allocated_percent {"100": x, "130": y}, whole_percent` (cards free as a
@@ -31,7 +31,7 @@ def run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[s
     free = 100.0 * (whole - int(cluster.arrays.gpu_used.sum())) / whole
     waste = 0.0
     if cluster.even:
-        waste = unavoidable_waste(
+        waste = compute_unavoidable_waste(
             cluster.card_units, cluster.gpus, outcome.placed_units, outcome.failed_units
         )
     return {
@@ -51,7 +51,7 @@ def run_result(outcome: PackingOutcome, cluster: SimulatedCluster, split: dict[s
     }
 
 
-def means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label.
 
     Returns:
@@ -66,36 +66,38 @@ def means(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
             "card_policy": mine[0]["card_policy"],
             "runs": len(mine),
             "pods": round(fmean(run["pods"] for run in mine), 1),
-            "allocated_percent": _means(allocated),
-            "spread": {at: _spread([each[at] for each in allocated]) for at in _keys(allocated)},
-            "whole_percent": _mean_if_any([run["whole_percent"] for run in mine]),
-            "failed": _totals([run["failed"] for run in mine]),
+            "allocated_percent": _average_tables(allocated),
+            "spread": {at: _compute_spread([each[at] for each in allocated]) for at in _list_keys(allocated)},
+            "whole_percent": _average_known([run["whole_percent"] for run in mine]),
+            "failed": _average_totals([run["failed"] for run in mine]),
             "free_percent": round(fmean(run["free_percent"] for run in mine), 6),
             "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in mine), 6),
-            "fragmentation": _means([run["fragmentation"] for run in mine]),
+            "fragmentation": _average_tables([run["fragmentation"] for run in mine]),
             "wall_s": round(fmean(run["wall_s"] for run in mine), 3),
         }
     return result
 
 
-def _mean_if_any(values: Sequence[float | None]) -> float | None:
+def _average_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(fmean(known), 6) if known else None
 
 
-def _spread(values: Sequence[float]) -> float:
+def _compute_spread(values: Sequence[float]) -> float:
     return round(pstdev(values), 6)
 
 
-def _keys(tables: Sequence[Mapping[str, float]]) -> list[str]:
+def _list_keys(tables: Sequence[Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(key for table in tables for key in table))
 
 
-def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _average_tables(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean by key; all tables have the same keys."""
-    return {key: round(fmean(table[key] for table in tables), 6) for key in _keys(tables)}
+    return {key: round(fmean(table[key] for table in tables), 6) for key in _list_keys(tables)}
 
 
-def _totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
+def _average_totals(tables: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """Mean by key over all tables, 0 where it is missing."""
-    return {key: round(sum(t.get(key, 0) for t in tables) / len(tables), 1) for key in sorted(_keys(tables))}
+    return {
+        key: round(sum(t.get(key, 0) for t in tables) / len(tables), 1) for key in sorted(_list_keys(tables))
+    }

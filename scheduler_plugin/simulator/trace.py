@@ -129,16 +129,16 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
         TraceError: the file cannot be read, lacks a column, or has no usable row.
     """
     nodes: dict[str, TraceNode] = {}
-    for where, row in _rows(path, (*NODE_COLUMNS, *others)):
+    for where, row in _read_rows(path, (*NODE_COLUMNS, *others)):
         name = row["sn"] or ""
-        fault = _name_fault(where, "sn", name, nodes)
+        fault = _find_name_fault(where, "sn", name, nodes)
         numbers = {}
         for column, most in (("cpu_milli", _MAX_CPU), ("memory_mib", _MAX_MEMORY), ("gpu", _MAX_CARDS)):
-            numbers[column], wrong = _number(where, column, row, most)
+            numbers[column], wrong = _read_number(where, column, row, most)
             fault = fault or wrong
-        units, wrong = _units(where, CARD_UNITS_COLUMN, row)
+        units, wrong = _read_units(where, CARD_UNITS_COLUMN, row)
         fault = fault or wrong
-        amounts, wrong = _other_amounts(where, others, row)
+        amounts, wrong = _read_other_amounts(where, others, row)
         fault = fault or wrong
         if fault:
             warn(f"{fault}; the node is left out")
@@ -150,7 +150,7 @@ def read_nodes(path: str, warn: Warn, others: Sequence[str] = ()) -> list[TraceN
             numbers["gpu"],
             (row["model"] or "").strip(),
             units,
-            _names(row.get(DATA_COLUMN)),
+            _read_names(row.get(DATA_COLUMN)),
             (row.get(RACK_COLUMN) or "").strip(),
             amounts,
         )
@@ -186,10 +186,10 @@ def read_pods(
     possible: dict[TracePod, bool] = {}
     pods = []
     columns = (*POD_COLUMNS, CREATED_COLUMN, DELETED_COLUMN) if timed else POD_COLUMNS
-    for where, row in _rows(path, (*columns, *others)):
-        pod, fault = _pod(where, row, others)
+    for where, row in _read_rows(path, (*columns, *others)):
+        pod, fault = _read_pod(where, row, others)
         if pod is not None and timed:
-            times, fault = _times(where, row)
+            times, fault = _read_times(where, row)
             pod = None if times is None else replace(pod, times=times)
         if pod is None:
             warn(f"{fault}; the pod is left out")
@@ -197,11 +197,11 @@ def read_pods(
         pods.append(pod)
         for model in pod.models:
             if model not in known:
-                what = f"{where}: {MODELS_COLUMN} names {_quote(model)}"
+                what = f"{where}: {MODELS_COLUMN} names {_quote_text(model)}"
                 warn(f"{what}, a model that no node has; the pod is kept")
         shape = replace(pod, name="", gpu_milli=0, times=None, queue="", data=frozenset(), job="")
         if shape not in possible:
-            possible[shape] = any(_could_run(pod, node) for node in nodes)
+            possible[shape] = any(_can_ever_run(pod, node) for node in nodes)
         if not possible[shape]:
             asked = [f"{amount} {name}" for name, amount in pod.others]
             what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
@@ -212,7 +212,7 @@ def read_pods(
     return pods
 
 
-def draw(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) -> list[TracePod]:
+def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) -> list[TracePod]:
     """Make the pods of one run: append random ones until enough is asked for, and shuffle all.
 
     Args:
@@ -236,7 +236,7 @@ def draw(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) -> li
     return drawn
 
 
-def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
+def _read_rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str | None]]]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -254,31 +254,33 @@ def _rows(path: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, st
         raise TraceError(f"{path}: cannot be read: {reason}") from error
 
 
-def _pod(where: str, row: Mapping[str, str | None], others: Sequence[str]) -> tuple[TracePod | None, str]:
-    cpu, fault = _number(where, "cpu_milli", row, _MAX_CPU)
-    memory, wrong = _number(where, "memory_mib", row, _MAX_MEMORY)
+def _read_pod(
+    where: str, row: Mapping[str, str | None], others: Sequence[str]
+) -> tuple[TracePod | None, str]:
+    cpu, fault = _read_number(where, "cpu_milli", row, _MAX_CPU)
+    memory, wrong = _read_number(where, "memory_mib", row, _MAX_MEMORY)
     fault = fault or wrong
-    cards, wrong = _number(where, "num_gpu", row, _MAX_CARDS)
+    cards, wrong = _read_number(where, "num_gpu", row, _MAX_CARDS)
     fault = fault or wrong
-    milli, wrong = _number(where, "gpu_milli", row, CARD)
+    milli, wrong = _read_number(where, "gpu_milli", row, CARD)
     fault = fault or wrong
     if not fault and cards and not milli:
         fault = f"{where}: gpu_milli is 0 with num_gpu {cards}; allowed: 1 to {CARD}"
     if fault:
         return None, fault
-    models = tuple(sorted(_names(row.get(MODELS_COLUMN))))
+    models = tuple(sorted(_read_names(row.get(MODELS_COLUMN))))
     pod = TracePod(row["name"] or "", cpu, memory, cards, milli if cards else 0, models if cards else ())
-    units, percent, fault = _amounts(where, row, cards)
-    amounts, wrong = _other_amounts(where, others, row)
+    units, percent, fault = _read_amounts(where, row, cards)
+    amounts, wrong = _read_other_amounts(where, others, row)
     if fault or wrong:
         return None, fault or wrong
     queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
-    data = _names(row.get(DATA_COLUMN))
+    data = _read_names(row.get(DATA_COLUMN))
     pod = replace(pod, queue=queue, job=job, data=data, gpu_units=units, percent=percent, others=amounts)
     return pod, ""
 
 
-def _amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
+def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tuple[int, ...], bool, str]:
     """Read the units or percent of each container's cards; none where the row does not say."""
     text = (row.get(GPU_UNITS_COLUMN) or "").strip()
     if not text or not cards:
@@ -288,38 +290,40 @@ def _amounts(where: str, row: Mapping[str, str | None], cards: int) -> tuple[tup
     most = WHOLE if percent else _MAX_UNITS
     found = []
     for part in parts:
-        number, fault = _read(where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most)
+        number, fault = _parse_number(
+            where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most
+        )
         if fault or (not number and len(parts) > 1):
             amounts = f"whole numbers from 1 to {_MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
-            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote(text)}; allowed: {amounts}"
+            return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote_text(text)}; allowed: {amounts}"
         found.append(number)
     if cards % len(found):
-        what = f"num_gpu {cards} for {len(found)} containers of {GPU_UNITS_COLUMN} {_quote(text)}"
+        what = f"num_gpu {cards} for {len(found)} containers of {GPU_UNITS_COLUMN} {_quote_text(text)}"
         return (), False, f"{where}: {what}; allowed: as many cards for each"
     return (tuple(found), percent, "") if any(found) else ((), False, "")
 
 
-def _names(text: str | None) -> frozenset[str]:
+def _read_names(text: str | None) -> frozenset[str]:
     return frozenset(name.strip() for name in (text or "").split("|") if name.strip())
 
 
-def _times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
+def _read_times(where: str, row: Mapping[str, str | None]) -> tuple[Times | None, str]:
     """Read when a pod came and how long it ran: since it was scheduled, or if it never was since it came."""
-    created, fault = _number(where, CREATED_COLUMN, row, _MAX_TIME)
+    created, fault = _read_number(where, CREATED_COLUMN, row, _MAX_TIME)
     if fault:
         return None, fault
     if not (row[DELETED_COLUMN] or "").strip():
         return Times(created, None), ""
-    deleted, fault = _number(where, DELETED_COLUMN, row, _MAX_TIME)
+    deleted, fault = _read_number(where, DELETED_COLUMN, row, _MAX_TIME)
     began = created
     if not fault and (row.get(SCHEDULED_COLUMN) or "").strip():
-        began, fault = _number(where, SCHEDULED_COLUMN, row, _MAX_TIME)
+        began, fault = _read_number(where, SCHEDULED_COLUMN, row, _MAX_TIME)
     if not fault and not created <= began <= deleted:
         fault = f"{where}: created {created}, scheduled {began}, deleted {deleted}; allowed: growing times"
     return (None, fault) if fault else (Times(created, deleted - began), "")
 
 
-def _could_run(pod: TracePod, node: TraceNode) -> bool:
+def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
     if (
         pod.cpu_milli > node.cpu_milli
         or pod.memory_mib > node.memory_mib
@@ -334,31 +338,31 @@ def _could_run(pod: TracePod, node: TraceNode) -> bool:
     return fit_together(cards, [(demand.asked, demand.cards) for demand in pod.demands]).picks is not None
 
 
-def _name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
+def _find_name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:
     if not name:
         return f"{where}: {column} is empty; allowed: a name"
     if name in taken:
-        return f"{where}: {column} {_quote(name)} is there twice; allowed: a name of its own"
+        return f"{where}: {column} {_quote_text(name)} is there twice; allowed: a name of its own"
     return ""
 
 
-def _number(where: str, column: str, row: Mapping[str, str | None], most: int) -> tuple[int, str]:
-    return _read(where, column, (row[column] or "").strip(), most)
+def _read_number(where: str, column: str, row: Mapping[str, str | None], most: int) -> tuple[int, str]:
+    return _parse_number(where, column, (row[column] or "").strip(), most)
 
 
-def _read(where: str, column: str, text: str, most: int) -> tuple[int, str]:
+def _parse_number(where: str, column: str, text: str, most: int) -> tuple[int, str]:
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(text) <= _SHOWN and 0 <= int(text) <= most:
         return int(text), ""
-    return 0, f"{where}: {column} is {_quote(text)}; allowed: a whole number from 0 to {most}"
+    return 0, f"{where}: {column} is {_quote_text(text)}; allowed: a whole number from 0 to {most}"
 
 
-def _units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
+def _read_units(where: str, column: str, row: Mapping[str, str | None]) -> tuple[int, str]:
     """Read units of a card, 0 where the file does not say."""
-    return _number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
+    return _read_number(where, column, row, _MAX_UNITS) if (row.get(column) or "").strip() else (0, "")
 
 
-def _other_amounts(
+def _read_other_amounts(
     where: str, names: Sequence[str], row: Mapping[str, str | None]
 ) -> tuple[ResourceAmounts, str]:
     """Read amounts of further resources; an empty field is none."""
@@ -370,10 +374,10 @@ def _other_amounts(
         except QuantityError:
             amount = -1
         if not 0 <= amount <= MAX_REQUESTED:
-            return (), f"{where}: {name} is {_quote(text)}; allowed: a quantity from 0 like 8 or 100Gi"
+            return (), f"{where}: {name} is {_quote_text(text)}; allowed: a quantity from 0 like 8 or 100Gi"
         amounts.append((name, amount))
     return tuple(amounts), ""
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -19,7 +19,7 @@ from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.throughput import in_parallel
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.queue.controller.writer import only_node
+from scheduler_plugin.queue.controller.writer import make_node_affinity
 from scheduler_plugin.scheduling.kubernetes_checks import KubernetesChecks
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
@@ -157,7 +157,7 @@ def nominate(fleet: Cluster, names: list[str], rng: random.Random) -> None:
 def make_probe(number: int, node: str, rng: random.Random) -> dict[str, Any]:
     """A pod that may run on one node only, by a field, and by its own rules."""
     pod = make_pod(f"probe-{number:04d}", rng)
-    affinity = only_node(node)
+    affinity = make_node_affinity(node)
     if rng.random() < 0.4:
         for term in affinity[REQUIRED]["nodeSelectorTerms"]:
             operator = rng.choice(("In", "NotIn"))

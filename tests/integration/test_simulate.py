@@ -12,7 +12,7 @@ from scheduler_plugin.simulator import plot as plots
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.options import (
     SimulationOptions,
-    default_jobs,
+    count_default_jobs,
     parse_load,
     parse_names,
     parse_parameters,
@@ -115,7 +115,7 @@ def test_curves_are_means_over_shared_percents():
         {"label": "a", "curve": [[1.0, 2.0, None], [2.0, 4.0, None], [2.5, 4.0, None]]},
         {"label": "a", "curve": [[1.0, 4.0, None]]},
     ]
-    assert plots.curves(runs, 1) == {"a": [(1.0, 3.0)]}
+    assert plots.average_curves(runs, 1) == {"a": [(1.0, 3.0)]}
 
 
 def test_files_that_cannot_be_written(trace, tmp_path):
@@ -274,7 +274,7 @@ def test_seeds_policies_and_parameters():
     assert parse_seeds("1, 42-44,43") == (1, 42, 43, 44)
     assert parse_names("a, b,a,") == ("a", "b")
     assert parse_parameters(["a.b=c=d", "a.e=f"]) == {"a": {"b": "c=d", "e": "f"}}
-    assert default_jobs() >= 1
+    assert count_default_jobs() >= 1
     assert (parse_load("0.9"), parse_load(" trace ")) == (0.9, None)
     with pytest.raises(SettingsError, match=r"load .high.; allowed: a number"):
         parse_load("high")

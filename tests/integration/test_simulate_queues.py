@@ -13,10 +13,10 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.queue.config.queues import parse_config
 from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.app import run, simulate
-from scheduler_plugin.simulator.arrivals import replayed
+from scheduler_plugin.simulator.arrivals import make_replay
 from scheduler_plugin.simulator.options import SimulationOptions, choose_policies
-from scheduler_plugin.simulator.queued import QueuedReplayState, queue_of
-from scheduler_plugin.simulator.queued_results import jain
+from scheduler_plugin.simulator.queued import QueuedReplayState, choose_queue
+from scheduler_plugin.simulator.queued_results import compute_jain_index
 from scheduler_plugin.simulator.trace import TracePod, read_nodes, read_pods
 
 COHORT = "queues: [{name: a, cohort: x, nominalQuota: 2000}, {name: b, cohort: x, nominalQuota: 2000}]"
@@ -175,7 +175,7 @@ def test_the_node_policy_of_the_queues_is_obeyed(trace, policy, node):
     made = dataclasses.replace(made, policies=choose_policies(None, made.queues))
     assert {run["policy"] for run in simulate(made, quiet, quiet)["runs"]} == {policy}
     nodes = read_nodes(made.nodes, quiet)
-    what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
+    what = make_replay(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
     replaying = QueuedReplayState(what, made.make_config(policy), "least-used", 1000, make_policy)
     for number, kind in enumerate(replaying.kinds):
         replaying.arrive(number, kind)
@@ -218,7 +218,7 @@ def test_pods_go_where_their_data_is(trace):
     rewrite(trace, pods, nodes, "queue,data", ",data,rack")
     made = options(trace, "queues: [{name: a}]")
     nodes = read_nodes(made.nodes, quiet)
-    what = replayed(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
+    what = make_replay(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
     for enabled, row in (("true", 1), ("false", 0)):
         config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
         replaying = begin(what, config)
@@ -291,13 +291,19 @@ def test_queues_need_a_replay(trace):
 def test_pods_without_a_queue_are_spread_by_weight():
     config = parse_config("queues", "queues: [{name: a, weight: 3}, {name: b}]")
     pods = [TracePod(f"pod-{number}", 0, 0, 1, 1000) for number in range(2000)]
-    of_a = sum(queue_of(pod, config) == "a" for pod in pods)
+    of_a = sum(choose_queue(pod, config) == "a" for pod in pods)
     assert 1400 < of_a < 1600
-    assert queue_of(TracePod("p", 0, 0, 1, 1000, queue="b"), config) == "b"
+    assert choose_queue(TracePod("p", 0, 0, 1, 1000, queue="b"), config) == "b"
 
 
 def test_jain_s_index():
-    assert [jain(shares) for shares in ([], [0, 0], [2, 2], [1, 0, 0, 0], [3])] == [1, 1, 1, 0.25, 1]
+    assert [compute_jain_index(shares) for shares in ([], [0, 0], [2, 2], [1, 0, 0, 0], [3])] == [
+        1,
+        1,
+        1,
+        0.25,
+        1,
+    ]
 
 
 def test_the_headline_as_a_picture(tmp_path, capsys):
@@ -336,7 +342,7 @@ def test_slots_near_data_and_pods_to_come(trace):
     assert lent["queues"]["a"]["wait_s"]["most"] == 39, "the second stage waits until 40"
     made = options(trace, config)
     read = read_nodes(made.nodes, quiet)
-    what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
+    what = make_replay(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
     replaying = begin(what, parse_config("q", config))
     replaying.arrive(0, replaying.kinds[0])
     assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [False, True]
@@ -346,7 +352,7 @@ def test_every_pod_that_waits_counts(trace):
     """Whatever queue it is in, and whether it was tried or not."""
     made = options(trace)
     read = read_nodes(made.nodes, quiet)
-    what = replayed(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
+    what = make_replay(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
     replaying = begin(what, parse_config("q", COHORT), "weighted-balance")
     for number, kind in enumerate(replaying.kinds):
         replaying.end_until(what.arrivals[number].at_s)

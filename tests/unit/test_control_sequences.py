@@ -14,7 +14,7 @@ from gpupack.cli.common import exit_with_faults, print_lines
 from gpupack.errors import InputError
 from gpupack.logs import configure
 from gpupack.queuestatus import read, render
-from kubeapi.correlation import pod_ref
+from kubeapi.correlation import make_pod_ref
 from kubeapi.errors import Forbidden, make_printable, shorten
 from kubeapi.events import EventRecorder
 from scheduler_plugin.queue.controller.status import explain_waiting
@@ -83,7 +83,7 @@ def test_words_of_the_api_server() -> None:
 def test_events() -> None:
     client: Any = None
     recorder = EventRecorder(client, "test")
-    recorder.event(pod_ref("d", "p", "u"), "Normal", "Re\x1bason", EVIL)
+    recorder.event(make_pod_ref("d", "p", "u"), "Normal", "Re\x1bason", EVIL)
     (series,) = recorder._queue
     assert (series.reason, series.message) == ("Re?ason", "a?[2J?]0;b??31m?c d")
 

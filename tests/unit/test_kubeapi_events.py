@@ -2,12 +2,12 @@ import pytest
 import structlog.testing
 
 from kubeapi.correlation import BURST, COMBINED, REFILL_S, REMEMBERED, SIMILAR, SIMILAR_S, EventCorrelator
-from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, node_ref, pod_ref
+from kubeapi.events import BUSY_S, QUEUE, TRIES, WRITE_EACH_S, WRITES, make_node_ref, make_pod_ref
 from kubeapi.ratelimit import TokenBucket
 from tests.events_world import EventsApi, recording
 
-POD = pod_ref("team", "train", "uid-1")
-NODE = node_ref("n1")
+POD = make_pod_ref("team", "train", "uid-1")
+NODE = make_node_ref("n1")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_an_event_of_a_node_is_in_default_under_the_nodes_name_as_uid(api)
     ((path, event),) = api.objects.items()
     assert path.startswith("/api/v1/namespaces/default/events/n1.")
     assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
-    assert node_ref("n1", "uid-9").uid == "uid-9"
+    assert make_node_ref("n1", "uid-9").uid == "uid-9"
 
 
 async def test_a_repeated_event_raises_the_count_of_the_one_there_is(api) -> None:
@@ -122,7 +122,7 @@ async def test_all_objects_together_are_written_at_a_limited_pace(api) -> None:
     began = api.now
     async with recording(api) as recorder:
         for number in range(WRITES + 40):
-            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
         assert await recorder.drain(5)
     assert len(api.objects) == WRITES + 40
     assert api.now - began == pytest.approx(40 * WRITE_EACH_S)
@@ -132,7 +132,7 @@ async def test_a_full_queue_drops_events_and_says_so_once_a_minute(api) -> None:
     with structlog.testing.capture_logs() as said:
         async with recording(api) as recorder:
             for number in range(QUEUE + 30):
-                recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+                recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
             assert await recorder.drain(30)
     assert (len(api.objects), recorder.written, recorder.dropped) == (QUEUE, QUEUE, 30)
     assert [(line["event"], line["why"]) for line in said] == [("Events are lost", "queue is full")]
@@ -170,7 +170,7 @@ async def test_missing_rights_cost_one_request_each_and_one_line_of_log(api) -> 
     with structlog.testing.capture_logs() as said:
         async with recording(api) as recorder:
             for number in range(5):
-                recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
+                recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Waiting", "no card")
             assert await recorder.drain(5)
     assert (len(api.requests), recorder.dropped) == (5, 5)
     assert [line["why"] for line in said] == ["may not create events"]
@@ -190,7 +190,7 @@ async def test_an_answer_that_is_lost_makes_no_second_event(api, already) -> Non
 
 async def test_texts_that_no_api_server_would_take_are_mended(api) -> None:
     async with recording(api) as recorder:
-        recorder.event(pod_ref("team", "p" * 253, ""), "Normal", "Waiting", "lone \udc80\n" + "x" * 5000)
+        recorder.event(make_pod_ref("team", "p" * 253, ""), "Normal", "Waiting", "lone \udc80\n" + "x" * 5000)
         assert await recorder.drain(5)
     ((path, event),) = api.objects.items()
     assert len(path.rpartition("/")[2]) == 253
@@ -201,11 +201,11 @@ async def test_texts_that_no_api_server_would_take_are_mended(api) -> None:
 def test_memory_is_bounded(api) -> None:
     correlator = EventCorrelator(lambda: api.now, lambda: api.now)
     for number in range(REMEMBERED + 10):
-        ref = pod_ref("team", f"p{number}", "")
+        ref = make_pod_ref("team", f"p{number}", "")
         correlator.add(ref, "Normal", "Waiting", "no card")
         assert correlator.may_write(ref)
     assert len(correlator._series) == len(correlator._similar) == len(correlator._buckets) == REMEMBERED
-    assert correlator.add(pod_ref("team", "p0", ""), "Normal", "Waiting", "no card").count == 1
+    assert correlator.add(make_pod_ref("team", "p0", ""), "Normal", "Waiting", "no card").count == 1
     assert correlator.add(ref, "Normal", "Waiting", "no card").count == 2
 
 
@@ -226,7 +226,7 @@ async def test_events_wait_while_there_is_something_more_urgent_to_write(api) ->
     urgent = iter((True, True))
     async with recording(api, busy=lambda: next(urgent, False)) as recorder:
         for number in range(4):
-            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
         assert await recorder.drain(5)
     assert api.sleeps == [BUSY_S, BUSY_S]
     assert len(api.objects) == 4
@@ -235,6 +235,6 @@ async def test_events_wait_while_there_is_something_more_urgent_to_write(api) ->
 async def test_a_longer_queue_drops_later(api) -> None:
     async with recording(api, most=QUEUE + 30) as recorder:
         for number in range(QUEUE + 31):
-            recorder.event(pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
         assert await recorder.drain(30)
     assert (recorder.written, recorder.dropped) == (QUEUE + 30, 1)

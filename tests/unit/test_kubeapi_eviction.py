@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from kubeapi.errors import Conflict, Invalid
-from kubeapi.eviction import evict, nominate
+from kubeapi.eviction import evict_pod, nominate_node
 
 
 class Api:
@@ -31,7 +31,7 @@ class Api:
 
 async def test_an_eviction_names_the_uid() -> None:
     api = Api()
-    await evict(api, "ns", "p", "u1")
+    await evict_pod(api, "ns", "p", "u1")
     ((verb, path, body),) = api.sent
     assert (verb, path) == ("POST", "/api/v1/namespaces/ns/pods/p/eviction")
     assert body["apiVersion"] == "policy/v1"
@@ -43,14 +43,16 @@ async def test_an_eviction_names_the_uid() -> None:
 @pytest.mark.parametrize(("node", "written"), [("n1", "n1"), ("", None)], ids=["kept", "taken back"])
 async def test_a_nomination_goes_into_the_status(node: str, written: str | None) -> None:
     api = Api()
-    await nominate(api, "ns", "p", "u1", node)
+    await nominate_node(api, "ns", "p", "u1", node)
     body = {"metadata": {"uid": "u1"}, "status": {"nominatedNodeName": written}}
     assert api.sent == [("PATCH", "/api/v1/namespaces/ns/pods/p/status", body)]
 
 
 async def test_another_pod_of_the_name_is_a_conflict() -> None:
     with pytest.raises(Conflict) as caught:
-        await nominate(Api(Invalid('metadata.uid: Invalid value: "u1"', status=422)), "ns", "p", "u1", "n")
+        await nominate_node(
+            Api(Invalid('metadata.uid: Invalid value: "u1"', status=422)), "ns", "p", "u1", "n"
+        )
     assert caught.value.cause == "uid"
     with pytest.raises(Invalid):
-        await nominate(Api(Invalid("status.x: Invalid value", status=422)), "ns", "p", "u1", "n")
+        await nominate_node(Api(Invalid("status.x: Invalid value", status=422)), "ns", "p", "u1", "n")

@@ -3,7 +3,7 @@
 import pytest
 
 from kubeapi.errors import ConfigError
-from kubeapi.urls import proxy_for
+from kubeapi.urls import find_proxy
 
 PROXY = "http://proxy:3128"
 
@@ -62,7 +62,7 @@ PROXY = "http://proxy:3128"
 )
 def test_who_is_asked_without_the_proxy(no_proxy: str, host: str, direct: bool) -> None:
     environment = {"HTTPS_PROXY": PROXY, "NO_PROXY": no_proxy}
-    assert proxy_for(f"https://{host}", environment) == (None if direct else PROXY)
+    assert find_proxy(f"https://{host}", environment) == (None if direct else PROXY)
 
 
 @pytest.mark.parametrize(
@@ -82,28 +82,28 @@ def test_who_is_asked_without_the_proxy(no_proxy: str, host: str, direct: bool) 
     ],
 )
 def test_variables_in_both_cases(environment: dict[str, str], proxy: str | None) -> None:
-    assert proxy_for("https://10.1.2.3:6443", environment) == proxy
+    assert find_proxy("https://10.1.2.3:6443", environment) == proxy
 
 
 def test_each_scheme_has_its_variable() -> None:
     environment = {"HTTP_PROXY": "http://a:1", "HTTPS_PROXY": "http://b:1", "NO_PROXY": "h:80"}
-    assert proxy_for("http://x", environment) == "http://a:1"
-    assert proxy_for("https://x", environment) == "http://b:1"
-    assert proxy_for("http://h", environment) is None
-    assert proxy_for("https://h", environment) == "http://b:1"
+    assert find_proxy("http://x", environment) == "http://a:1"
+    assert find_proxy("https://x", environment) == "http://b:1"
+    assert find_proxy("http://h", environment) is None
+    assert find_proxy("https://h", environment) == "http://b:1"
 
 
 @pytest.mark.parametrize("value", ["socks5://a:1", "http://", "a:port", "a b"])
 def test_a_proxy_that_cannot_be_used_is_named(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        proxy_for("https://h", {"https_proxy": value})
+        find_proxy("https://h", {"https_proxy": value})
     assert str(caught.value) == (
         f"https_proxy {value!r}; allowed: http://HOST[:PORT] and https://HOST[:PORT]"
     )
-    assert proxy_for("https://h", {"https_proxy": value, "no_proxy": "h"}) is None
+    assert find_proxy("https://h", {"https_proxy": value, "no_proxy": "h"}) is None
 
 
 def test_the_password_of_a_proxy_is_not_told() -> None:
     with pytest.raises(ConfigError, match=r"HTTPS_PROXY '...@a:1'; allowed:") as caught:
-        proxy_for("https://h", {"HTTPS_PROXY": "socks5://user:secret@a:1"})
+        find_proxy("https://h", {"HTTPS_PROXY": "socks5://user:secret@a:1"})
     assert "secret" not in str(caught.value)

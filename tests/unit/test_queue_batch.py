@@ -13,7 +13,7 @@ from scheduler_plugin.binding.committer import Committer
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.queue.capacity.reservation_planner import ReservationPlanner
 from scheduler_plugin.queue.controller.controller import Controller, list_planned_cards
-from scheduler_plugin.queue.controller.writer import PodWriter, release_patch
+from scheduler_plugin.queue.controller.writer import PodWriter, make_admission_patch
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 from tests.cluster_builders import node, pod
 from tests.queue_world import QueueWorld
@@ -50,7 +50,7 @@ def test_a_first_annotation_replaces_none_that_was_not_seen() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
     bare, noted = world.pod("p"), world.pod("q", annotations={"mine": "1"})
     paths = {
-        uid: [step["path"] for step in release_patch(world.queue.queued_pods[uid], "n", ["GPU-1"])]
+        uid: [step["path"] for step in make_admission_patch(world.queue.queued_pods[uid], "n", ["GPU-1"])]
         for uid in (bare, noted)
     }
     assert paths[bare][-2:] == ["/metadata/resourceVersion", "/metadata/annotations"]
@@ -117,4 +117,4 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
 def test_the_benchmark_s_bare_client_writes_what_batch_mode_writes() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
     entry = world.queue.queued_pods[world.pod("p")]
-    assert floors.release(entry.uid, "n") == release_patch(entry, "n")
+    assert floors.release(entry.uid, "n") == make_admission_patch(entry, "n")

@@ -8,7 +8,7 @@ from allocator.names import POD_REQUEUED, QUEUE_GATE
 from scheduler_plugin.queue.cache.queued_pods import Phase
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason
-from scheduler_plugin.queue.controller.writer import release_patch, requeue_patch
+from scheduler_plugin.queue.controller.writer import make_admission_patch, make_requeue_patch
 from scheduler_plugin.scheduling.reasons import REQUEUED
 from tests.queue_world import TWO_QUEUES, QueueWorld, world
 
@@ -159,7 +159,7 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
     add: dict[str, Any] = {"op": "add", "path": "/metadata/annotations/gpupack.io~1requeued", "value": "true"}
     if not annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
-    assert requeue_patch(entry) == [
+    assert make_requeue_patch(entry) == [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
         add,
@@ -171,10 +171,12 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
         {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
         {"op": "remove", "path": "/metadata/annotations/gpupack.io~1requeued"},
     ]
-    assert release_patch(entry, "n1") == take_off, "the affinity of a pod without a gate cannot be changed"
+    assert make_admission_patch(entry, "n1") == take_off, (
+        "the affinity of a pod without a gate cannot be changed"
+    )
     world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
     take_off[1]["value"] = entry.record.resource_version
-    assert release_patch(entry) == [
+    assert make_admission_patch(entry) == [
         *take_off,
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},

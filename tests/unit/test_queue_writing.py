@@ -22,7 +22,7 @@ from scheduler_plugin.queue.controller.writer import (
     PodWriter,
     WriteOutcome,
     WriteResult,
-    release_patch,
+    make_admission_patch,
 )
 from tests.queue_world import QueueWorld
 
@@ -139,7 +139,7 @@ def test_a_term_without_conditions_stays_so() -> None:
     terms = [{"matchExpressions": [{"key": "z", "operator": "Exists"}]}, {}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     uid = world.pod("p", spec={"affinity": {"nodeAffinity": required}})
-    paths = [step["path"] for step in release_patch(world.queue.queued_pods[uid], "n1")]
+    paths = [step["path"] for step in make_admission_patch(world.queue.queued_pods[uid], "n1")]
     assert [path for path in paths if path.endswith("/0/matchFields")]
     assert not [path for path in paths if path.endswith("/1/matchFields")]
 
@@ -226,12 +226,12 @@ def test_a_release_names_the_cards_that_are_meant_for_the_pod_in_either_mode(nod
     """In `gate` mode the pod would else be given the cards that are kept free for others."""
     world = QueueWorld()
     plain, annotated = world.pod("p"), world.pod("q", annotations={"x": "y"})
-    patch = release_patch(world.queue.queued_pods[annotated], node, ["GPU-n1-0"])
+    patch = make_admission_patch(world.queue.queued_pods[annotated], node, ["GPU-n1-0"])
     assert patch[-1] == {
         "op": "add",
         "path": "/metadata/annotations/gpupack.io~1planned",
         "value": "GPU-n1-0",
     }
-    *_, test, add = release_patch(world.queue.queued_pods[plain], node, ["GPU-n1-0"])
+    *_, test, add = make_admission_patch(world.queue.queued_pods[plain], node, ["GPU-n1-0"])
     assert add["path"] == "/metadata/annotations"
     assert test["path"] == "/metadata/resourceVersion", "an annotation that was not seen is not lost"

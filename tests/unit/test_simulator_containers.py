@@ -9,7 +9,7 @@ from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.engine import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import PlacedPod, Placer, make_simulated_policy
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
 from tests.ask_world import Node, Pod, World
@@ -35,8 +35,8 @@ def placer(nodes, policy="least-requested"):
 def test_forty_forty_and_eighty_percent_fit_on_two_cards_of_five(policy, card_policy):
     """Each container counted as the largest: 80 percent on three cards, which two do not have."""
     cluster = SimulatedCluster([FIVES])
-    ranked = make_simulated_policy(policy, {}, typical(cluster, [THREE]))
-    outcome = run(cluster, ranked, card_policy, [THREE], lambda: 0.0)
+    ranked = make_simulated_policy(policy, {}, make_typical_workload(cluster, [THREE]))
+    outcome = run_packing(cluster, ranked, card_policy, [THREE], lambda: 0.0)
     assert (outcome.placed, outcome.failed) == (1, {})
     assert cluster.arrays.assumed[0].tolist()[:2] == [4, 4]
     assert outcome.allocated_percent["130"] == 80

@@ -5,13 +5,13 @@ import pytest
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.fragmentation_workload import TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import make_policy
-from scheduler_plugin.simulator.bound import unavoidable_waste
-from scheduler_plugin.simulator.causes import USABLE, causes, fragmented
+from scheduler_plugin.simulator.bound import compute_unavoidable_waste
+from scheduler_plugin.simulator.causes import USABLE, split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import run, typical
+from scheduler_plugin.simulator.engine import make_typical_workload, run_packing
 from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions
 from scheduler_plugin.simulator.placer import HELD, make_simulated_policy
-from scheduler_plugin.simulator.report import report
+from scheduler_plugin.simulator.report import report_packing
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
 from tests.other_policies import offered
 
@@ -28,9 +28,9 @@ def pod(milli, cards=1, cpu=100, memory=1, models=()):
 
 def simulate(pods, policy="least-requested", card_policy="most-used", nodes=NODES, **more):
     cluster = SimulatedCluster(nodes, more.pop("card_units", 1000))
-    ranked = make_simulated_policy(policy, more.pop("parameters", {}), typical(cluster, pods))
+    ranked = make_simulated_policy(policy, more.pop("parameters", {}), make_typical_workload(cluster, pods))
     ticks = itertools.count()
-    return cluster, run(cluster, ranked, card_policy, pods, lambda: float(next(ticks)), **more)
+    return cluster, run_packing(cluster, ranked, card_policy, pods, lambda: float(next(ticks)), **more)
 
 
 @pytest.mark.parametrize("policy", NODE_POLICIES.names())
@@ -103,9 +103,9 @@ def test_card_units_round_requests_up():
 def test_fragmentation_knows_the_pod_list_or_learns_it():
     pods = [pod(470)] * 20
     epochs = []
-    for workload in (typical(SimulatedCluster(NODES), pods), None):
+    for workload in (make_typical_workload(SimulatedCluster(NODES), pods), None):
         policy = make_simulated_policy("fragmentation", {}, workload)
-        run(SimulatedCluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
+        run_packing(SimulatedCluster(NODES), policy, "fragmentation", pods, lambda: 0.0)
         epochs.append(policy.epoch)
     assert epochs[0] == 0 < epochs[1]
 
@@ -156,10 +156,10 @@ def test_causes_add_up_to_what_is_free():
         pod(1000, memory=60),
     ]
     cluster, _ = simulate([*pods, *pods])
-    split = causes(cluster, typical(cluster, pods))
+    split = split_free_gpu(cluster, make_typical_workload(cluster, pods))
     free = 100.0 * (6000 - int(cluster.arrays.gpu_used.sum())) / 6000
     assert sum(split.values()) == pytest.approx(free)
-    assert fragmented(split) == pytest.approx(free - split[USABLE])
+    assert sum_fragmented(split) == pytest.approx(free - split[USABLE])
     assert split["pods that ask for no GPU"] == pytest.approx(free / 5)
 
 
@@ -175,10 +175,12 @@ def test_causes_by_hand():
     }
     for cause, shape in shapes.items():
         assert {
-            name: share for name, share in causes(cluster, typical(cluster, [shape])).items() if share
+            name: share
+            for name, share in split_free_gpu(cluster, make_typical_workload(cluster, [shape])).items()
+            if share
         } == {cause: 100.0}
     filled = simulate([pod(600)], nodes=nodes)[0]
-    assert causes(filled, typical(filled, [pod(700)])) == {
+    assert split_free_gpu(filled, make_typical_workload(filled, [pod(700)])) == {
         **dict.fromkeys(shapes, 0.0),
         "pods that ask for no GPU": 0.0,
         "rests on other cards of a node that fits": 20.0,
@@ -199,7 +201,7 @@ def test_causes_by_hand():
     ],
 )
 def test_unavoidable_waste(placed, dropped, waste):
-    assert unavoidable_waste(1000, 10, placed, dropped) == pytest.approx(waste, abs=1e-6)
+    assert compute_unavoidable_waste(1000, 10, placed, dropped) == pytest.approx(waste, abs=1e-6)
 
 
 def test_the_bound_never_passes_what_a_placement_reached():
@@ -209,25 +211,25 @@ def test_the_bound_never_passes_what_a_placement_reached():
         nodes = [TraceNode(f"n{number}", 10**6, 10**6, 4, "T4") for number in range(5)]
         cluster, outcome = simulate(pods, "fragmentation", "fragmentation", nodes=nodes)
         free = 20_000 - int(cluster.arrays.gpu_used.sum())
-        waste = unavoidable_waste(1000, 20, outcome.placed_units, outcome.failed_units)
+        waste = compute_unavoidable_waste(1000, 20, outcome.placed_units, outcome.failed_units)
         if outcome.failed:
             assert 0 <= waste <= free + 1e-6
 
 
 def test_a_bound_from_unfinished_prices_still_holds(monkeypatch):
-    exact = unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3})
+    exact = compute_unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3})
     for steps in range(8):
         monkeypatch.setattr("scheduler_plugin.simulator.bound._STEPS", steps)
-        assert 0 <= unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3}) <= exact + 1e-6
+        assert 0 <= compute_unavoidable_waste(1000, 10, {470: 4, 320: 3}, {160: 3}) <= exact + 1e-6
 
 
 def test_many_sizes_are_not_bounded():
-    assert unavoidable_waste(1000, 10, dict.fromkeys(range(401, 480), 1), {}) == 0
+    assert compute_unavoidable_waste(1000, 10, dict.fromkeys(range(401, 480), 1), {}) == 0
 
 
 def test_causes_look_once_at_shapes_with_the_same_cards():
     cluster = SimulatedCluster([TraceNode("a", 1000, 64, 1, "T4")])
-    split = causes(cluster, typical(cluster, [pod(500, cpu=100), pod(500, cpu=2000)]))
+    split = split_free_gpu(cluster, make_typical_workload(cluster, [pod(500, cpu=100), pod(500, cpu=2000)]))
     assert split[USABLE] == split["cpu is used up"] == 50.0
 
 
@@ -250,7 +252,7 @@ def test_pods_dropped_in_every_run_alike_are_whole_pods():
         "failed": {"no room": 116.0, "no such card": 2.5},
         "fragmentation": {"too little": 10.0},
     }
-    lines = list(report({"best-fit": mean}))
+    lines = list(report_packing({"best-fit": mean}))
     assert lines[-2:] == [
         "  pods dropped: no room 116, no such card 2.5",
         "  free GPU as a typical pod sees it: too little 10.00 %",

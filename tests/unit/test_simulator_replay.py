@@ -4,11 +4,11 @@ import pytest
 
 from scheduler_plugin.errors import TraceError
 from scheduler_plugin.scheduling.policies import make_policy
-from scheduler_plugin.simulator.arrivals import Arrival, Replay, replayed
+from scheduler_plugin.simulator.arrivals import Arrival, Replay, make_replay
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.replay import replay
-from scheduler_plugin.simulator.replay_report import duration
-from scheduler_plugin.simulator.replay_results import SERIES, replay_result
+from scheduler_plugin.simulator.replay import run_replay
+from scheduler_plugin.simulator.replay_report import format_duration
+from scheduler_plugin.simulator.replay_results import SERIES, make_replay_result
 from scheduler_plugin.simulator.trace import Times, TraceNode, TracePod, read_pods
 
 NODE = TraceNode("n", 8000, 64, 2, "T4")
@@ -22,7 +22,7 @@ def story(arrivals, nodes=(NODE,), policy="best-fit", **parameters):
     """Replay pairs of a time, how long it runs and a pod."""
     cluster = SimulatedCluster(nodes)
     made = make_policy(policy, parameters)
-    return cluster, made, replay(cluster, made, "most-used", [Arrival(*each) for each in arrivals])
+    return cluster, made, run_replay(cluster, made, "most-used", [Arrival(*each) for each in arrivals])
 
 
 def test_who_finds_no_place_waits_until_something_ends():
@@ -105,9 +105,9 @@ def test_results_by_hand():
     pods = [(0, 40, pod(1000)), (10, 20, pod(1000)), (20, 20, pod(500)), (40, 10, pod(500))]
     arrivals = tuple(Arrival(*each) for each in pods)
     cluster = SimulatedCluster(nodes)
-    told = replay(cluster, make_policy("best-fit"), "most-used", arrivals)
+    told = run_replay(cluster, make_policy("best-fit"), "most-used", arrivals)
     assert told.placed_s == [0, 10, 30, 40]
-    result = replay_result(told, Replay(nodes, arrivals, 1.0, 0, 40), cluster, 1.0)
+    result = make_replay_result(told, Replay(nodes, arrivals, 1.0, 0, 40), cluster, 1.0)
     assert (result["gpu_pods"], result["pods"], result["nodes"], result["gpus"]) == (4, 4, 1, 2)
     # 10 s one card, 20 s two, 10 s one and a half, of two cards for 40 s; asked for: a half from 20 on, too.
     assert result["allocated_percent"] == pytest.approx(100 * (10 + 40 + 15) / 80, abs=1e-3)
@@ -141,7 +141,7 @@ MANY = [TraceNode(f"n{number:03}", 8000, 64, 4, "T4" if number % 4 else "A10") f
 
 @pytest.mark.parametrize("load", [0.005, 0.5, 1.0, 1.3])
 def test_the_load_is_what_was_asked_for(load):
-    made = replayed(MANY, even(2000), load, 40_000, 1)
+    made = make_replay(MANY, even(2000), load, 40_000, 1)
     assert asked(made) / made.gpus == pytest.approx(load, rel=0.1)
     assert [arrival.at_s for arrival in made.arrivals] == sorted(arrival.at_s for arrival in made.arrivals)
     assert len(made.arrivals) == pytest.approx(2000 * made.copies, abs=1)
@@ -151,15 +151,15 @@ def test_the_load_is_what_was_asked_for(load):
 
 
 def test_a_cluster_that_is_too_large_is_made_smaller_evenly():
-    made = replayed(MANY, even(2000), 1.0, 10_000, 1)
+    made = make_replay(MANY, even(2000), 1.0, 10_000, 1)
     assert made.gpus == pytest.approx(25, abs=4)
-    models = [node.model for node in replayed(MANY, even(2000), 1.0, 80_000, 1).nodes]
+    models = [node.model for node in make_replay(MANY, even(2000), 1.0, 80_000, 1).nodes]
     assert models.count("A10") / len(models) == pytest.approx(0.25, abs=0.03)
 
 
 def test_the_trace_as_it_is():
     pods = even(50)
-    made = replayed(MANY, pods, None, 1, 7)
+    made = make_replay(MANY, pods, None, 1, 7)
     assert made.nodes == tuple(MANY)
     assert [arrival.pod for arrival in made.arrivals] == pods
     assert [arrival.at_s for arrival in made.arrivals] == [one.times.arrives_s for one in pods]
@@ -167,12 +167,12 @@ def test_the_trace_as_it_is():
 
 
 def test_seeds_decide():
-    one, same, other = (replayed(MANY, even(200), 0.3, 900, seed) for seed in (1, 1, 2))
+    one, same, other = (make_replay(MANY, even(200), 0.3, 900, seed) for seed in (1, 1, 2))
     assert one == same != other
 
 
 def test_copies_come_a_little_later():
-    made = replayed(MANY[:1], even(100), 5.0, 1000, 1)
+    made = make_replay(MANY[:1], even(100), 5.0, 1000, 1)
     later = sorted(arrival.at_s - arrival.pod.times.arrives_s for arrival in made.arrivals)
     assert later.count(0) == 100
     assert 0 < later[100] <= later[-1] <= 9.9
@@ -181,8 +181,8 @@ def test_copies_come_a_little_later():
 @pytest.mark.parametrize("pods", [even(5, every=0), [pod(0, at=number, runs=9) for number in range(9)]])
 def test_no_load_can_be_made_of_nothing(pods):
     with pytest.raises(TraceError, match="ask for no GPU at any time that counts"):
-        replayed(MANY, pods, 1.0, 1000, 1)
-    replayed(MANY, pods, None, 1000, 1)
+        make_replay(MANY, pods, 1.0, 1000, 1)
+    make_replay(MANY, pods, None, 1000, 1)
 
 
 HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n"
@@ -227,4 +227,10 @@ def test_a_list_without_times_is_refused(tmp_path):
 
 
 def test_durations():
-    assert [duration(at) for at in (0, 59, 60, 5400, 129_600)] == ["0 s", "59 s", "1.0 min", "1.5 h", "1.5 d"]
+    assert [format_duration(at) for at in (0, 59, 60, 5400, 129_600)] == [
+        "0 s",
+        "59 s",
+        "1.0 min",
+        "1.5 h",
+        "1.5 d",
+    ]

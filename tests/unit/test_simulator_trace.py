@@ -1,7 +1,7 @@
 import pytest
 
 from scheduler_plugin.errors import TraceError
-from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw, read_nodes, read_pods
+from scheduler_plugin.simulator.trace import TraceNode, TracePod, draw_pods, read_nodes, read_pods
 
 NODE_HEAD = "sn,cpu_milli,memory_mib,gpu,model\n"
 POD_HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
@@ -138,9 +138,9 @@ def test_a_missing_file_stops():
 
 def test_draws_repeat_and_reach_the_inflation():
     pods = [TracePod("a", 1, 1, 1, 500), TracePod("b", 1, 1, 2, 1000), TracePod("c", 1, 1, 0, 0)]
-    drawn = draw(pods, 10, 1.3, 42)
-    assert drawn == draw(pods, 10, 1.3, 42)
-    assert drawn != draw(pods, 10, 1.3, 43)
+    drawn = draw_pods(pods, 10, 1.3, 42)
+    assert drawn == draw_pods(pods, 10, 1.3, 42)
+    assert drawn != draw_pods(pods, 10, 1.3, 43)
     asked = sum(pod.asked for pod in drawn)
     assert 13_000 <= asked < 15_000
     assert set(drawn) == set(pods)
@@ -148,8 +148,8 @@ def test_draws_repeat_and_reach_the_inflation():
 
 def test_lists_that_ask_for_enough_or_for_nothing_are_only_shuffled():
     pods = [TracePod(str(number), 1, 1, 1, 1000) for number in range(20)]
-    drawn = draw(pods, 10, 1.3, 42)
+    drawn = draw_pods(pods, 10, 1.3, 42)
     assert drawn != pods
     assert sorted(drawn, key=lambda pod: int(pod.name)) == pods
     idle = [TracePod("c", 1, 1, 0, 0)] * 3
-    assert draw(idle, 10, 1.3, 42) == idle
+    assert draw_pods(idle, 10, 1.3, 42) == idle

@@ -85,7 +85,7 @@ class QuotaUsage:
         if row is None or not nodes.usable[row]:
             return None
         sizes = dict(zip(nodes.uuids[row], nodes.size[row].tolist(), strict=False))
-        found = _of_cards(wants.request, assigned or {}, sizes)
+        found = _count_card_units(wants.request, assigned or {}, sizes)
         return wants.compute_units(int(nodes.size[row].max())) if found is None else found
 
     def compute_pod_units(self, record: PodRecord, wants: PodRequirements) -> int | None:
@@ -98,7 +98,7 @@ class QuotaUsage:
         return self.compute_units_on_node(wants, take.node, take.assigned)
 
 
-def _of_cards(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:
+def _count_card_units(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:
     """Units of some cards, None where it is not known which cards they are."""
     units = 0
     for demand in request.demands:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kubeapi.selectors import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
 from scheduler_plugin.queue.config.quota import Quota
-from scheduler_plugin.queue.config.reading import load, read, shown, sound
+from scheduler_plugin.queue.config.reading import format_value, list_sound_values, load_yaml, read_form
 
 _DURATION: Final = re.compile(r"(?=[0-9])(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _MOST_UNITS: Final = 1 << 40
@@ -202,19 +202,21 @@ def parse_config(
         QueueConfigError: every fault, with its path.
     """
     try:
-        raw, faults = load(text)
+        raw, faults = load_yaml(text)
     except Exception as error:  # the loader lets KeyError, IndexError, OverflowError and more through
         line = " ".join((str(error) or type(error).__name__).split())
         raise QueueConfigError(name, [f"not YAML: {line[:256]}"]) from error
     # With faults of its own the document is still looked into, so that all faults are told at once.
-    whole = read(raw, _QueueDocument, "", faults)
-    document = whole or _QueueDocument(**{"queues": [], **sound(raw, _QueueDocument)})
-    queues = _all(document.queues, QueueForm, "queues", faults)
-    cohorts = _all(document.cohorts, CohortForm, "cohorts", faults)
-    slots = read(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
-    locality = read({} if document.locality is None else document.locality, LocalityForm, "locality", faults)
+    whole = read_form(raw, _QueueDocument, "", faults)
+    document = whole or _QueueDocument(**{"queues": [], **list_sound_values(raw, _QueueDocument)})
+    queues = _read_list(document.queues, QueueForm, "queues", faults)
+    cohorts = _read_list(document.cohorts, CohortForm, "cohorts", faults)
+    slots = read_form(document.slots, SlotsForm, "slots", faults) if document.slots is not None else None
+    locality = read_form(
+        {} if document.locality is None else document.locality, LocalityForm, "locality", faults
+    )
     seconds = {
-        field: _seconds(getattr(document, field), path, faults)
+        field: _read_seconds(getattr(document, field), path, faults)
         for field, path in (
             ("keep_room_after", "keepRoomAfter"),
             ("keep_room_at_latest", "keepRoomAtLatest"),
@@ -224,14 +226,14 @@ def parse_config(
     }
     parameters = {
         policy: {
-            name: _text(value, f"nodePolicyParameters.{policy}.{name}", faults)
+            name: _format_parameter(value, f"nodePolicyParameters.{policy}.{name}", faults)
             for name, value in each.items()
         }
         for policy, each in document.node_policy_parameters.items()
     }
     faults += check_policies(document.node_policy, parameters)
     if whole is not None:
-        faults += _together(queues, cohorts, slots)
+        faults += _find_conflicts(queues, cohorts, slots)
     if faults or locality is None:
         raise QueueConfigError(name, faults)
     return QueueConfig(
@@ -266,23 +268,25 @@ def explain_overcommit(config: QueueConfig, cluster_units: int) -> str:
     return f"nominal quotas sum up to {promised} units and the cluster's cards have {cluster_units}"
 
 
-def _together(
+def _find_conflicts(
     queues: Mapping[int, QueueForm], cohorts: Mapping[int, CohortForm], slots: SlotsForm | None
 ) -> Iterable[str]:
     """Faults between parts."""
-    yield from _repeated("queues.name", [queue.name for queue in queues.values()])
-    yield from _repeated("cohorts.name", [cohort.name for cohort in cohorts.values()])
+    yield from _find_repeated_names("queues.name", [queue.name for queue in queues.values()])
+    yield from _find_repeated_names("cohorts.name", [cohort.name for cohort in cohorts.values()])
     for at, queue in queues.items():
-        yield from _quotas(at, queue)
-        yield from _conditions(f"queues[{at}].namespaceSelector", queue.namespace_selector)
+        yield from _find_quota_faults(at, queue)
+        yield from _find_selector_faults(f"queues[{at}].namespaceSelector", queue.namespace_selector)
     names = {cohort.name for cohort in cohorts.values()} | {queue.cohort for queue in queues.values()} - {""}
     for at, cohort in cohorts.items():
         if cohort.parent and cohort.parent not in names:
             yield f"cohorts[{at}].parent: {cohort.parent}; allowed: the cohorts {', '.join(sorted(names))}"
-    yield from _circles({cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent})
+    yield from _find_cohort_circles(
+        {cohort.name: cohort.parent for cohort in cohorts.values() if cohort.parent}
+    )
     if slots is not None:
-        yield from _conditions("slots.local.nodeSelector", slots.local.node_selector)
-        yield from _conditions("slots.free.nodeSelector", slots.free.node_selector)
+        yield from _find_selector_faults("slots.local.nodeSelector", slots.local.node_selector)
+        yield from _find_selector_faults("slots.free.nodeSelector", slots.free.node_selector)
         if slots.local.count == 0 and slots.free.count == 0:
             yield "slots: both counts are 0; allowed: one type with slots at least"
         if slots.local_name == slots.free_name:
@@ -291,7 +295,7 @@ def _together(
             yield "slots: shareOfCards; allowed with per: card only"
 
 
-def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
+def _find_quota_faults(at: int, queue: QueueForm) -> Iterable[str]:
     for field, value in (("borrowingLimit", queue.borrowing_limit), ("lendingLimit", queue.lending_limit)):
         if value is not None and queue.nominal_quota is None:
             yield f"queues[{at}].{field}: {value}; allowed beside a nominalQuota only"
@@ -306,7 +310,7 @@ def _quotas(at: int, queue: QueueForm) -> Iterable[str]:
         )
 
 
-def _conditions(path: str, selector: SelectorForm | None) -> Iterable[str]:
+def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[str]:
     """`In` and `NotIn` have values, `Exists` and `DoesNotExist` have none."""
     for at, each in enumerate((selector.match_expressions if selector is not None else None) or ()):
         listed = each.operator in {"In", "NotIn"}
@@ -316,7 +320,7 @@ def _conditions(path: str, selector: SelectorForm | None) -> Iterable[str]:
             yield f"{values}; allowed: {allowed} with {each.operator}"
 
 
-def _circles(parents: Mapping[str, str]) -> Iterable[str]:
+def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
     told: set[str] = set()
     for name in parents:
         path = [name]
@@ -329,13 +333,13 @@ def _circles(parents: Mapping[str, str]) -> Iterable[str]:
             yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed: a tree"
 
 
-def _all(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
+def _read_list(items: list[Any], form: type[Form], path: str, faults: list[str]) -> dict[int, Form]:
     """Read the parts of a list; those without faults, by their place."""
-    found = ((at, read(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
+    found = ((at, read_form(item, form, f"{path}[{at}]", faults)) for at, item in enumerate(items))
     return {at: part for at, part in found if part is not None}
 
 
-def _seconds(text: str, path: str, faults: list[str]) -> float:
+def _read_seconds(text: str, path: str, faults: list[str]) -> float:
     """Read a duration such as 90s, 10m or 1h30m."""
     match = _DURATION.fullmatch(text)
     seconds = 0.0
@@ -347,14 +351,14 @@ def _seconds(text: str, path: str, faults: list[str]) -> float:
     return seconds
 
 
-def _text(value: Any, path: str, faults: list[str]) -> str:
+def _format_parameter(value: Any, path: str, faults: list[str]) -> str:
     """Read a parameter as the command line has it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        faults.append(f"{path}: {shown(value)}; allowed: a text or a number")
+        faults.append(f"{path}: {format_value(value)}; allowed: a text or a number")
     return str(value)
 
 
-def _repeated(what: str, values: list[str]) -> Iterable[str]:
+def _find_repeated_names(what: str, values: list[str]) -> Iterable[str]:
     return (
         f"{what}: {value} stands twice; allowed: once"
         for value in sorted(set(values))

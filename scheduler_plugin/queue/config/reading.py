@@ -17,7 +17,7 @@ RENAMED: Final = {"strategy": "queueingStrategy", "stop": "stopPolicy", "launch"
 Form = TypeVar("Form", bound=Struct)
 
 
-def load(text: str) -> tuple[Any, list[str]]:
+def load_yaml(text: str) -> tuple[Any, list[str]]:
     """Read YAML, and tell keys that stand twice: of those the last one would win in silence.
 
     Raises:
@@ -28,13 +28,13 @@ def load(text: str) -> tuple[Any, list[str]]:
         node = loader.get_single_node()
         if node is None:
             return None, []
-        faults = list(_repeated(node, "", set()))
+        faults = list(_find_repeated_keys(node, "", set()))
         return loader.construct_document(node), faults
     finally:
         loader.dispose()
 
 
-def read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
+def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | None:
     """Read one part.
 
     Args:
@@ -46,7 +46,7 @@ def read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | Non
     Returns:
         None where something is wrong.
     """
-    found = list(_faults(raw, form, path))
+    found = list(_find_faults(raw, form, path))
     if not found:
         try:
             return msgspec.convert(raw, form)
@@ -56,18 +56,18 @@ def read(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form | Non
     return None
 
 
-def sound(raw: Any, form: type[Form]) -> dict[str, Any]:
+def list_sound_values(raw: Any, form: type[Form]) -> dict[str, Any]:
     """Those values of a mapping that a form has a field for and finds no fault with, by the field's name."""
     if not isinstance(raw, dict):
         return {}
     return {
         field.name: raw[field.encode_name]
         for field in msgspec.structs.fields(form)
-        if field.encode_name in raw and not any(_faults(raw[field.encode_name], field.type, ""))
+        if field.encode_name in raw and not any(_find_faults(raw[field.encode_name], field.type, ""))
     }
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as a message shows it."""
     match value:
         case None:
@@ -82,13 +82,13 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
+def _find_repeated_keys(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
     if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for at, item in enumerate(node.value):
-            yield from _repeated(item, f"{path}[{at}]", seen)
+            yield from _find_repeated_keys(item, f"{path}[{at}]", seen)
     elif isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
@@ -98,51 +98,52 @@ def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
                 again = f" with {value.value[:SHOWN]!r}" if isinstance(value, yaml.ScalarNode) else ""
                 yield f"{place}: stands again{again}; allowed: once"
             keys.add(name)
-            yield from _repeated(value, place, seen)
+            yield from _find_repeated_keys(value, place, seen)
 
 
-def _faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
+def _find_faults(raw: Any, kind: Any, path: str) -> Iterator[str]:
     """Find what is wrong with a value, in all its parts."""
-    may_miss, kind = _without_none(kind)
+    may_miss, kind = _split_optional(kind)
     if raw is None and may_miss:
         return
-    item = _item(kind)
+    item = _get_item_type(kind)
     if isinstance(kind, type) and issubclass(kind, Struct):
-        yield from _mapping_faults(raw, kind, path)
+        yield from _find_mapping_faults(raw, kind, path)
     elif item is not None and isinstance(raw, list):
         for at, each in enumerate(raw):
-            yield from _faults(each, item, f"{path}[{at}]")
+            yield from _find_faults(each, item, f"{path}[{at}]")
     elif get_origin(kind) is dict and isinstance(raw, dict):
         for key, each in raw.items():
-            yield from _faults(each, get_args(kind)[1], f"{path}.{key}")
+            yield from _find_faults(each, get_args(kind)[1], f"{path}.{key}")
     else:
         try:
             msgspec.convert(raw, kind)
         except msgspec.ValidationError:
-            yield f"{path}: {shown(raw)}; allowed: {_allowed(inspect.type_info(kind))}"
+            yield f"{path}: {format_value(raw)}; allowed: {_describe_allowed(inspect.type_info(kind))}"
 
 
-def _mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[str]:
+def _find_mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[str]:
     fields = {field.encode_name: field for field in msgspec.structs.fields(form)}
     keys = ", ".join(fields)
     if not isinstance(raw, dict):
-        yield f"{path or 'document'}: {shown(raw)}; allowed: a mapping of {keys}"
+        yield f"{path or 'document'}: {format_value(raw)}; allowed: a mapping of {keys}"
         return
     for key, value in raw.items():
         place = f"{path}.{str(key)[:SHOWN]}".lstrip(".")
         if key in fields:
-            yield from _faults(value, fields[key].type, place)
+            yield from _find_faults(value, fields[key].type, place)
         else:
             known = (
                 f"its name is {RENAMED[key]} now" if RENAMED.get(key) in fields else "there is no such key"
             )
-            yield f"{place}: {shown(value)}; {known}; allowed: {keys}"
+            yield f"{place}: {format_value(value)}; {known}; allowed: {keys}"
     for name, field in fields.items():
         if field.required and name not in raw:
-            yield f"{path}.{name}: missing; allowed: {_allowed(inspect.type_info(field.type))}".lstrip(".")
+            allowed = _describe_allowed(inspect.type_info(field.type))
+            yield f"{path}.{name}: missing; allowed: {allowed}".lstrip(".")
 
 
-def _without_none(kind: Any) -> tuple[bool, Any]:
+def _split_optional(kind: Any) -> tuple[bool, Any]:
     """Whether a type takes None, and the type without that."""
     if get_origin(kind) not in {Union, types.UnionType}:
         return False, kind
@@ -150,18 +151,18 @@ def _without_none(kind: Any) -> tuple[bool, Any]:
     return len(kinds) < len(get_args(kind)), kinds[0]
 
 
-def _item(kind: Any) -> Any:
+def _get_item_type(kind: Any) -> Any:
     """The type of the items of a list, None for what is none."""
     return get_args(kind)[0] if get_origin(kind) in {tuple, list} else None
 
 
-def _allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for each type
+def _describe_allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for each type
     """What a type takes, in words."""
     match info:
         case inspect.Metadata(extra_json_schema={"description": text}):
             return f"{text}"
         case inspect.Metadata(type=inner):
-            return _allowed(inner)
+            return _describe_allowed(inner)
         case inspect.LiteralType(values=values):
             return f"{', '.join(map(str, values))}"
         case inspect.BoolType():

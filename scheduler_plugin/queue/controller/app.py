@@ -19,15 +19,21 @@ from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.memory import collect_rarely, freeze_caches, trim_memory
 from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_leader_label
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
-from scheduler_plugin.queue.controller.batch_client import committer_of
+from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
-from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, batch_pods
+from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, watch_batch_pods
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.http import make_app
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
 from scheduler_plugin.queue.controller.settings import QueueSettings
-from scheduler_plugin.queue.controller.watching import JobSink, NamespaceSink, QueueFeed, jobs, namespaces
+from scheduler_plugin.queue.controller.watching import (
+    JobSink,
+    NamespaceSink,
+    QueueFeed,
+    watch_jobs,
+    watch_namespaces,
+)
 from scheduler_plugin.queue.controller.writer import PodWriter
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 
@@ -77,7 +83,7 @@ async def run(
         writer = PodWriter(client, term.can_write, settings.write_timeout_s)
         recorder = EventRecorder(client, "gpupack-queue", busy=lambda: controller.is_busy, most=EVENTS)
         metrics = QueueMetrics()
-        committer = await stack.enter_async_context(committer_of(settings, term.can_write))
+        committer = await stack.enter_async_context(open_committer_client(settings, term.can_write))
         controller = Controller(
             queue, writer, recorder, clock, term.is_open, metrics.decisions.observe, committer
         )
@@ -106,9 +112,9 @@ async def run(
         async with asyncio.TaskGroup() as group:
             work = [
                 watcher.run(),
-                namespaces(client, sink, clock).run(),
-                jobs(client, JobSink(queue, controller.record_change), clock).run(),
-                batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
+                watch_namespaces(client, sink, clock).run(),
+                watch_jobs(client, JobSink(queue, controller.record_change), clock).run(),
+                watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
                 conditions.run(),
                 term.run(controller.record_change),
                 recorder.run(),

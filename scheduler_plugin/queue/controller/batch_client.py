@@ -88,7 +88,7 @@ class CommitterClient:
 
 
 @asynccontextmanager
-async def committer_of(
+async def open_committer_client(
     settings: QueueSettings, may: Callable[[], bool]
 ) -> AsyncIterator[CommitterClient | None]:
     """Call the committer of the settings while the context lasts, None where they name none."""

@@ -13,7 +13,7 @@ import structlog
 
 from kubeapi.errors import KubeApiError
 from kubeapi.events import BUSY_S
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason
 
@@ -91,7 +91,7 @@ class BatchConditions:
     async def _write(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         record = entry.record
         body = make_condition_patch(record.uid, reason, message, self._wall())
-        path = f"{pod_path(record.namespace, record.name)}/status"
+        path = f"{make_pod_path(record.namespace, record.name)}/status"
         try:
             await self._api.patch(path, body, MERGE, timeout_s=self._timeout_s)
         except KubeApiError as error:

@@ -58,6 +58,8 @@ class BatchPodSink:
         """Nothing to do: a spec does not change while a pod waits, but for what a release does not need."""
 
 
-def batch_pods(client: KubeClient, sink: BatchPodSink, clock: Callable[[], float]) -> Reflector[WholePod]:
+def watch_batch_pods(
+    client: KubeClient, sink: BatchPodSink, clock: Callable[[], float]
+) -> Reflector[WholePod]:
     """Watch them."""
     return Reflector(client, "/api/v1/pods", WholePod, sink, params={"fieldSelector": SELECTED}, clock=clock)

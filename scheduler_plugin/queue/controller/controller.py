@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from kubeapi.correlation import EventType, pod_ref
+from kubeapi.correlation import EventType, make_pod_ref
 from kubeapi.events import BUSY_S
 from scheduler_plugin.queue.cache.lending import sort_by_launch_order
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod, Requeue
@@ -196,7 +196,7 @@ class Controller:
 
     async def _resolve(self, handed: Handed, entry: QueuedPod, why: str) -> None:
         """Find out what became of a pod that may have been bound; so long it keeps room and quota."""
-        log.info("not known whether it was bound", pod=_name(entry), why=why)
+        log.info("not known whether it was bound", pod=_describe_pod(entry), why=why)
         answer = await self._writer.find_node(entry)
         known = self.queue.queued_pods.get(entry.uid)
         if known is not None:
@@ -229,7 +229,9 @@ class Controller:
         self._wrote = self._clock()
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
-            log.info("not released", pod=_name(entry), queue=release.queue, outcome=outcome, why=answer.why)
+            log.info(
+                "not released", pod=_describe_pod(entry), queue=release.queue, outcome=outcome, why=answer.why
+            )
             self.queue.record_refused_admission(member.uid, self._clock(), answer.why)
             if answer.why and entry.phase is Phase.GATED:
                 self.explainer.explain_pod(entry)
@@ -243,7 +245,7 @@ class Controller:
         if release.borrowed or release.lender:
             counts.borrowed[release.queue] = counts.borrowed.get(release.queue, 0) + 1
         self._send_event(entry, "Normal", "Released", message)
-        log.info("released", pod=_name(entry), queue=release.queue, node=member.node, why=message)
+        log.info("released", pod=_describe_pod(entry), queue=release.queue, node=member.node, why=message)
 
     def _tick(self) -> None:
         now = self._clock()
@@ -256,7 +258,7 @@ class Controller:
             long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
             message = f"{long}: cards of node {node} are kept free for it"
             self._send_event(entry, "Normal", "RoomKept", message)
-            log.info("room kept", pod=_name(entry), queue=entry.queue_info.queue, node=node)
+            log.info("room kept", pod=_describe_pod(entry), queue=entry.queue_info.queue, node=node)
         self.explainer.begin_round(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()
@@ -276,7 +278,9 @@ class Controller:
             self._send_event(victim, "Warning", "Reclaimed", f"{why}: the pod is evicted")
             borrower = victim.queue_info.queue
             self.counts.reclaimed[borrower] = self.counts.reclaimed.get(borrower, 0) + 1
-            log.info("reclaimed", pod=_name(victim), queue=victim.queue_info.queue, lender=reclaim.queue)
+            log.info(
+                "reclaimed", pod=_describe_pod(victim), queue=victim.queue_info.queue, lender=reclaim.queue
+            )
             self._begin_removing(victim, reclaim.queue)
 
     def _write_requeues(self, back: Requeue) -> None:
@@ -291,7 +295,7 @@ class Controller:
         if back.remove or back.requeue:
             end = "it is removed and waits again" if back.remove else "it waits in its queue again"
         self._send_event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
-        log.warning("taken back", pod=_name(entry), queue=queue, why=back.why, removed=back.remove)
+        log.warning("taken back", pod=_describe_pod(entry), queue=queue, why=back.why, removed=back.remove)
         self._begin_ending(back)
 
     def _begin_ending(self, back: Requeue) -> None:
@@ -308,7 +312,9 @@ class Controller:
         async with self._turns:
             answer = await self._writer.requeue(entry)
         if answer.why:
-            log.warning("not requeued", pod=_name(entry), queue=entry.queue_info.queue, why=answer.why)
+            log.warning(
+                "not requeued", pod=_describe_pod(entry), queue=entry.queue_info.queue, why=answer.why
+            )
             if answer.written is WriteOutcome.REFUSED:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._send_event(entry, "Warning", "NotRequeued", message)
@@ -319,14 +325,14 @@ class Controller:
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.record_refusal(lender, entry.uid, self._clock(), stays=stays)
-            log.warning("not removed", pod=_name(entry), queue=entry.queue_info.queue, why=answer.why)
+            log.warning("not removed", pod=_describe_pod(entry), queue=entry.queue_info.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
                 self._send_event(entry, "Warning", "NotRemoved", message)
 
     def _send_event(self, entry: QueuedPod, type_: EventType, reason: str, message: str) -> None:
         record = entry.record
-        self._recorder.event(pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
+        self._recorder.event(make_pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
 
 
 def list_planned_cards(queue: Queue, uid: str) -> list[str]:
@@ -350,5 +356,5 @@ def format_decision(release: AdmittedWorkload, member: AdmittedPod) -> str:
     return "; ".join(parts)
 
 
-def _name(entry: QueuedPod) -> str:
+def _describe_pod(entry: QueuedPod) -> str:
     return f"{entry.record.namespace}/{entry.record.name}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from kubeapi.correlation import EventType, ObjectRef, pod_ref
+from kubeapi.correlation import EventType, ObjectRef, make_pod_ref
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.queue.cache.queued_pods import Phase, QueuedPod
 from scheduler_plugin.queue.controller.status import WaitReason, explain_pod
@@ -119,6 +119,6 @@ class Explainer:
         self._told[entry.uid] = new
         type_: EventType = "Warning" if found.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
         record = entry.record
-        ref = pod_ref(record.namespace, record.name, record.uid)
+        ref = make_pod_ref(record.namespace, record.name, record.uid)
         self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")
         self.told(entry, found.reason, found.message)

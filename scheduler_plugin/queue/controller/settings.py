@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from allocator.errors import AllocatorError
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
-from kubeapi.addresses import HttpAddress, address_faults
+from kubeapi.addresses import HttpAddress, find_address_faults
 from kubeapi.options import find_faults, option
 from kubeapi.process_options import (
     MIN_STALE_S,
@@ -111,7 +111,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         faults = [
             *list_election_faults(self, "write timeout", self.write_timeout_s),
             *self._list_follower_faults(),
-            *address_faults("http", self.http),
+            *find_address_faults("http", self.http),
             *list_kubeconfig_faults(self.kubeconfig),
             *find_faults(self),
         ]

@@ -125,7 +125,7 @@ def explain_pod(queue: Queue, entry: QueuedPod, now: float, position: int | None
         now: Seconds.
         position: Its position where that is known already.
     """
-    word, message = _why(queue, entry)
+    word, message = _explain_pod(queue, entry)
     if word is WaitReason.REFUSED:
         position = 0
     elif position is None:
@@ -166,12 +166,12 @@ def report_queues(queue: Queue, now: float) -> list[QueueReport]:
         if entry.phase is Phase.GATED:
             waits.setdefault(entry.queue_info.queue, []).append(max(0.0, now - entry.wait_start))
     return [
-        _tenant(queue, tenant, waits.get(tenant.name, []))
+        _report_queue(queue, tenant, waits.get(tenant.name, []))
         for tenant in sorted(queue.queues, key=lambda tenant: tenant.name)
     ]
 
 
-def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport:
+def _report_queue(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport:
     cohort = queue.queues.get_cohort(tenant.name)
     return QueueReport(
         name=tenant.name,
@@ -187,16 +187,16 @@ def _tenant(queue: Queue, tenant: QueueState, waits: list[float]) -> QueueReport
         stop="not configured" if tenant.form is None else tenant.form.stop_policy,
         weighted_share=tenant.dominant[1] / tenant.weight,
         dominant_resource=tenant.dominant[0],
-        first_stage=sum(_pods(task.requirements) for task in tenant.waiting.list_held()),
+        first_stage=sum(_count_pods(task.requirements) for task in tenant.waiting.list_held()),
     )
 
 
-def _pods(needs: Needs) -> int:
+def _count_pods(needs: Needs) -> int:
     """Count the pods of a task."""
     return len(needs.members) if isinstance(needs, GangRequirements) else 1
 
 
-def _why(queue: Queue, entry: QueuedPod) -> tuple[WaitReason, str]:
+def _explain_pod(queue: Queue, entry: QueuedPod) -> tuple[WaitReason, str]:
     refusal = queue.explain_refusal(entry)
     if refusal or entry.requirements is None:
         return WaitReason.REFUSED, refusal
@@ -211,21 +211,23 @@ def _why(queue: Queue, entry: QueuedPod) -> tuple[WaitReason, str]:
     if held:
         return WaitReason.HELD, held
     if gang is not None and not gang.waiting_queue:
-        return WaitReason.GANG, gang.fault or _incomplete(entry, gang)
+        return WaitReason.GANG, gang.fault or _explain_incomplete_gang(entry, gang)
     tenant = queue.queues[entry.queue_info.queue]
-    never = _never(queue, tenant, entry, entry.requirements)
+    never = _explain_never(queue, tenant, entry, entry.requirements)
     if never:
         return WaitReason.NEVER, never
-    return _why_not_now(queue, tenant, entry, entry.requirements)
+    return _explain_waiting_in_queue(queue, tenant, entry, entry.requirements)
 
 
-def _why_not_now(
+def _explain_waiting_in_queue(
     queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements
 ) -> tuple[WaitReason, str]:
     """Say why a pod that waits in a queue is not the one released."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     if task is not None and tenant.waiting.is_held(task.uid):
-        return WaitReason.STAGE, _stage(queue, tenant.waiting.list_unfinished(task.job), task.job)
+        return WaitReason.STAGE, _explain_first_stage(
+            queue, tenant.waiting.list_unfinished(task.job), task.job
+        )
     if not tenant.is_open:
         return WaitReason.STOPPED, f"queue {tenant.name} is stopped"
     fits = queue.capacity.mask_fits(wants, holder=entry.gang or entry.uid)
@@ -239,16 +241,18 @@ def _why_not_now(
     cohort = queue.queues.get_cohort(tenant.name)
     for needs in least:
         if cohort is not None and not cohort.allows_units(tenant.name, needs):
-            return WaitReason.QUOTA, _quota(cohort, tenant, needs)
+            return WaitReason.QUOTA, _explain_quota(cohort, tenant, needs)
         if not queue.queues.allows_units(tenant.name, needs, entry.gang or entry.uid):
             return WaitReason.QUOTA, KEPT_QUOTA
-    lack = _lack(queue, entry, wants, fits) or (_untaken(queue, entry, task) if task is not None else "")
+    lack = _explain_missing_cards(queue, entry, wants, fits) or (
+        _explain_not_admitted(queue, entry, task) if task is not None else ""
+    )
     if lack:
         return WaitReason.ROOM, lack
     return WaitReason.TURN, "pods of tenants with a smaller share, or older ones, come first"
 
 
-def _never(queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements) -> str:
+def _explain_never(queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequirements) -> str:
     """Say why a pod or gang could not run whoever else ended, empty where it could as far as is known."""
     task = tenant.waiting.get(entry.gang or entry.uid)
     needs = wants if task is None else task.requirements
@@ -261,19 +265,19 @@ def _never(queue: Queue, tenant: QueueState, entry: QueuedPod, wants: PodRequire
         return ""
     capacity = queue.capacity.capacity
     if isinstance(needs, GangRequirements):
-        return _gang_never(queue, [member for _, member in needs.members])
+        return _explain_gang_never(queue, [member for _, member in needs.members])
     if capacity.count_pods(wants) or queue.capacity.mask_fits(wants, holder=entry.uid).any():
         return ""
-    return _why_never(queue, wants)
+    return _explain_no_node_ever(queue, wants)
 
 
-def _gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
+def _explain_gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
     """Say why the pods of a gang could never run at once, empty where they could as far as is known."""
     capacity = queue.capacity.capacity
     pods = len(members)
     for wants in members:
         if not capacity.count_pods(wants):
-            return _why_never(queue, wants)
+            return _explain_no_node_ever(queue, wants)
     lacks = capacity.count_missing(members)
     if lacks:
         room = f"the cluster has room for {pods - lacks} of them at once"
@@ -288,7 +292,7 @@ def _gang_never(queue: Queue, members: Sequence[PodRequirements]) -> str:
     return ""
 
 
-def _why_never(queue: Queue, wants: PodRequirements) -> str:
+def _explain_no_node_ever(queue: Queue, wants: PodRequirements) -> str:
     """Say why no node could take a pod, as filter says it, or that its other needs are in the way."""
     nodes, demands = queue.state.nodes, wants.request.demands
     rows = np.flatnonzero(nodes.usable)
@@ -296,13 +300,13 @@ def _why_never(queue: Queue, wants: PodRequirements) -> str:
     closest = FilterReason(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
-        why = f"{what}, and its rules, {_beside_cards(queue, wants)} allow no node with such cards,"
+        why = f"{what}, and its rules, {_describe_other_needs(queue, wants)} allow no node with such cards,"
     else:
         why = f"{what}: {format_event_text(closest, demands, queue.state.unit_mib)}"
     return f"{why} {EVEN_EMPTY}{explain_widened(widen_patterns(nodes, wants.request.selector, rows))}"
 
 
-def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
+def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
     """Say which pods of the first stage a job waits for: first those that will not end by themselves.
 
     Then what of its first stage is still to come.
@@ -312,7 +316,7 @@ def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
     if not count:
         return f"its job waits for its first stage: {lacks}"
     known = (uid for uid in unfinished if uid != TO_COME)
-    found = sorted(_holds_up(queue, uid) for uid in islice(known, STAGE_LOOKED_AT))
+    found = sorted(_rank_unfinished_pod(queue, uid) for uid in islice(known, STAGE_LOOKED_AT))
     named = ", ".join(text for _, text in found[:STAGE_NAMED])
     more = count - min(len(found), STAGE_NAMED)
     pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"
@@ -320,7 +324,7 @@ def _stage(queue: Queue, unfinished: Collection[str], job: str) -> str:
     return said + (f" and {more} more" if more else "") + (f"; {lacks}" if lacks else "")
 
 
-def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
+def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
     """How bad it is that a pod of the first stage has not ended, and what is known of it."""
     failed, entry = queue.job_stages.failed.get(uid), queue.queued_pods.get(uid)
     if failed is not None:
@@ -336,11 +340,11 @@ def _holds_up(queue: Queue, uid: str) -> tuple[int, str]:
     return (1, f"{name} (refused)") if queue.explain_refusal(entry) else (2, f"{name} (waits)")
 
 
-def _incomplete(entry: QueuedPod, gang: Gang) -> str:
+def _explain_incomplete_gang(entry: QueuedPod, gang: Gang) -> str:
     return f"{len(gang.ready_uids)} of {entry.queue_info.gang_size} pods of its gang are ready"
 
 
-def _lack(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArray) -> str:
+def _explain_missing_cards(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArray) -> str:
     """Say which cards or slots a pod lacks, empty for none."""
     if not fits.any():
         if (
@@ -348,11 +352,11 @@ def _lack(queue: Queue, entry: QueuedPod, wants: PodRequirements, fits: BoolArra
             and queue.capacity.reservations.get_reservation(entry.uid) is None
         ):
             return KEPT
-        return _room(queue, wants) + _kept(queue, entry)
-    return _seats(queue, fits) if queue.config.slots is not None else ""
+        return _explain_no_capacity(queue, wants) + _describe_reservation(queue, entry)
+    return _explain_missing_slots(queue, fits) if queue.config.slots is not None else ""
 
 
-def _untaken(queue: Queue, entry: QueuedPod, task: QueuedWorkload[Needs]) -> str:
+def _explain_not_admitted(queue: Queue, entry: QueuedPod, task: QueuedWorkload[Needs]) -> str:
     """Say why what a pod would fit on was not taken, empty for no such reason."""
     unplaced = task.requirements in queue.admission.unplaced
     if not isinstance(task.requirements, GangRequirements):
@@ -362,10 +366,10 @@ def _untaken(queue: Queue, entry: QueuedPod, task: QueuedWorkload[Needs]) -> str
     if not unplaced and queue.capacity.mask_fits(first, holder=task.uid).any():
         return ""
     at_once = f"cards for all {entry.queue_info.gang_size} pods of its gang are not free at once"
-    return at_once + _kept(queue, entry)
+    return at_once + _describe_reservation(queue, entry)
 
 
-def _seats(queue: Queue, fits: BoolArray) -> str:
+def _explain_missing_slots(queue: Queue, fits: BoolArray) -> str:
     """Say which slots a pod lacks, empty for none."""
     slots, names = queue.slots, queue.state.nodes.names
     if any(slots.count_idle(names[row], kind) for row in np.flatnonzero(fits).tolist() for kind in SlotType):
@@ -373,7 +377,7 @@ def _seats(queue: Queue, fits: BoolArray) -> str:
     return "no node that it fits on has an idle slot"
 
 
-def _quota(cohort: Cohort, tenant: QueueState, needs: int) -> str:
+def _explain_quota(cohort: Cohort, tenant: QueueState, needs: int) -> str:
     account = cohort.accounts[tenant.name]
     nominal = account.quota.nominal
     text = f"it needs {needs} units; queue {tenant.name} uses {account.used} units"
@@ -388,7 +392,7 @@ def _quota(cohort: Cohort, tenant: QueueState, needs: int) -> str:
     return text if limit is None else f"{text}, of which it may borrow {limit}"
 
 
-def _room(queue: Queue, wants: PodRequirements) -> str:
+def _explain_no_capacity(queue: Queue, wants: PodRequirements) -> str:
     """Say what no node has for a pod now."""
     nodes, demands, query = queue.state.nodes, wants.request.demands, queue.capacity.make_query(wants)
     cards = max(demand.cards for demand in demands)
@@ -405,7 +409,7 @@ def _room(queue: Queue, wants: PodRequirements) -> str:
     if able.size:
         if queue.capacity.lacks_sum(wants, able):
             return f"it needs {need}; {BY_SUM}"
-        return f"it needs {need}{BY_RULES} {_beside_cards(queue, wants)} allow: none has that"
+        return f"it needs {need}{BY_RULES} {_describe_other_needs(queue, wants)} allow: none has that"
     free = nodes.free[usable]
     if query.policy_request.admits is not None:
         free = np.where(query.policy_request.admits[usable], free, 0)
@@ -421,14 +425,14 @@ def _room(queue: Queue, wants: PodRequirements) -> str:
     return f"it needs {need}; the largest free card{admitted} has {largest}"
 
 
-def _beside_cards(queue: Queue, wants: PodRequirements) -> str:
+def _describe_other_needs(queue: Queue, wants: PodRequirements) -> str:
     """Name what a pod needs beside cards, as far as the queue counts it."""
     others = [name for name, _ in wants.others if name in queue.state.nodes.other_resources]
     names = ["processor", "memory", *others]
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _kept(queue: Queue, entry: QueuedPod) -> str:
+def _describe_reservation(queue: Queue, entry: QueuedPod) -> str:
     """Say which room is kept for a pod, empty for none."""
     kept = queue.capacity.reservations.get_reservation(entry.uid)
     return f"; room is kept for it on node {kept.node}" if kept is not None else ""

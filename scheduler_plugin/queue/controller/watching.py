@@ -134,12 +134,12 @@ class JobSink:
         """Nothing to do: the Jobs known are used until others come."""
 
 
-def jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
+def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
     """Watch Jobs: they say how many pods a first stage will have had."""
     return Reflector(client, "/apis/batch/v1/jobs", QueueJob, sink, clock=clock)
 
 
-def namespaces(
+def watch_namespaces(
     client: KubeClient, sink: NamespaceSink, clock: Callable[[], float]
 ) -> Reflector[NamespaceLite]:
     """Watch namespaces."""

@@ -23,7 +23,7 @@ from kubeapi.errors import (
     NotFound,
     TooManyRequests,
 )
-from kubeapi.paths import pod_path
+from kubeapi.paths import make_pod_path
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
 from scheduler_plugin.queue.cache.pods import Affinities, QueuePod
@@ -114,8 +114,8 @@ class PodWriter:
             others: Nodes that it may run on, too, where it cannot be bound to that one.
         """
         record = entry.record
-        path = pod_path(record.namespace, record.name)
-        patch = release_patch(entry, node, cards, others)
+        path = make_pod_path(record.namespace, record.name)
+        patch = make_admission_patch(entry, node, cards, others)
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._may():
             try:
@@ -140,11 +140,11 @@ class PodWriter:
         Once that is written no Binding that was decided before can succeed, for each names the version of the
         pod that it was decided for.
         """
-        path = pod_path(entry.record.namespace, entry.record.name)
+        path = make_pod_path(entry.record.namespace, entry.record.name)
         if not self._may():
             return WriteResult(WriteOutcome.REFUSED)
         try:
-            await self._api.patch(path, requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
+            await self._api.patch(path, make_requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
         except NotFound:
             return WriteResult(WriteOutcome.GONE)
         except (Conflict, Invalid, Forbidden) as error:
@@ -157,7 +157,7 @@ class PodWriter:
     async def remove(self, entry: QueuedPod) -> WriteResult:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
-        path = pod_path(pod.namespace, pod.name)
+        path = make_pod_path(pod.namespace, pod.name)
         if not self._may():
             return WriteResult(WriteOutcome.REFUSED)
         body = {
@@ -182,7 +182,7 @@ class PodWriter:
         The committer sends no Binding later than a write's time after it has the call.
         """
         record, backoff = entry.record, Backoff(cap_s=5.0)
-        path = pod_path(record.namespace, record.name)
+        path = make_pod_path(record.namespace, record.name)
         await self._sleep(2 * self._timeout_s)
         while self._may():
             try:
@@ -233,7 +233,7 @@ class PodWriter:
         return WriteResult(WriteOutcome.REFUSED)
 
 
-def release_patch(
+def make_admission_patch(
     entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
@@ -248,57 +248,57 @@ def release_patch(
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
     if entry.queue_info.requeued:
-        patch.append(_same_version(entry))
-        patch.append({"op": "remove", "path": _annotation(POD_REQUEUED)})
+        patch.append(_test_same_version(entry))
+        patch.append({"op": "remove", "path": _point_to_annotation(POD_REQUEUED)})
     if entry.queue_info.has_gate:
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
-        patch += _only_node(entry, node, others) if node else []
-    return patch + _planned(entry, cards)
+        patch += _patch_node_affinity(entry, node, others) if node else []
+    return patch + _patch_planned_cards(entry, cards)
 
 
-def requeue_patch(entry: QueuedPod) -> list[dict[str, Any]]:
+def make_requeue_patch(entry: QueuedPod) -> list[dict[str, Any]]:
     """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
-    add: dict[str, Any] = {"op": "add", "path": _annotation(POD_REQUEUED), "value": "true"}
+    add: dict[str, Any] = {"op": "add", "path": _point_to_annotation(POD_REQUEUED), "value": "true"}
     if not entry.queue_info.annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
     return [
         {"op": "test", "path": "/metadata/uid", "value": entry.uid},
-        _same_version(entry),
+        _test_same_version(entry),
         add,
     ]
 
 
-def _same_version(entry: QueuedPod) -> dict[str, Any]:
+def _test_same_version(entry: QueuedPod) -> dict[str, Any]:
     return {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version}
 
 
-def _annotation(name: str) -> str:
+def _point_to_annotation(name: str) -> str:
     """Write the JSON pointer to an annotation."""
     return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _planned(entry: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
+def _patch_planned_cards(entry: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
     """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
     text = ",".join(cards)
     if not text:
         return []
     if entry.queue_info.annotated:
-        return [{"op": "add", "path": _annotation(POD_PLANNED), "value": text}]
+        return [{"op": "add", "path": _point_to_annotation(POD_PLANNED), "value": text}]
     return [
-        _same_version(entry),
+        _test_same_version(entry),
         {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
     ]
 
 
-def only_node(node: str, *others: str) -> dict[str, Any]:
+def make_node_affinity(node: str, *others: str) -> dict[str, Any]:
     """Write the node affinity of a pod that may run on one node, or some: a field takes one name each."""
-    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_field(name)]} for name in (node, *others)]}}
+    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_make_field_term(name)]} for name in (node, *others)]}}
 
 
-def _only_node(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
-    affinity = only_node(node, *others)
+def _patch_node_affinity(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    affinity = make_node_affinity(node, *others)
     match entry.queue_info.affinity:
         case Affinities.NONE:
             return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
@@ -310,17 +310,17 @@ def _only_node(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[
     own = entry.requirements.rules.terms if entry.requirements is not None else None
     path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
     return [
-        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_fields(term), _field(node)]}
+        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_read_match_fields(term), _make_field_term(node)]}
         for at, term in enumerate(own or ())
         if term.match_expressions or term.match_fields
     ]
 
 
-def _field(node: str) -> dict[str, Any]:
+def _make_field_term(node: str) -> dict[str, Any]:
     return {"key": "metadata.name", "operator": "In", "values": [node]}
 
 
-def _fields(term: NodeTerm) -> list[dict[str, Any]]:
+def _read_match_fields(term: NodeTerm) -> list[dict[str, Any]]:
     return [
         {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
         for each in term.match_fields or ()

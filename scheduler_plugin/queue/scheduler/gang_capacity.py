@@ -134,7 +134,7 @@ class GangPlacer:
         placed, nodes = self._place_rest(victims), self._room.state.nodes
         found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
-            cards = self._place_on_node(node, _on(node, victims), pods) or {}
+            cards = self._place_on_node(node, _list_on_node(node, victims), pods) or {}
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, wants in pods:
                 if uid in cards:
@@ -153,7 +153,7 @@ class GangPlacer:
             cleared = self._cleared.get(pod[0])
             for node in dict.fromkeys([cleared, *nodes]) if cleared in nodes else nodes:
                 pods = [*placed.get(node, ()), pod]
-                if self._place_on_node(node, _on(node, victims), pods) is not None:
+                if self._place_on_node(node, _list_on_node(node, victims), pods) is not None:
                     placed[node] = pods
                     break
             else:
@@ -304,5 +304,5 @@ def _drop_needless(
     return more
 
 
-def _on(node: str, victims: Iterable[QueuedPod]) -> list[QueuedPod]:
+def _list_on_node(node: str, victims: Iterable[QueuedPod]) -> list[QueuedPod]:
     return [victim for victim in victims if victim.record.node == node]

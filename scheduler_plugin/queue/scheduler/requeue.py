@@ -90,7 +90,7 @@ class RequeueFinder:
                 if entry.phase is Phase.ADMITTED and not entry.capacity_freed:
                     self._give_back(entry, now)
             whys |= {entry.uid: why for entry in entries}
-            back += [Requeue(entry, why, remove=True) for entry in entries if _may_be_removed(entry)]
+            back += [Requeue(entry, why, remove=True) for entry in entries if _can_be_removed(entry)]
         back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
         return [_mark_first(each) for each in back]
 
@@ -135,10 +135,10 @@ def _has_no_node(entry: QueuedPod) -> bool:
 
 def _is_removed(entry: QueuedPod, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return _may_be_removed(entry) and bool(entry.gang or entry.queue_info.pinned or config.mode == "batch")
+    return _can_be_removed(entry) and bool(entry.gang or entry.queue_info.pinned or config.mode == "batch")
 
 
-def _may_be_removed(entry: QueuedPod) -> bool:
+def _can_be_removed(entry: QueuedPod) -> bool:
     """Tell whether a pod is one of a queue's, and a controller makes it again."""
     return bool(entry.charged_queue) and entry.queue_info.owned
 
