@@ -114,7 +114,11 @@ class Settings(ElectionOptions, HttpAddress):
         of_http = list(find_address_faults("http", self.http))
         faults = [
             *(of_http or self._exposure_faults()),
-            *(find_address_faults("metrics http", self.metrics_http) if self.metrics_http is not None else ()),
+            *(
+                find_address_faults("metrics http", self.metrics_http)
+                if self.metrics_http is not None
+                else ()
+            ),
             *self._policy_faults(),
             *self._tls_faults(),
             *list_election_faults(self, "bind timeout", self.bind_timeout_s),

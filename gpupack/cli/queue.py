@@ -87,7 +87,7 @@ def check(files: tuple[str, ...], output: str, node_policy: str) -> None:
     settings = QueueSettings(config="", node_policy=node_policy)
     try:
         settings.check()
-        checked = check_files(files, settings.policy_faults)
+        checked = check_files(files, settings.find_policy_faults)
     except (InputError, SettingsError) as error:
         exit_with_faults(error)
     if output == "json":

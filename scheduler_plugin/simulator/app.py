@@ -110,11 +110,11 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
         check_trace(ConfigFile(options.queues).load(), pods)
     if not any(pod.cards for pod in pods):
         warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
-    tasks = [(variant, seed) for variant in options.variants() for seed in options.seeds]
+    tasks = [(variant, seed) for variant in options.list_variants() for seed in options.seeds]
     one = partial(replay_one if options.replay else run_one, options, nodes, pods)
     runs: dict[Task, Run] = {}
     _configure_card_policy(options)
-    rankers = [NODE_POLICIES.made(variant.policy) for variant in options.variants()]
+    rankers = [NODE_POLICIES.made(variant.policy) for variant in options.list_variants()]
     for line in dict.fromkeys(explain_slow_policy(each, options.card_policy) for each in rankers):
         if line:
             warn(line)

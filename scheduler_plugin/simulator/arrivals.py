@@ -79,7 +79,8 @@ def make_replay(
     kept, copies = tuple(nodes), 1.0
     if load is not None:
         asked = sum(
-            pod.asked / CARD * _count_seconds_within(at, runs, from_s, until_s) for pod, at, runs in times
+            pod.asked_milli / CARD * _count_seconds_within(at, runs, from_s, until_s)
+            for pod, at, runs in times
         )
         if not (until_s > from_s and asked > 0):
             raise TraceError(

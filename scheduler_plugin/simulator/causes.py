@@ -52,7 +52,7 @@ def split_free_gpu(cluster: SimulatedCluster, workload: TypicalWorkload) -> dict
         enough, rests = by_cards[key]
         left: BoolArray = np.ones(len(node_free), dtype=np.bool_)
         for cause, holds in (
-            (WRONG_MODEL, cluster.admitted(shape.selector)),
+            (WRONG_MODEL, cluster.mask_admitted(shape.selector)),
             (TOO_LITTLE, enough),
             (NO_CPU, cpu >= shape.cpu_milli),
             (NO_MEMORY, memory >= share.memory_bytes),

@@ -32,7 +32,7 @@ class SimulatedPodKind:
     """What pods with the same request have in common; one object for each such request.
 
     Attributes:
-        ask: As policies see it; percent as units of the size of card that there is most.
+        request: As policies see it; percent as units of the size of card that there is most.
         nodes: bool[R], nodes whose model the pod accepts; None: all.
         units: GPU units over all cards, as of `ask`.
         asked: Thousandths of a card over all cards, as the trace counts them.
@@ -40,7 +40,7 @@ class SimulatedPodKind:
         host: What a pod asks for beside cards.
     """
 
-    ask: PolicyRequest
+    request: PolicyRequest
     nodes: BoolArray | None
     units: int
     asked: int
@@ -50,7 +50,7 @@ class SimulatedPodKind:
     @property
     def is_plain(self) -> bool:
         """Whether it asks for units with one container, as nearly all pods do: that is found faster."""
-        return self.query is None or (len(self.ask.demands) == 1 and not self.query.request.percent)
+        return self.query is None or (len(self.request.demands) == 1 and not self.query.request.percent)
 
 
 class SimulatedCluster:
@@ -127,16 +127,16 @@ class SimulatedCluster:
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = self._kind(pod, card_policy)
+            kind = self._kinds[key] = self._make_kind(pod, card_policy)
         return kind
 
-    def _kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
+    def _make_kind(self, pod: TracePod, card_policy: str) -> SimulatedPodKind:
         amounts = pod.gpu_units or ((-(-pod.gpu_milli * self.card_units // CARD),) if pod.cards else ())
         selector = Selector(models=tuple(model.lower() for model in pod.models))
         nodes: BoolArray | None = None
         admits: BoolArray | None = None
         if pod.models:
-            nodes = self.admitted(selector)
+            nodes = self.mask_admitted(selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
         ask = PolicyRequest(
             cpu_milli=pod.cpu_milli,
@@ -159,9 +159,9 @@ class SimulatedCluster:
             query = SchedulingRequest(
                 PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask
             )
-        return SimulatedPodKind(ask, nodes, ask.gpu_units, pod.asked, query, ask.host)
+        return SimulatedPodKind(ask, nodes, ask.gpu_units, pod.asked_milli, query, ask.host)
 
-    def admitted(self, selector: Selector) -> BoolArray:
+    def mask_admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
         names = self.arrays.model_names
         wanted = [at for at, name in enumerate(names) if selector.admits_model(name)]
@@ -175,26 +175,26 @@ class SimulatedCluster:
         for needed, capacity, used in list_host_resources(arrays, kind.host):
             fits &= capacity - used >= needed
         if kind.is_plain:
-            cards = self._with_cards(kind)
+            cards = self._mask_with_cards(kind)
             return np.flatnonzero(fits if cards is None else fits & cards)
         rows = np.flatnonzero(fits)
-        return rows[self._fitting(kind, rows)]
+        return rows[self._mask_fitting(kind, rows)]
 
-    def whole_percent(self) -> float:
+    def compute_whole_percent(self) -> float:
         """Cards that are free as a whole, in percent of all."""
         arrays = self.arrays
         whole = np.count_nonzero((arrays.free == arrays.size) & (arrays.size > 0))
         return 100.0 * float(whole) / self.gpus
 
-    def fits(self, kind: SimulatedPodKind, row: int) -> bool:
+    def can_place(self, kind: SimulatedPodKind, row: int) -> bool:
         """Tell whether a row can take a pod now."""
-        arrays, ask = self.arrays, kind.ask
+        arrays, ask = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes[row]:
             return False
         if not fits_host(arrays, kind.host, row):
             return False
         if not kind.is_plain:
-            return bool(self._fitting(kind, np.array([row], dtype=np.intp))[0])
+            return bool(self._mask_fitting(kind, np.array([row], dtype=np.intp))[0])
         return all(
             demand.cards <= len(arrays.free_order)
             and arrays.free_order[demand.cards - 1, row] >= demand.units
@@ -203,10 +203,10 @@ class SimulatedCluster:
 
     def explain_misfit(self, kind: SimulatedPodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
-        arrays, ask = self.arrays, kind.ask
+        arrays, ask = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes.any():
             return "no node of that model"
-        left = self._with_cards(kind)
+        left = self._mask_with_cards(kind)
         if left is not None and not left.any():
             alone = len(ask.demands) == ask.demands[0].cards == 1
             return "no card with enough free" if alone else "not enough cards free"
@@ -237,26 +237,26 @@ class SimulatedCluster:
         """
         if kind.query is None:
             return {}
-        by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.ask.card_policy)
+        by_node = isinstance(policy, CardChooser) and node_policy_chooses(kind.request.card_policy)
         if by_node or not kind.is_plain:
             placement = place_by_policy(policy, self.arrays, row, kind.query)
             return {} if placement is None else placement.charge
-        units, count = kind.ask.demands[0]
+        units, count = kind.request.demands[0]
         cards = self._cards.get(row)
         if cards is None:
             cards = self._cards[row] = list(build_cards(self.arrays, row))
-        return dict.fromkeys(choose(cards, units, count, kind.ask.card_policy) or (), units)
+        return dict.fromkeys(choose(cards, units, count, kind.request.card_policy) or (), units)
 
     def add_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Put a pod on a row's cards."""
-        self._add(kind, row, charge, 1)
+        self._add_charge(kind, row, charge, 1)
 
     def remove_pod(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int]) -> None:
         """Take a pod away from a row's cards."""
-        self._add(kind, row, charge, -1)
+        self._add_charge(kind, row, charge, -1)
 
-    def _add(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
-        arrays, ask = self.arrays, kind.ask
+    def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
+        arrays, ask = self.arrays, kind.request
         if charge:
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
@@ -279,19 +279,19 @@ class SimulatedCluster:
                 [each + times * amounts.get(name, 0) for name, each in used],
             )
 
-    def _fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
+    def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
         """Which of these nodes have the cards, as filter says."""
         if kind.query is None:
             return np.ones(len(rows), dtype=np.bool_)
         return filter_nodes(self.arrays, kind.query, rows)
 
-    def _with_cards(self, kind: SimulatedPodKind) -> BoolArray | None:
+    def _mask_with_cards(self, kind: SimulatedPodKind) -> BoolArray | None:
         """Nodes that have the cards; all cards of a node are of one model."""
-        if not kind.ask.demands:
+        if not kind.request.demands:
             return None
         if not kind.is_plain:
-            return self._fitting(kind, np.arange(self.arrays.row_count))
-        units, count = kind.ask.demands[0]
+            return self._mask_fitting(kind, np.arange(self.arrays.row_count))
+        units, count = kind.request.demands[0]
         if count > self.arrays.free_order.shape[0]:
             none: BoolArray = np.zeros(self.arrays.row_count, dtype=np.bool_)
             return none

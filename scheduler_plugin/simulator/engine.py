@@ -55,7 +55,7 @@ def make_typical_workload(cluster: SimulatedCluster, pods: Sequence[TracePod]) -
     """The typical workload of a pod list: every kind, by how often it is there."""
     workload = TypicalWorkload()
     for pod, count in Counter(replace(pod, name="", times=None) for pod in pods).items():
-        workload.add(cluster.get_kind(pod, "").ask, count)
+        workload.add(cluster.get_kind(pod, "").request, count)
     return workload
 
 
@@ -85,7 +85,7 @@ def run_packing(
         The outcome; deterministic but for `wall_s`.
     """
     outcome = PackingOutcome(pods=len(pods))
-    asked_of = [pod.asked for pod in pods]
+    asked_of = [pod.asked_milli for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.units
     asked = taken = 0
@@ -109,7 +109,7 @@ def run_packing(
             apart += clock() - paused
             outcome.curve.append(PackingPoint(float(next_point), 100.0 * taken / whole, fragmented))
             if next_point == _HALF:
-                outcome.whole_percent = cluster.whole_percent()
+                outcome.whole_percent = cluster.compute_whole_percent()
             if next_point == _ALL:
                 outcome.allocated_percent["100"] = 100.0 * taken / whole
             next_point += 1
@@ -122,5 +122,5 @@ def run_packing(
 
 
 def _count(units: Counter[int], kind: SimulatedPodKind) -> None:
-    for demand in kind.ask.demands:
+    for demand in kind.request.demands:
         units[demand.units] += demand.cards

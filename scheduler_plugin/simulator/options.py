@@ -112,7 +112,7 @@ class SimulationOptions:
         parameters = {**config.node_policy_parameters, policy: dict(self.parameters_of(policy))}
         return msgspec.structs.replace(config, node_policy=policy, node_policy_parameters=parameters)
 
-    def variants(self) -> list["Variant"]:
+    def list_variants(self) -> list["Variant"]:
         """What is run with every seed."""
         result = []
         for policy in self.policies:
@@ -135,15 +135,15 @@ class SimulationOptions:
             SettingsError: lists every fault, one a line.
         """
         faults = [
-            *self._policy_faults(),
-            *self._number_faults(),
-            *self._queue_faults(),
-            *self._output_faults(),
+            *self._find_policy_faults(),
+            *self._find_number_faults(),
+            *self._find_queue_faults(),
+            *self._find_output_faults(),
         ]
         if faults:
             raise SettingsError("\n".join(faults))
 
-    def _policy_faults(self) -> list[str]:
+    def _find_policy_faults(self) -> list[str]:
         faults = []
         if not self.policies:
             faults.append(f"no policy; allowed: {NODE_POLICIES.allowed}")
@@ -162,7 +162,7 @@ class SimulationOptions:
             faults.append(str(error))
         return faults
 
-    def _number_faults(self) -> list[str]:
+    def _find_number_faults(self) -> list[str]:
         faults = []
         if not 0 < self.inflation <= MAX_INFLATION:
             faults.append(f"inflation {self.inflation:g}; allowed: more than 0 up to {MAX_INFLATION:g}")
@@ -184,7 +184,7 @@ class SimulationOptions:
             faults.append(f"card units {self.card_units}{beside}; allowed: 1 to {most}")
         return faults
 
-    def _queue_faults(self) -> list[str]:
+    def _find_queue_faults(self) -> list[str]:
         if self.queues is None or not self.replay:
             return []
         try:
@@ -193,7 +193,7 @@ class SimulationOptions:
             return str(error).splitlines()
         return []
 
-    def _output_faults(self) -> list[str]:
+    def _find_output_faults(self) -> list[str]:
         """Where results cannot be written: told before the runs, which may take hours."""
         faults = []
         try:

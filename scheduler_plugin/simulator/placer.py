@@ -65,7 +65,7 @@ class Placer:
         if self._reader is None or now < self._counted_s + COUNT_INTERVAL_S:
             return
         self._counted_s = now
-        pods = [(kind.ask, uids) for kind, uids in waiting().items()]
+        pods = [(kind.request, uids) for kind, uids in waiting().items()]
         self._reader.waiting(self._cluster.arrays, pods)
 
     def place_pod(self, kind: SimulatedPodKind, uid: str) -> PlacedPod | str:
@@ -95,7 +95,7 @@ class Placer:
         if not rows.size:
             self.record_unplaced(kind, uid)
             return cluster.explain_misfit(kind)
-        scores = self._scores(kind, uid, rows)
+        scores = self._score_rows(kind, uid, rows)
         best = int(scores.argmin())
         held = not scores[best] < np.inf
         row = int(rows[best])
@@ -107,21 +107,21 @@ class Placer:
         """Tell a policy that learns of a pod that fits nowhere."""
         if self._learner is not None:
             arrays = self._cluster.arrays
-            self._learner.pending(uid, arrays, kind.ask, np.arange(arrays.row_count))
+            self._learner.pending(uid, arrays, kind.request, np.arange(arrays.row_count))
 
     def record_placed(self, kind: SimulatedPodKind, uid: str) -> None:
         """Tell a policy that learns of a pod that was placed."""
         if self._learner is not None:
-            self._learner.pod_resolved(uid, kind.ask)
+            self._learner.pod_resolved(uid, kind.request)
 
     def record_gone(self, uid: str) -> None:
         """Tell a policy that learns of a pod that has ended."""
         if self._learner is not None:
             self._learner.pod_resolved(uid, None)
 
-    def _scores(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
+    def _score_rows(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
-        ask = kind.ask if self._counter is None else replace(kind.ask, pod=uid)
+        ask = kind.request if self._counter is None else replace(kind.request, pod=uid)
         if kind.is_plain or kind.query is None:
             return compute_scores(self._policy, self._cluster.arrays, ask, rows)
         return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)

@@ -84,7 +84,7 @@ class QueuedReplayState(ReplayState):
         cluster: The cluster.
         kinds: What each arrival asks for.
         evicted: Pods that were evicted for a lender.
-        kept: Pods for which cards were reserved because they waited long.
+        reservation_count: Pods for which cards were reserved because they waited long.
         queue: The queue.
     """
 
@@ -111,7 +111,7 @@ class QueuedReplayState(ReplayState):
         super().__init__(cluster, Placer(cluster, policies.cluster_policy), replay.arrivals)
         self.cluster = cluster
         self.shares: list[QueueShare] = []
-        self.evicted = self.kept = 0
+        self.evicted = self.reservation_count = 0
         self.queues = [choose_queue(arrival.pod, config) for arrival in replay.arrivals]
         self.kinds = [cluster.get_kind(arrival.pod, card_policy) for arrival in replay.arrivals]
         self.find_placeable(self.kinds)
@@ -127,19 +127,19 @@ class QueuedReplayState(ReplayState):
         self._waited: dict[int, float] = {}
         self._without_cards: list[int] = []
 
-    def arrive(self, number: int, kind: SimulatedPodKind) -> None:
+    def add_pod(self, number: int, kind: SimulatedPodKind) -> None:
         """Let a pod wait, and admit what can be admitted."""
         if not self._possible[kind]:
-            self.story.impossible.add(number)
+            self.record.impossible.add(number)
             return
         now = self.arrivals[number].at_s
-        self._wait(number, now)
+        self._add_waiting(number, now)
         if self._could_admit(number):
             self._backfill(now, set())
         else:
             self._reclaim_and_reserve(now)
-        if self.story.placed_s[number] is None:
-            self.story.turned_away.append(number)
+        if self.record.placed_s[number] is None:
+            self.record.turned_away.append(number)
             self._placer.record_unplaced(kind, str(number))
 
     def _could_admit(self, number: int) -> bool:
@@ -152,11 +152,11 @@ class QueuedReplayState(ReplayState):
 
     def remove_pod(self, ended: Running) -> None:
         """Take a pod away that has ended."""
-        self._remove(ended, phase="Succeeded")
+        self._remove_running(ended, phase="Succeeded")
 
-    def sample(self, at: float) -> None:
+    def record_sample(self, at: float) -> None:
         """Note how the cluster and the queues are from a moment on."""
-        super().sample(at)
+        super().record_sample(at)
         if self.shares and self.shares[-1].at_s == at:
             self.shares.pop()
         tenants = [self.queue.queues[name] for name in self._names]
@@ -165,7 +165,7 @@ class QueuedReplayState(ReplayState):
 
     # Pods.
 
-    def _wait(self, number: int, now: float) -> None:
+    def _add_waiting(self, number: int, now: float) -> None:
         """Create a pod, or create one again that was evicted."""
         kind = self.kinds[number]
         self._since[number] = now
@@ -186,38 +186,38 @@ class QueuedReplayState(ReplayState):
         if refusal:
             raise SettingsError(f"pod {self.arrivals[number].pod.name!r} of the pod list: {refusal}")
 
-    def _run(self, number: int, place: PlacedPod, now: float) -> None:
+    def _start_pod(self, number: int, place: PlacedPod, now: float) -> None:
         """Let a pod run from now on that is bound."""
         kind, runs = self.kinds[number], self.arrivals[number].runs_s
         running = Running(math.inf if runs is None else now + runs, number, kind, place)
         self._runs[self._uids[number]] = running
-        self._began(running)
+        self._record_start(running)
         self._placer.record_placed(kind, str(number))
         self._used += place.units
         self._waiting -= 1
         self._waiting_milli -= kind.asked
         # What counts is how long it waited in all; an evicted pod waits more than once.
         waited = self._waited[number] = self._waited.get(number, 0.0) + now - self._since[number]
-        self.story.placed_s[number] = self.arrivals[number].at_s + waited
+        self.record.placed_s[number] = self.arrivals[number].at_s + waited
 
-    def _remove(self, running: Running, phase: str) -> None:
+    def _remove_running(self, running: Running, phase: str) -> None:
         """End a pod that runs, and delete it."""
         number = running.number
         uid = self._uids.pop(number)
         now = running.ends_s
         del self._numbers[uid], self._runs[uid]
         if self.arrivals[number].pod.job:
-            pod = self._pods.make(number, uid, running.kind, node=self._node_of(running), phase=phase)
+            pod = self._pods.make(number, uid, running.kind, node=self._get_node(running), phase=phase)
             self._state.apply_pod(pod, now)
             self.queue.apply_pod(pod, now)
         else:
-            pod = self._pods.make(number, uid, running.kind, node=self._node_of(running))
+            pod = self._pods.make(number, uid, running.kind, node=self._get_node(running))
         self._state.delete_pod(pod, self._pods.version, now)
         self.queue.delete_pod(uid, now)
         self._placer.record_gone(str(number))
         self._used -= running.place.units
 
-    def _node_of(self, running: Running) -> str:
+    def _get_node(self, running: Running) -> str:
         return self._state.nodes.names[running.place.row]
 
     # Who is admitted.
@@ -225,15 +225,15 @@ class QueuedReplayState(ReplayState):
     def _backfill(self, now: float, rows: set[int]) -> None:  # noqa: ARG002
         """Admit until nobody can be; then reserve cards for those that have waited too long."""
         self._place_without_cards(now)
-        self._admit(now)
+        self._admit_workloads(now)
         self._reclaim_and_reserve(now)
 
     def _reclaim_and_reserve(self, now: float) -> None:
-        while self._reclaim(now):
-            self._admit(now)
-        self.kept += len(self.queue.update_reservations(now))
+        while self._evict_victims(now):
+            self._admit_workloads(now)
+        self.reservation_count += len(self.queue.update_reservations(now))
 
-    def _admit(self, now: float) -> None:
+    def _admit_workloads(self, now: float) -> None:
         """Bind whatever the queue admits."""
         for workload in list(self.queue.admit_workloads(now)):
             for member in workload.members:
@@ -250,9 +250,9 @@ class QueuedReplayState(ReplayState):
                         charge[positions[uuid]] = charge.get(positions[uuid], 0) + units
                 self._state.apply_pod(pod, now)
                 self.queue.apply_pod(pod, now, live=True)
-                self._run(number, PlacedPod(row, charge), now)
+                self._start_pod(number, PlacedPod(row, charge), now)
 
-    def _reclaim(self, now: float) -> bool:
+    def _evict_victims(self, now: float) -> bool:
         """Evict whoever the queue names; whether that was anybody. They are made again, and wait."""
         plans = self._reclaimer.find_plans(now)
         while not plans and self._reclaimer.has_more:
@@ -263,9 +263,9 @@ class QueuedReplayState(ReplayState):
         for uid in victims:
             running = self._runs[uid]
             self._running.remove(running)
-            self._remove(running._replace(ends_s=now), phase="Failed")
+            self._remove_running(running._replace(ends_s=now), phase="Failed")
             self.evicted += 1
-            self._wait(running.number, now)
+            self._add_waiting(running.number, now)
         heapq.heapify(self._running)
         return bool(victims)
 
@@ -281,7 +281,7 @@ class QueuedReplayState(ReplayState):
                 left.append(number)
                 continue
             self._state.apply_pod(self._pods.make(number, uid, kind, node=self._state.nodes.names[row]), now)
-            self._run(number, PlacedPod(row, {}), now)
+            self._start_pod(number, PlacedPod(row, {}), now)
         self._without_cards = left
 
 

@@ -44,9 +44,9 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
     end_s = max([replay.until_s, *(share.at_s for share in replaying.shares[-1:])])
     for number, arrival in enumerate(replay.arrivals):
         if arrival.pod.cards and replay.from_s <= arrival.at_s <= replay.until_s:
-            placed, name = replaying.story.placed_s[number], replaying.queues[number]
+            placed, name = replaying.record.placed_s[number], replaying.queues[number]
             pods[name] += 1
-            if number in replaying.story.impossible:
+            if number in replaying.record.impossible:
                 continue
             never[name] += placed is None
             waits[name].append((end_s if placed is None else placed) - arrival.at_s)
@@ -65,7 +65,7 @@ def make_queue_result(replaying: QueuedReplayState, replay: Replay, config: Queu
         },
         "fairness": None if np.isnan(fair).all() else round(float(np.nanmean(fair)), 4),
         "evicted": replaying.evicted,
-        "room_kept": replaying.kept,
+        "room_kept": replaying.reservation_count,
         "quota_units": sum(form.nominal_quota or 0 for form in config.queues.values()),
         "cluster_units": replaying.cluster.units,
         "fairness_series": [

@@ -58,7 +58,7 @@ class ReplayState:
     """The state of one replay; who waits is tried in the order of arrival."""
 
     def __init__(self, cluster: SimulatedCluster, placer: Placer, arrivals: Sequence[Arrival]) -> None:
-        self.story = ReplayRecord(placed_s=[None] * len(arrivals))
+        self.record = ReplayRecord(placed_s=[None] * len(arrivals))
         self._cluster = cluster
         self._placer = placer
         self.arrivals = arrivals
@@ -68,19 +68,19 @@ class ReplayState:
         self._possible: dict[SimulatedPodKind, bool] = {}
         self._used = self._waiting = self._waiting_milli = 0
 
-    def arrive(self, number: int, kind: SimulatedPodKind) -> None:
+    def add_pod(self, number: int, kind: SimulatedPodKind) -> None:
         """Place a pod that comes, or let it wait."""
         if not self._possible[kind]:
-            self.story.impossible.add(number)
+            self.record.impossible.add(number)
             return
         now = self.arrivals[number].at_s
-        self._placer.count_waiting(now, self._waiting_uids)
+        self._placer.count_waiting(now, self._list_waiting)
         # A pod of the same kind that waits comes first, and it has just found no place.
-        if self._queues.get(kind) or not self._try(number, kind, now):
+        if self._queues.get(kind) or not self._place_pod(number, kind, now):
             self._queues.setdefault(kind, deque()).append(number)
             self._waiting += 1
             self._waiting_milli += kind.asked
-            self.story.turned_away.append(number)
+            self.record.turned_away.append(number)
             if kind in self._held:
                 self._backfill(now, set())
 
@@ -90,7 +90,7 @@ class ReplayState:
             if kind not in self._possible:
                 self._possible[kind] = bool(self._cluster.filter_rows(kind).size)
 
-    def end_until(self, now: float) -> None:
+    def run_until(self, now: float) -> None:
         """Let everything happen that ends before or at a time."""
         while self._running and self._running[0].ends_s <= now:
             at = self._running[0].ends_s
@@ -100,33 +100,33 @@ class ReplayState:
                 self.remove_pod(ended)
                 rows.add(ended.place.row)
             self._backfill(at, rows)
-            self.sample(at)
+            self.record_sample(at)
 
     def remove_pod(self, ended: Running) -> None:
         """Take a pod away that has ended."""
         self._placer.remove_pod(ended.kind, ended.place, str(ended.number))
         self._used -= ended.place.units
 
-    def sample(self, at: float) -> None:
+    def record_sample(self, at: float) -> None:
         """Note how the cluster is from a moment on."""
         sample = Sample(at, self._used, self._waiting, self._waiting_milli)
-        if self.story.samples and self.story.samples[-1].at_s == at:
-            self.story.samples.pop()
-        self.story.samples.append(sample)
+        if self.record.samples and self.record.samples[-1].at_s == at:
+            self.record.samples.pop()
+        self.record.samples.append(sample)
 
     def _backfill(self, now: float, rows: set[int]) -> None:
         """Try those that wait, oldest first; only rows where something ended can have become free enough."""
-        self._placer.count_waiting(now, self._waiting_uids)
+        self._placer.count_waiting(now, self._list_waiting)
         queues = self._queues
         ready = [
             (queue[0], order, kind)
             for order, (kind, queue) in enumerate(queues.items())
-            if kind in self._held or any(self._cluster.fits(kind, row) for row in rows)
+            if kind in self._held or any(self._cluster.can_place(kind, row) for row in rows)
         ]
         heapq.heapify(ready)
         while ready:
             number, order, kind = heapq.heappop(ready)
-            if not self._try(number, kind, now):
+            if not self._place_pod(number, kind, now):
                 continue
             queue = queues[kind]
             queue.popleft()
@@ -137,24 +137,24 @@ class ReplayState:
             else:
                 del queues[kind]
 
-    def _waiting_uids(self) -> dict[SimulatedPodKind, list[str]]:
+    def _list_waiting(self) -> dict[SimulatedPodKind, list[str]]:
         """List the pods that wait, by kind."""
         return {kind: [str(number) for number in queue] for kind, queue in self._queues.items()}
 
-    def _try(self, number: int, kind: SimulatedPodKind, now: float) -> bool:
+    def _place_pod(self, number: int, kind: SimulatedPodKind, now: float) -> bool:
         placed = self._placer.place_pod(kind, str(number))
         if not isinstance(placed, PlacedPod):
             (self._held.add if placed == HELD else self._held.discard)(kind)
             return False
         self._held.discard(kind)
-        self.story.placed_s[number] = now
+        self.record.placed_s[number] = now
         self._used += placed.units
         runs = self.arrivals[number].runs_s
         ends = math.inf if runs is None else now + runs
-        self._began(Running(ends, number, kind, placed))
+        self._record_start(Running(ends, number, kind, placed))
         return True
 
-    def _began(self, pod: Running) -> None:
+    def _record_start(self, pod: Running) -> None:
         """A pod runs from now on."""
         heapq.heappush(self._running, pod)
 
@@ -189,8 +189,8 @@ def run_arrivals(replaying: ReplayState, kinds: Sequence[SimulatedPodKind]) -> R
     """
     replaying.find_placeable(kinds)
     for number, (arrival, kind) in enumerate(zip(replaying.arrivals, kinds, strict=True)):
-        replaying.end_until(arrival.at_s)
-        replaying.arrive(number, kind)
-        replaying.sample(arrival.at_s)
-    replaying.end_until(sys.float_info.max)
-    return replaying.story
+        replaying.run_until(arrival.at_s)
+        replaying.add_pod(number, kind)
+        replaying.record_sample(arrival.at_s)
+    replaying.run_until(sys.float_info.max)
+    return replaying.record

@@ -166,10 +166,10 @@ def _compute_asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
     """Cards that would be in use if no pod ever waited, mean between edges."""
     changes: list[tuple[float, int]] = []
     for at, runs, pod in replay.arrivals:
-        if pod.asked:
-            changes.append((at, pod.asked))
+        if pod.asked_milli:
+            changes.append((at, pod.asked_milli))
             if runs is not None:
-                changes.append((at + runs, -pod.asked))
+                changes.append((at + runs, -pod.asked_milli))
     changes.sort()
     now = np.cumsum([amount for _, amount in changes]) / CARD
     return average_steps([at for at, _ in changes], now.tolist(), edges)

@@ -111,7 +111,7 @@ class TracePod:
         )
 
     @property
-    def asked(self) -> int:
+    def asked_milli(self) -> int:
         """Thousandths of a card over all its cards."""
         return self.cards * self.gpu_milli
 
@@ -227,11 +227,11 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
     drawn = list(pods)
-    asked = sum(pod.asked for pod in pods)
+    asked = sum(pod.asked_milli for pod in pods)
     while 0 < asked < inflation * gpus * CARD:
         pod = rng.choice(pods)
         drawn.append(pod)
-        asked += pod.asked
+        asked += pod.asked_milli
     rng.shuffle(drawn)
     return drawn
 

@@ -178,7 +178,7 @@ def test_the_node_policy_of_the_queues_is_obeyed(trace, policy, node):
     what = make_replay(nodes, read_pods(made.pods, nodes, quiet, timed=True), None, 10, 1)
     replaying = QueuedReplayState(what, made.make_config(policy), "least-used", 1000, make_policy)
     for number, kind in enumerate(replaying.kinds):
-        replaying.arrive(number, kind)
+        replaying.add_pod(number, kind)
     used = replaying.cluster.arrays.gpu_used[:2].tolist()
     assert used == ([200, 0] if node == 0 else [100, 100])
 
@@ -223,7 +223,7 @@ def test_pods_go_where_their_data_is(trace):
         config = parse_config("q", f"queues: [{{name: a}}]\nlocality: {{enabled: {enabled}}}")
         replaying = begin(what, config)
         for number, kind in enumerate(replaying.kinds):
-            replaying.arrive(number, kind)
+            replaying.add_pod(number, kind)
         assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [row == 0, row == 1]
 
 
@@ -344,7 +344,7 @@ def test_slots_near_data_and_pods_to_come(trace):
     read = read_nodes(made.nodes, quiet)
     what = make_replay(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
     replaying = begin(what, parse_config("q", config))
-    replaying.arrive(0, replaying.kinds[0])
+    replaying.add_pod(0, replaying.kinds[0])
     assert [bool(used) for used in replaying.cluster.arrays.gpu_used[:2]] == [False, True]
 
 
@@ -355,7 +355,7 @@ def test_every_pod_that_waits_counts(trace):
     what = make_replay(read, read_pods(made.pods, read, quiet, timed=True), None, 10, 1)
     replaying = begin(what, parse_config("q", COHORT), "weighted-balance")
     for number, kind in enumerate(replaying.kinds):
-        replaying.end_until(what.arrivals[number].at_s)
-        replaying.arrive(number, kind)
+        replaying.run_until(what.arrivals[number].at_s)
+        replaying.add_pod(number, kind)
     # Five that find no card, and one that the policy has held back since it came.
     assert replaying.queue.capacity.policies.cluster_policy.pending_by_class == (0, 0, 6)

@@ -103,11 +103,11 @@ async def test_the_committer_finds_the_lists_unchanged_where_nothing_else_happen
     handover = Handover(queue.queue, Client())
     groups: list[list[Handed]] = []
     for release in queue.queue.admit_workloads(0):
-        handover.note(release)
-        handed, rest = handover.split(release)
+        handover.record_candidates(release)
+        handed, rest = handover.split_admission(release)
         assert not rest
         groups.append(handed)
-    answers = await handover.commit(groups)
+    answers = await handover.commit_groups(groups)
     assert len(answers) == 7
     placed = {handed.member.uid: handed.member.node for group in groups for handed in group}
     assert {answer.written for _, answer in answers} == {WriteOutcome.DONE}
@@ -122,11 +122,11 @@ async def test_pods_of_a_gang_are_handed_over_together_and_gated_ones_are_not() 
     handover = Handover(world.queue, client)
     groups, others = [], []
     for release in world.queue.admit_workloads(0):
-        handover.note(release)
-        handed, rest = handover.split(release)
+        handover.record_candidates(release)
+        handed, rest = handover.split_admission(release)
         groups += [handed] if handed else []
         others += [member.uid for member in rest]
-    await handover.commit(groups)
+    await handover.commit_groups(groups)
     assert [[pod.uid for pod in group] for group in client.calls[0].groups] == [gang]
     assert others == [gated]
 
@@ -152,10 +152,10 @@ async def test_a_group_whose_pod_is_gone_is_not_handed_over() -> None:
     client = Committer()
     handover = Handover(world.queue, client)
     (release,) = world.queue.admit_workloads(0)
-    handover.note(release)
-    handed, _ = handover.split(release)
+    handover.record_candidates(release)
+    handed, _ = handover.split_admission(release)
     world.delete(gang[0])
-    answers = await handover.commit([handed])
+    answers = await handover.commit_groups([handed])
     assert not client.calls
     assert {answer.written for _, answer in answers} == {WriteOutcome.GONE}
 
@@ -238,7 +238,7 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
     assert run.phase is (Phase.ADMITTED if bound else Phase.GATED)
     assert (run.world.state.get_assumed(run.uid) is not None) is bound
     assert run.recorder.events[0].startswith("Released" if bound else "Waiting")
-    assert run.controller.counts.released == ({"a": 1} if bound else {})
+    assert run.controller.counts.admitted == ({"a": 1} if bound else {})
     if not bound:
         assert run.world.queue.refusals.is_paused(run.uid)
 

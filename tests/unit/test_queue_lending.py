@@ -166,7 +166,7 @@ def test_the_second_stage_waits_for_the_first() -> None:
     waiting.remove("m1")
     assert waiting.is_held("r1"), "m1 runs"
     assert waiting.finish_first_stage("m1", "j")
-    assert [group.oldest().uid for group in waiting.list_groups(SlotType.FREE)] == ["r1"]
+    assert [group.get_oldest().uid for group in waiting.list_groups(SlotType.FREE)] == ["r1"]
 
 
 def test_a_group_forgets_who_left() -> None:
@@ -177,5 +177,5 @@ def test_a_group_forgets_who_left() -> None:
         if i >= 2:
             waiting.remove(f"r{i - 2}")
     (group,) = waiting.list_groups(SlotType.FREE)
-    assert (group.oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
+    assert (group.get_oldest().uid, len(group), len(waiting)) == ("r998", 2, 2)
     assert len(group._by_age) < 64

@@ -59,7 +59,7 @@ def test_the_queue_finds_nodes_through_the_index_of_best_fit_unless_told_otherwi
     """Also for a pod that names the policy by its annotation, and beside other parameters."""
     best_fit, other = PodRequest((), node_policy="best-fit"), PodRequest(())
     settings = QueueSettings(config="queues.yaml", node_policy="least-requested")
-    policies: Any = settings.policies()
+    policies: Any = settings.make_policies()
     assert policies.get_policy(best_fit).picks
     for parameters, picks, limit in (
         ({"limit": "4"}, True, 4),
@@ -74,7 +74,7 @@ def test_the_queue_finds_nodes_through_the_index_of_best_fit_unless_told_otherwi
         assert policies.get_policy(other) is policies.get_policy(PodRequest((), node_policy="balanced"))
         assert not policies.configure("balanced", {"best-fit": parameters})
     settings = QueueSettings("q", node_policy="best-fit", node_policy_parameters={"limit": "2"})
-    policies = settings.policies()
+    policies = settings.make_policies()
     assert (policies.get_policy(other).picks, policies.get_policy(other).settings.limit) == (True, 2)
 
 
@@ -85,8 +85,8 @@ def test_what_a_policy_refuses_is_a_fault_and_changes_nothing() -> None:
     settings = QueueSettings("q")
     text = "queues: [{name: a}]\nnodePolicyParameters: {best-fit: {limit: 0}}"
     with pytest.raises(QueueConfigError, match="nodePolicy: best-fit: limit is 0"):
-        parse_config("q", text, settings.policy_faults)
-    policies = settings.policies()
+        parse_config("q", text, settings.find_policy_faults)
+    policies = settings.make_policies()
     with pytest.raises(PolicyError, match="worst"):
         policies.configure("worst", {})
     assert policies.node_policy == settings.node_policy

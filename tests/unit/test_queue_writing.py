@@ -68,7 +68,7 @@ async def released(api: Api, terms: int = 99) -> WriteResult:
     async def sleep(seconds: float) -> None:
         assert seconds >= 0
 
-    return await PodWriter(api, lambda: next(looks), 1.0, sleep).release(entry()[0])
+    return await PodWriter(api, lambda: next(looks), 1.0, sleep).admit_pod(entry()[0])
 
 
 async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
@@ -160,7 +160,7 @@ async def test_what_became_of_an_eviction(
 ) -> None:
     """Who was not evicted is passed over for another one; who may have been is waited for."""
     api = Api(answer)
-    found = await PodWriter(api, lambda: True, 1.0).remove(entry()[0])
+    found = await PodWriter(api, lambda: True, 1.0).evict_pod(entry()[0])
     assert (found.written, api.asked) == (written, ["post"])
 
 
@@ -201,7 +201,7 @@ MARKED = {"annotations": {"gpupack.io/requeued": "true"}}
 )
 async def test_what_becomes_of_a_pod_that_is_requeued(answers: list[Any], expected: WriteResult) -> None:
     """A policy that refuses the mark may say that it is invalid, as is said of a pod that has changed."""
-    assert await PodWriter(Api(*answers), lambda: True, 1.0).requeue(entry()[0]) == expected
+    assert await PodWriter(Api(*answers), lambda: True, 1.0).requeue_pod(entry()[0]) == expected
 
 
 async def test_who_leads_no_more_sends_nothing() -> None:
@@ -209,7 +209,7 @@ async def test_who_leads_no_more_sends_nothing() -> None:
     api = Api()
     writer = PodWriter(api, lambda: False, 1.0)
     pod = entry()[0]
-    answers = [await writer.release(pod), await writer.requeue(pod), await writer.remove(pod)]
+    answers = [await writer.admit_pod(pod), await writer.requeue_pod(pod), await writer.evict_pod(pod)]
     assert (answers, api.asked) == ([WriteResult(WriteOutcome.REFUSED)] * 3, [])
 
 

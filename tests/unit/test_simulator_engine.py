@@ -128,7 +128,7 @@ def test_a_policy_of_others_gets_the_workload():
         assert make_simulated_policy("own", {}, workload).workload is workload
         assert make_simulated_policy("own", {}, None).workload is None
         assert make_simulated_policy("own", {"a": "b"}, workload).workload is None
-        variants = SimulationOptions("", "", ("own", "best-fit"), workloads=WORKLOADS).variants()
+        variants = SimulationOptions("", "", ("own", "best-fit"), workloads=WORKLOADS).list_variants()
     assert [each.label for each in variants] == ["own, learned", "own, trace", "best-fit"]
 
 

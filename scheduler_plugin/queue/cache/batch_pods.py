@@ -28,11 +28,11 @@ class BatchPods:
         """Take a pod's whole spec, as the API server writes it."""
         self._unsupported[uid] = tuple(list_unsupported_fields(spec))
 
-    def forget(self, uid: str) -> None:
+    def forget_pod(self, uid: str) -> None:
         """Forget a pod that is bound or gone."""
         self._unsupported.pop(uid, None)
 
-    def keep(self, uids: Sequence[str]) -> None:
+    def forget_others(self, uids: Sequence[str]) -> None:
         """Forget all other pods."""
         known = frozenset(uids)
         for uid in [uid for uid in self._unsupported if uid not in known]:

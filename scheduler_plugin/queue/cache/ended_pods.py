@@ -35,12 +35,12 @@ class EndedPods:
         found: dict[str, dict[int, int]] = {}
         for pod, _ in self._ended.values():
             record = self._state.node_records.get(pod.node)
-            for card, units in ({} if record is None else self._charged(record, pod)).items():
+            for card, units in ({} if record is None else self._find_charge(record, pod)).items():
                 on_node = found.setdefault(pod.node, {})
                 on_node[card] = on_node.get(card, 0) + units
         return found
 
-    def _charged(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
+    def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
         """Find what a pod still counts for; empty where that is nothing, or its cards are not known."""
         if self._state.rules.is_confirmed(record, pod.uid):
             return published_pod_units(record, pod)

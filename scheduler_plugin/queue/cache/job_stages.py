@@ -105,7 +105,7 @@ class JobStages:
     """
 
     def __init__(self, tenants: Queues) -> None:
-        self._tenants = tenants
+        self._queues = tenants
         self.failed: dict[str, FailedStagePod] = {}
         self._pods: dict[str, _StagePod] = {}
         self._stages: dict[str, _FirstStage] = {}
@@ -178,10 +178,10 @@ class JobStages:
     def configure(self) -> None:
         """Count all of them again, after the tenants took another configuration."""
         for uid, (queue, job) in self._counted.items():
-            self._tenants[queue].waiting.begin_first_stage(uid, job)
+            self._queues[queue].waiting.begin_first_stage(uid, job)
         for job, stage in self._stages.items():
             for queue in stage.held:
-                self._tenants[queue].waiting.begin_first_stage(TO_COME, job)
+                self._queues[queue].waiting.begin_first_stage(TO_COME, job)
 
     def explain_missing(self, job: str) -> str:
         """Say what a first stage lacks beside its known pods that have not ended; empty for nothing.
@@ -223,16 +223,16 @@ class JobStages:
         if new is not None:
             # First the new one: what both have in common is not forgotten in between.
             self._pods[uid] = new
-            self._add(new)
+            self._add_part(new)
         if old is not None:
             self._remove_part(uid, old)
         if new is None:
             self._pods.pop(uid, None)
         for job in {pod.job for pod in (old, new) if pod is not None}:
             self._update_second_stage(job)
-        self._count(uid)
+        self._update_count(uid)
 
-    def _add(self, pod: _StagePod) -> None:
+    def _add_part(self, pod: _StagePod) -> None:
         stage = self._stages.setdefault(pod.job, _FirstStage())
         stage.pods += 1
         if pod.size is not None:
@@ -257,9 +257,9 @@ class JobStages:
         if pod.part is _StagePart.WAITS:
             _count_down(stage.waits, pod.queue)
         if uid not in self._pods:
-            self._count(uid)
+            self._update_count(uid)
 
-    def _count(self, uid: str) -> None:
+    def _update_count(self, uid: str) -> None:
         """Count a pod as unfinished for its job in its queue, or no more."""
         pod = self._pods.get(uid)
         failed = pod is not None and pod.part is _StagePart.FAILED
@@ -274,20 +274,20 @@ class JobStages:
         old = self._counted.get(uid)
         if new is not None:
             self._counted[uid] = new
-            self._tenants[new[0]].waiting.begin_first_stage(uid, new[1])
+            self._queues[new[0]].waiting.begin_first_stage(uid, new[1])
         if old is not None and old != new:
             if new is None:
                 del self._counted[uid]
-            self._finish(uid, *old)
+            self._finish_pod(uid, *old)
 
-    def _finish(self, uid: str, queue: str, job: str) -> None:
-        self._tenants[queue].waiting.finish_first_stage(uid, job)
-        self._tenants.forget_if_unused(queue)
+    def _finish_pod(self, uid: str, queue: str, job: str) -> None:
+        self._queues[queue].waiting.finish_first_stage(uid, job)
+        self._queues.forget_if_unused(queue)
 
     def _update_made_by(self, maker: str, job: str) -> bool:
         """Look again at whatever depends on a Job; tell whether anything does."""
         for uid in [uid for uid in self._ended_badly if self._pods[uid].maker == maker]:
-            self._count(uid)
+            self._update_count(uid)
         names = [name for name, stage in self._stages.items() if name == job or maker in stage.made]
         for name in names:
             self._update_second_stage(name)
@@ -301,10 +301,10 @@ class JobStages:
         lacks = bool(stage.waits) and bool(self.explain_missing(job))
         held = set(stage.waits) if lacks else set()
         for queue in held - stage.held:
-            self._tenants[queue].waiting.begin_first_stage(TO_COME, job)
+            self._queues[queue].waiting.begin_first_stage(TO_COME, job)
         before, stage.held = stage.held, held
         for queue in before - held:
-            self._finish(TO_COME, queue, job)
+            self._finish_pod(TO_COME, queue, job)
         if not stage.pods and not stage.makers:
             del self._stages[job]
 

@@ -106,11 +106,11 @@ def pick_workload(
             able = [group for group in found if group is not None]
             if not able:
                 continue
-            group = able[0] if slot is not None else min(able, key=lambda each: each.oldest().age_key)
+            group = able[0] if slot is not None else min(able, key=lambda each: each.get_oldest().age_key)
             head = tenants[0].name
             return SlotChoice(
                 queue=tenant.name,
-                workload=group.oldest(),
+                workload=group.get_oldest(),
                 slot_match=None if slot is None else _match_slot(slot, group.key.kind),
                 relaxed=relaxed and bool(group.key.data) and not near(tenant, group),
                 lender="" if tenant.name == head else head,
@@ -147,7 +147,7 @@ def _find_oldest(
     """The group of the tenant's longest waiting task of a class that may run, None when there is none."""
     best: WorkloadGroup[W] | None = None
     for group in tenant.waiting.list_groups(kind, among):
-        if best is not None and best.oldest().age_key < group.oldest().age_key:
+        if best is not None and best.get_oldest().age_key < group.get_oldest().age_key:
             continue
         bound = kind is SlotType.LOCAL and bool(group.key.data)
         if (relaxed or not bound or near(tenant, group)) and may(tenant, group):

@@ -164,7 +164,7 @@ class PodQueueInfo:
     fault: str
 
     @property
-    def owned(self) -> bool:
+    def has_controller(self) -> bool:
         """A controller would create it again."""
         return bool(self.owner)
 

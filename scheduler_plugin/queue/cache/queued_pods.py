@@ -189,7 +189,7 @@ class Gang:
             return QueuedWorkload(self.uid, SlotType.LOCAL, first.waiting_since, wants, data)
         return QueuedWorkload(self.uid, SlotType.FREE, first.waiting_since, wants, data, first.job)
 
-    def disagreement(self, entries: list[QueuedPod]) -> str:
+    def explain_disagreement(self, entries: list[QueuedPod]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
         for what, values in (
             ("gang-size", {str(entry.queue_info.gang_size) for entry in entries}),

@@ -18,7 +18,7 @@ class QueueState:
     Attributes:
         form: Its configuration; None: pods name it and the configuration does not, so they wait.
         waiting: Its tasks.
-        released: Units by UID of its pods that were released and have not ended.
+        admitted: Units by UID of its pods that were released and have not ended.
         count_slots: What it has is counted in pods, each in a slot, and not in units.
         cluster: All that there is, where its dominant share counts; None: it does not.
     """
@@ -27,10 +27,10 @@ class QueueState:
         self.name = name
         self.form = form
         self.waiting: WaitingWorkloads[Needs] = WaitingWorkloads()
-        self.released: dict[str, int] = {}
+        self.admitted: dict[str, int] = {}
         self.count_slots = count_slots
         self.cluster: QueueResources | None = None
-        self._has = QueueResources()
+        self._charges = QueueResources()
         self._host: dict[str, QueueResources] = {}
 
     @property
@@ -41,19 +41,19 @@ class QueueState:
     @property
     def units(self) -> int:
         """Units of its released pods."""
-        return self._has.units
+        return self._charges.units
 
     @property
     def dominant(self) -> tuple[str, float]:
         """The resource of which it has the largest part, and that part; nothing where that does not count."""
-        return ("", 0.0) if self.cluster is None else find_dominant(self._has, self.cluster)
+        return ("", 0.0) if self.cluster is None else find_dominant(self._charges, self.cluster)
 
     @property
     def allocated(self) -> float:
         """What it has: its dominant share where that counts, pods where there are slots, else units."""
         if self.cluster is not None:
             return self.dominant[1]
-        return len(self.released) if self.count_slots else self.units
+        return len(self.admitted) if self.count_slots else self.units
 
     @property
     def is_open(self) -> bool:
@@ -62,11 +62,11 @@ class QueueState:
 
     def charge_pod(self, uid: str, has: QueueResources) -> int:
         """Count a released pod; return the units added."""
-        if uid in self.released:
+        if uid in self.admitted:
             return 0
-        self.released[uid] = has.units
+        self.admitted[uid] = has.units
         self._host[uid] = has
-        self._has = self._has.plus(has)
+        self._charges = self._charges.plus(has)
         return has.units
 
     def get_charge(self, uid: str) -> QueueResources | None:
@@ -75,9 +75,9 @@ class QueueState:
 
     def uncharge_pod(self, uid: str) -> int:
         """Stop counting a pod; return the units taken off."""
-        self.released.pop(uid, None)
+        self.admitted.pop(uid, None)
         has = self._host.pop(uid, QueueResources())
-        self._has = self._has.plus(has, -1)
+        self._charges = self._charges.plus(has, -1)
         return has.units
 
 
@@ -91,8 +91,8 @@ class Queues:
     def __init__(self, config: QueueConfig) -> None:
         self._known: dict[str, QueueState] = {}
         self._cohorts: dict[str, Cohort] = {}
-        self._kept: dict[str, tuple[str, int]] = {}
-        self._kept_in: dict[int, int] = {}
+        self._reserved: dict[str, tuple[str, int]] = {}
+        self._reserved_in: dict[int, int] = {}
         self._cluster: QueueResources | None = None
         self.configure(config)
 
@@ -140,7 +140,7 @@ class Queues:
         if (
             tenant is not None
             and tenant.form is None
-            and not tenant.released
+            and not tenant.admitted
             and not tenant.waiting.has_workloads
         ):
             del self._known[name]
@@ -165,10 +165,10 @@ class Queues:
         """
         cohort = self._cohorts.get(name)
         most = None if cohort is None else cohort.compute_headroom(name)
-        if cohort is None or most is None or not self._kept:
+        if cohort is None or most is None or not self._reserved:
             return most
-        uid, mine = self._kept.get(name, ("", 0))
-        others = self._kept_in.get(id(cohort), 0) - mine
+        uid, mine = self._reserved.get(name, ("", 0))
+        others = self._reserved_in.get(id(cohort), 0) - mine
         if uid != task:
             most -= mine
         if others:
@@ -182,7 +182,7 @@ class Queues:
     @property
     def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
         """For whom quota is kept: by tenant a task that waits long, and its units."""
-        return self._kept
+        return self._reserved
 
     def reserve_quota(self, kept: Mapping[str, tuple[str, int]]) -> None:
         """Keep quota for these tasks only, from others of the same tenant and from borrowers.
@@ -190,28 +190,28 @@ class Queues:
         Args:
             kept: By tenant with a nominal quota the UID of a task, and units that are within that quota.
         """
-        self._kept = {name: each for name, each in kept.items() if name in self._cohorts}
-        self._kept_in = {}
-        for name, (_, units) in self._kept.items():
+        self._reserved = {name: each for name, each in kept.items() if name in self._cohorts}
+        self._reserved_in = {}
+        for name, (_, units) in self._reserved.items():
             cohort = id(self._cohorts[name])
-            self._kept_in[cohort] = self._kept_in.get(cohort, 0) + units
+            self._reserved_in[cohort] = self._reserved_in.get(cohort, 0) + units
 
     def unreserve_quota(self, name: str, task: str) -> None:
         """Keep no quota for a task, if that was done."""
-        if self._kept.get(name, ("", 0))[0] == task:
-            self.reserve_quota({other: each for other, each in self._kept.items() if other != name})
+        if self._reserved.get(name, ("", 0))[0] == task:
+            self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
     def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
         """Count a released pod of a tenant."""
-        self._use(name, self[name].charge_pod(uid, has))
+        self._add_units(name, self[name].charge_pod(uid, has))
 
     def uncharge_pod(self, name: str, uid: str) -> None:
         """Stop counting a pod of a tenant."""
         tenant = self._known.get(name)
         if tenant is not None:
-            self._use(name, -tenant.uncharge_pod(uid))
+            self._add_units(name, -tenant.uncharge_pod(uid))
 
-    def _use(self, name: str, units: int) -> None:
+    def _add_units(self, name: str, units: int) -> None:
         cohort = self._cohorts.get(name)
         if units and cohort is not None:
             cohort.add_units(name, units)

@@ -26,7 +26,7 @@ class NodeSlots:
 
     def count_idle(self, kind: SlotType) -> int:
         """Slots of a type that nobody sits in."""
-        lent = max(0, len(self.running[kind.other]) - self.total[kind.other])
+        lent = max(0, len(self.running[kind.other_type]) - self.total[kind.other_type])
         return max(0, self.total[kind] - len(self.running[kind]) - lent)
 
 

@@ -19,7 +19,7 @@ class SlotType(StrEnum):
     """Bound to no data. It runs once the first stage of its job has ended."""
 
     @property
-    def other(self) -> "SlotType":
+    def other_type(self) -> "SlotType":
         """The other one."""
         return SlotType.FREE if self is SlotType.LOCAL else SlotType.LOCAL
 
@@ -31,7 +31,7 @@ class QueuedWorkload(Generic[W]):
     Attributes:
         uid: Of the pod.
         kind: Its class.
-        since: When it began to wait, seconds.
+        waiting_since: When it began to wait, seconds.
         requirements: What it needs of a node, equal for pods that are interchangeable.
         data: Names of the data that it reads; empty: it is local everywhere.
         job: What it belongs to, empty for none.
@@ -39,7 +39,7 @@ class QueuedWorkload(Generic[W]):
 
     uid: str
     kind: SlotType
-    since: float
+    waiting_since: float
     requirements: W
     data: frozenset[str] = frozenset()
     job: str = ""
@@ -47,7 +47,7 @@ class QueuedWorkload(Generic[W]):
     @property
     def age_key(self) -> tuple[float, str]:
         """Longest waiting first, ties by UID."""
-        return (self.since, self.uid)
+        return (self.waiting_since, self.uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class WorkloadGroup(Generic[W]):
         if len(self._by_age) > 2 * len(self._members) + 16:
             self._by_age = sorted(task.age_key for task in self._members.values())
 
-    def oldest(self) -> QueuedWorkload[W]:
+    def get_oldest(self) -> QueuedWorkload[W]:
         """The task that waits longest; the group has one."""
         while True:
             since, uid = self._by_age[0]
             task = self._members.get(uid)
-            if task is not None and task.since == since:
+            if task is not None and task.waiting_since == since:
                 return task
             heappop(self._by_age)
 
@@ -219,7 +219,7 @@ class WaitingWorkloads(Generic[W]):
     def is_first_of_group(self, task: QueuedWorkload[W]) -> bool:
         """Whether a task is the oldest of those that differ by age only: the others go after it."""
         group = self._groups[task.kind].get(task.requirements, {}).get(task.data)
-        return group is not None and group.oldest().uid == task.uid
+        return group is not None and group.get_oldest().uid == task.uid
 
     def list_groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
         """The eligible tasks of a class; only those with some of these needs, where they are given."""

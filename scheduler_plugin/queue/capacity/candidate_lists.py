@@ -69,10 +69,10 @@ class CandidateListPlacer:
     """
 
     def __init__(self, room: FreeCapacity) -> None:
-        self._room = room
+        self._capacity = room
         self._lists: dict[PodRequirements, _CandidateList] = {}
         self.lists = 0
-        self._others: Callable[[], Iterable[str]] = tuple
+        self._next_nodes: Callable[[], Iterable[str]] = tuple
 
     @property
     def next_nodes(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class CandidateListPlacer:
 
         They are those of its list, or those that the policy would take next.
         """
-        return tuple(islice(self._others(), OTHERS))
+        return tuple(islice(self._next_nodes(), OTHERS))
 
     def forget_lists(self) -> None:
         """Forget all lists: the policy that they were made by is another one now."""
@@ -98,8 +98,8 @@ class CandidateListPlacer:
         Returns:
             The node's name, empty for none.
         """
-        self._others = tuple
-        if not self._room.is_scored_by_row(wants):
+        self._next_nodes = tuple
+        if not self._capacity.is_scored_by_row(wants):
             return self._place_alone(uid, wants, fits, now)
         known = self._lists.get(wants)
         if known is not None:
@@ -110,19 +110,19 @@ class CandidateListPlacer:
 
     def _place_alone(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
-        row = self._room.choose_row(uid, wants, fits, now)
-        if row is None or not self._room.assume_pod(uid, wants, row, now):
+        row = self._capacity.choose_row(uid, wants, fits, now)
+        if row is None or not self._capacity.assume_pod(uid, wants, row, now):
             return ""
-        self._others = partial(self._room.list_next_nodes, uid, wants, row, fits)
-        return self._room.state.nodes.names[row]
+        self._next_nodes = partial(self._capacity.list_next_nodes, uid, wants, row, fits)
+        return self._capacity.state.nodes.names[row]
 
     def _make_list(self, wants: PodRequirements, fits: BoolArray) -> _CandidateList:
         """The first tier: score all nodes where the pod may be placed."""
-        nodes = self._room.state.nodes
+        nodes = self._capacity.state.nodes
         rows = np.flatnonzero(fits)
-        scores = self._room.score_rows(wants, rows)
+        scores = self._capacity.score_rows(wants, rows)
         first = rank_best(scores, nodes.name_rank[rows], LISTED)
-        epoch = self._room.get_policy_epoch(wants)
+        epoch = self._capacity.get_policy_epoch(wants)
         offered = tuple(
             ScoredNode(nodes.names[row], score, int(nodes.version[row]), epoch)
             for row, score in zip(rows[first].tolist(), scores[first].tolist(), strict=True)
@@ -143,7 +143,7 @@ class CandidateListPlacer:
         self, uid: str, wants: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
     ) -> str | None:
         """The second tier: commit a pod with a list; None where the list is used up."""
-        nodes, room = self._room.state.nodes, self._room
+        nodes, room = self._capacity.state.nodes, self._capacity
         epoch = room.get_policy_epoch(wants)
         if known.names != nodes.epoch or epoch != known.epoch:
             return None
@@ -171,9 +171,9 @@ class CandidateListPlacer:
 
         decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
-            self._others = partial(filter, decision.node.__ne__, [each.node for each in offered])
+            self._next_nodes = partial(filter, decision.node.__ne__, [each.node for each in offered])
         return decision.node or (None if known.last is not None else "")
 
     def _is_allowed(self, node: str, fits: BoolArray) -> bool:
-        row = self._room.state.nodes.rows.get(node)
+        row = self._capacity.state.nodes.rows.get(node)
         return row is not None and bool(fits[row])

@@ -182,7 +182,7 @@ class FreeCapacity:
         Raises:
             RequestError: it names a node policy that does not exist.
         """
-        mask = self._mask(wants)
+        mask = self._get_fit_mask(wants)
         if not self.reservations:
             return mask.fits
         fits = mask.fits.copy()
@@ -195,7 +195,7 @@ class FreeCapacity:
 
     def fits_without_reservations(self, wants: PodRequirements) -> bool:
         """Whether a pod would fit somewhere if nothing were kept free."""
-        return bool(self._mask(wants).fits.any())
+        return bool(self._get_fit_mask(wants).fits.any())
 
     def rank_rows(self, wants: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
         """Order rows that fit by the node policy.
@@ -226,7 +226,7 @@ class FreeCapacity:
         if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
         query = self._make_query_of(uid, wants)
-        row = self._first_choice(wants, query, fits)
+        row = self._find_first_choice(wants, query, fits)
         if row is not None:
             self._rounds.pop(uid, None)
             self.held_back.discard(wants)
@@ -243,7 +243,9 @@ class FreeCapacity:
         query = self.make_query(wants)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
-    def _first_choice(self, wants: PodRequirements, query: SchedulingRequest, fits: BoolArray) -> int | None:
+    def _find_first_choice(
+        self, wants: PodRequirements, query: SchedulingRequest, fits: BoolArray
+    ) -> int | None:
         """Find the row that the node policy takes first; None where it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
@@ -267,7 +269,7 @@ class FreeCapacity:
         found: int | None = row
         while found is not None:
             left[found] = False
-            found = self._first_choice(wants, query, left)
+            found = self._find_first_choice(wants, query, left)
             if found is not None:
                 yield self.state.nodes.names[found]
 
@@ -365,7 +367,7 @@ class FreeCapacity:
 
     # Masks.
 
-    def _mask(self, wants: PodRequirements) -> _FitMask:
+    def _get_fit_mask(self, wants: PodRequirements) -> _FitMask:
         nodes = self.state.nodes
         mask = self._masks.get(wants)
         size = nodes.row_count
@@ -385,7 +387,7 @@ class FreeCapacity:
             rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
             mask.fits[rows] = self.call_policy(
-                wants, partial(self._fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
+                wants, partial(self._compute_fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
             )
             mask.made[rows] = nodes.version[rows]
         mask.changes = nodes.changes
@@ -405,7 +407,7 @@ class FreeCapacity:
         rows = rows[self._mask_able(wants, self.make_query(wants), rows)]
         return bool(len(rows)) and not self._has_sum(wants, rows).any()
 
-    def _fit(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    def _compute_fit(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
         fits = self._mask_able(wants, query, rows)
         fits[fits] = self._has_sum(wants, rows[fits])
         return fits
@@ -430,7 +432,7 @@ class FreeCapacity:
 
     def make_query(self, wants: PodRequirements) -> SchedulingRequest:
         """A pod's needs, ready to be asked of the arrays."""
-        return self._mask(wants).query
+        return self._get_fit_mask(wants).query
 
     def is_allowed(self, wants: PodRequirements, name: str) -> bool:
         """Whether labels and taints of a node let a pod run there."""

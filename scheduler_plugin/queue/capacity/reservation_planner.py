@@ -57,8 +57,8 @@ class ReservationPlanner:
     """
 
     def __init__(self, room: FreeCapacity, task: str, *, alone: bool = False) -> None:
-        self._room = room
-        self._task = task
+        self._capacity = room
+        self._workload_uid = task
         self._alone = alone
         self._loads: dict[int, _PlannedLoad] = {}
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
@@ -90,14 +90,14 @@ class ReservationPlanner:
 
     def can_serve(self, pods: Iterable[Pod]) -> bool:
         """Whether what is kept for these pods can become free still, for all of them at once."""
-        kept_rooms, nodes = self._room.reservations, self._room.state.nodes
+        kept_rooms, nodes = self._capacity.reservations, self._capacity.state.nodes
         for uid, wants in pods:
             kept = kept_rooms.get_reservation(uid)
             row = None if kept is None else nodes.rows.get(kept.node)
             if kept is None or row is None or not nodes.usable[row]:
                 return False
             cards = kept.get_positions(nodes.uuids[row])
-            if len(cards) < len(kept.cards) or not self._room.is_allowed(wants, kept.node):
+            if len(cards) < len(kept.cards) or not self._capacity.is_allowed(wants, kept.node):
                 return False
             spot = self._find_place(wants, row, cards)
             if spot is None:
@@ -121,7 +121,7 @@ class ReservationPlanner:
         queue = self._queues.get(wants)
         if queue is None:
             rows, least = self._find_possible(wants, among)
-            ranks = self._room.state.nodes.name_rank[rows]
+            ranks = self._capacity.state.nodes.name_rank[rows]
             queue = list(zip(least.tolist(), ranks.tolist(), rows.tolist(), strict=True))
             heapify(queue)
             self._queues[wants] = queue
@@ -141,8 +141,8 @@ class ReservationPlanner:
         self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> tuple[RowArray, LongArray]:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
-        nodes = self._room.state.nodes
-        wanted = nodes.usable & self._room.mask_allowed(wants)
+        nodes = self._capacity.state.nodes
+        wanted = nodes.usable & self._capacity.mask_allowed(wants)
         wanted &= mask_host_fits(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
         if wants.percent:
             wanted &= nodes.percent
@@ -155,7 +155,7 @@ class ReservationPlanner:
 
     def _compute_least_missing(self, wants: PodRequirements, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
-        nodes = self._room.state.nodes
+        nodes = self._capacity.state.nodes
         size = nodes.evictable[rows]
         if not size.size:
             return np.zeros(len(rows), dtype=np.int64)
@@ -180,13 +180,13 @@ class ReservationPlanner:
             row: Of the node.
             among: Cards that come into question; None: all.
         """
-        nodes, load = self._room.state.nodes, self._get_load(row)
+        nodes, load = self._capacity.state.nodes, self._get_load(row)
         host = load.host.add(load.others.host).add(wants.host)
         if not fits_host(nodes, host, row, emptied=True):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
-        admits = self._room.make_query(wants).policy_request.admits
+        admits = self._capacity.make_query(wants).policy_request.admits
         units, spot = list(load.units), _PlannedPlace(0, row)
         for demand in wants.request.demands:
             needs = [demand.units_on(size) for size in open_units]
@@ -217,16 +217,20 @@ class ReservationPlanner:
         load.host = load.host.add(wants.host)
         for card, units in spot.units.items():
             load.units[card] += units
-        nodes = self._room.state.nodes
+        nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return QueueReservation(self._task, name, cards, wants.host, uuids)
+        return QueueReservation(self._workload_uid, name, cards, wants.host, uuids)
 
     def _get_load(self, row: int) -> _PlannedLoad:
         load = self._loads.get(row)
         if load is None:
-            nodes = self._room.state.nodes
+            nodes = self._capacity.state.nodes
             name, uuids = nodes.names[row], nodes.uuids[row]
-            others = NOTHING if self._alone else self._room.reservations.sum_others(self._task, name, uuids)
+            others = (
+                NOTHING
+                if self._alone
+                else self._capacity.reservations.sum_others(self._workload_uid, name, uuids)
+            )
             load = self._loads[row] = _PlannedLoad([0] * nodes.size.shape[1], others)
         return load

@@ -61,46 +61,46 @@ class QueueReservations:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, QueueReservation] = {}
-        self._on: dict[str, dict[str, QueueReservation]] = {}
+        self._by_pod: dict[str, QueueReservation] = {}
+        self._by_node: dict[str, dict[str, QueueReservation]] = {}
         self.version = 0
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._by_pod)
 
     def get_reservation(self, uid: str) -> QueueReservation | None:
         """What is kept for a pod."""
-        return self._of.get(uid)
+        return self._by_pod.get(uid)
 
     def add_reservation(self, uid: str, kept: QueueReservation) -> None:
         """Keep that for a pod, and nothing else."""
         self._remove(uid)
-        self._of[uid] = kept
-        self._on.setdefault(kept.node, {})[uid] = kept
+        self._by_pod[uid] = kept
+        self._by_node.setdefault(kept.node, {})[uid] = kept
         self.version += 1
 
     def remove_workload(self, task: str) -> None:
         """Keep nothing for a task any more."""
-        for uid in [uid for uid, kept in self._of.items() if kept.workload_uid == task]:
+        for uid in [uid for uid, kept in self._by_pod.items() if kept.workload_uid == task]:
             self._remove(uid)
 
     @property
     def workload_uids(self) -> tuple[str, ...]:
         """UIDs of the tasks for which something is kept, those that have had it longest first."""
-        return tuple(dict.fromkeys(kept.workload_uid for kept in self._of.values()))
+        return tuple(dict.fromkeys(kept.workload_uid for kept in self._by_pod.values()))
 
     def get_by_pod(self, task: str) -> dict[str, QueueReservation]:
         """What is kept for the pods of a task, by UID."""
-        return {uid: kept for uid, kept in self._of.items() if kept.workload_uid == task}
+        return {uid: kept for uid, kept in self._by_pod.items() if kept.workload_uid == task}
 
     @property
     def node_names(self) -> Collection[str]:
         """Names of the nodes on which something is kept."""
-        return self._on.keys()
+        return self._by_node.keys()
 
     def has_on_node(self, task: str, node: str) -> bool:
         """Whether something is kept for a task on a node."""
-        return any(kept.workload_uid == task for kept in self._on.get(node, {}).values())
+        return any(kept.workload_uid == task for kept in self._by_node.get(node, {}).values())
 
     def sum_others(self, task: str, node: str, uuids: Sequence[str]) -> NodeReservations:
         """What is kept on a node for other tasks.
@@ -110,7 +110,7 @@ class QueueReservations:
             node: Its name.
             uuids: Its cards by position now; empty where it publishes none.
         """
-        others = [kept for kept in self._on.get(node, {}).values() if kept.workload_uid != task]
+        others = [kept for kept in self._by_node.get(node, {}).values() if kept.workload_uid != task]
         if not others:
             return NOTHING
         return NodeReservations(
@@ -120,9 +120,9 @@ class QueueReservations:
         )
 
     def _remove(self, uid: str) -> None:
-        kept = self._of.pop(uid, None)
+        kept = self._by_pod.pop(uid, None)
         if kept is not None:
-            del self._on[kept.node][uid]
-            if not self._on[kept.node]:
-                del self._on[kept.node]
+            del self._by_node[kept.node][uid]
+            if not self._by_node[kept.node]:
+                del self._by_node[kept.node]
             self.version += 1

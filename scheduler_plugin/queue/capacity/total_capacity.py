@@ -33,7 +33,7 @@ class TotalCapacity:
     """
 
     def __init__(self, room: "FreeCapacity") -> None:
-        self._room = room
+        self._capacity = room
         self._known: dict[PodRequirements, _PodCounts] = {}
 
     def count_pods(self, wants: PodRequirements) -> int:
@@ -55,7 +55,7 @@ class TotalCapacity:
             del self._known[wants]
 
     def _count_slots(self, wants: PodRequirements) -> LongArray:
-        nodes, room = self._room.state.nodes, self._room
+        nodes, room = self._capacity.state.nodes, self._capacity
         known = self._known.get(wants)
         if known is None or len(known.made) != nodes.row_count or known.facts != room.facts_version:
             rows = nodes.row_count

@@ -46,7 +46,7 @@ class QuotaState:
         return 0 if self.quota.nominal is None else max(0, self.quota.nominal - self.used)
 
     @property
-    def kept(self) -> int:
+    def reserved(self) -> int:
         """Units of its own that it does not use and nobody else may have."""
         limit = self.quota.lending_limit
         return 0 if limit is None else max(0, self.idle - limit)
@@ -67,7 +67,7 @@ class Cohort:
         limited = [a for a in self.accounts.values() if a.quota.nominal is not None]
         self._pool = sum(account.quota.nominal or 0 for account in limited)
         self._used = sum(account.used for account in limited)
-        self._kept = sum(account.kept for account in limited)
+        self._reserved = sum(account.reserved for account in limited)
 
     def add_units(self, tenant: str, units: int) -> None:
         """Let a tenant have so many units more, or less where negative."""
@@ -75,10 +75,10 @@ class Cohort:
         if account.quota.nominal is None:
             account.used += units
             return
-        self._kept -= account.kept
+        self._reserved -= account.reserved
         account.used += units
         self._used += units
-        self._kept += account.kept
+        self._reserved += account.reserved
 
     def allows_units(self, tenant: str, units: int) -> bool:
         """Whether a tenant may have so many units more."""
@@ -111,7 +111,7 @@ class Cohort:
 
     def compute_free(self, tenant: str) -> int:
         """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
-        return -self._lacks(self.accounts[tenant], 0)
+        return -self._compute_account_missing(self.accounts[tenant], 0)
 
     def fits_nominal(self, tenant: str, units: int) -> bool:
         """Whether a tenant would have so many units more within its own quota; it has one."""
@@ -128,18 +128,18 @@ class Cohort:
         """
         if not self.fits_nominal(tenant, units):
             return 0
-        lacks = self._lacks(self.accounts[tenant], units)
+        lacks = self._compute_account_missing(self.accounts[tenant], units)
         for name, less in (freed or {}).items():
             account = self.accounts.get(name)
             if account is not None and account.quota.nominal is not None:
                 # What a tenant does not lend is of no use to others when it becomes free.
                 after = QuotaState(account.quota, account.used - less)
-                lacks += (after.kept - account.kept if name != tenant else 0) - less
+                lacks += (after.reserved - account.reserved if name != tenant else 0) - less
         return max(0, lacks)
 
     def compute_lent(self, tenant: str) -> int:
         """Units of a tenant's own quota that others have: each lender's share of what all borrow."""
-        idle = {name: account.idle - account.kept for name, account in self.accounts.items()}
+        idle = {name: account.idle - account.reserved for name, account in self.accounts.items()}
         borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
         return 0 if not lendable else min(idle[tenant], round(borrowed * idle[tenant] / lendable))
 
@@ -148,8 +148,8 @@ class Cohort:
         others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
 
-    def _lacks(self, account: QuotaState, units: int) -> int:
-        return self._used + units - (self._pool - (self._kept - account.kept))
+    def _compute_account_missing(self, account: QuotaState, units: int) -> int:
+        return self._used + units - (self._pool - (self._reserved - account.reserved))
 
 
 def find_cohorts(tenants: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:

@@ -61,7 +61,7 @@ async def run(
         KubeApiError: no usable way to the API server.
     """
     settings.check()
-    file = ConfigFile(settings.config, settings.policy_faults)
+    file = ConfigFile(settings.config, settings.find_policy_faults)
     config = file.load()
     clock = time.monotonic
     async with AsyncExitStack() as stack:
@@ -70,7 +70,7 @@ async def run(
             await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-queue", posts=make_post_client)
         )
         state = ClusterState(settings.unit_mib, rules=QueueChargeRules())
-        policies = settings.policies()
+        policies = settings.make_policies()
         policies.slow_policy_found.connect(lambda line: log.warning("slow card policy", what=line))
         queue = Queue(config, state, policies, wall=time.time() - clock())
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
@@ -90,7 +90,7 @@ async def run(
         conditions = BatchConditions(
             client, term.can_write, lambda: controller.is_busy, settings.write_timeout_s
         )
-        controller.explainer.told.connect(conditions.note)
+        controller.explainer.told.connect(conditions.record_reason)
         sink = NamespaceSink(queue, controller.record_change)
         watcher.changed.connect(controller.record_change)
 
@@ -118,7 +118,7 @@ async def run(
                 conditions.run(),
                 term.run(controller.record_change),
                 recorder.run(),
-                file.follow(controller.configure),
+                file.follow_changes(controller.configure),
                 controller.run(),
             ]
             work += [each.run() for each in (elector, label) if each is not None]
@@ -160,7 +160,7 @@ class LeadershipTerm:
         self._opened: float | None = None
 
     @property
-    def _begun(self) -> float | None:
+    def _leading_since(self) -> float | None:
         """When this process began to lead, seconds; None while it does not."""
         if self._elector is None:
             return self._since
@@ -169,11 +169,13 @@ class LeadershipTerm:
     @property
     def pause_reason(self) -> str:
         """Why nothing is released, empty for nothing."""
-        if self._begun is None:
+        if self._leading_since is None:
             return "another process is the leader"
         if blindness := self.stale_view_reason:
             return blindness
-        return "" if self._opened == self._begun else "waiting for what the process before may have sent"
+        return (
+            "" if self._opened == self._leading_since else "waiting for what the process before may have sent"
+        )
 
     @property
     def stale_view_reason(self) -> str:
@@ -186,17 +188,17 @@ class LeadershipTerm:
 
     def can_write(self) -> bool:
         """Whether this process may send what it decided."""
-        return self._begun is not None
+        return self._leading_since is not None
 
     async def run(self, opened: Callable[[], None]) -> None:
         """Open each term, until cancelled."""
         while True:
-            begun = self._begun
+            begun = self._leading_since
             if begun is None or begun == self._opened or not self._watcher.synced:
                 await asyncio.sleep(0.05)
                 continue
             await asyncio.sleep(max(0.0, begun + self._write_s - self._clock()))
             await self._watcher.refresh()
-            if self._begun == begun:
+            if self._leading_since == begun:
                 self._opened = begun
                 opened()

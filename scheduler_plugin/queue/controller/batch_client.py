@@ -53,7 +53,7 @@ class CommitterClient:
     def __init__(self, url: str, timeout_s: float, may: Callable[[], bool]) -> None:
         self._url = url.rstrip("/") + "/commit"
         self._timeout = aiohttp.ClientTimeout(total=3 * timeout_s + SLACK_S, connect=timeout_s)
-        self._may = may
+        self._can_write = may
         self._session: aiohttp.ClientSession | None = None
 
     async def commit(self, call: CommitCall) -> Sequence[PodResult]:
@@ -62,7 +62,7 @@ class CommitterClient:
         Raises:
             CommitFailedError: nobody said what became of them.
         """
-        if not self._may():
+        if not self._can_write():
             raise CommitFailedError("this queue is not the leader", sent=False)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)

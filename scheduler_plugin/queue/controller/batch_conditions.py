@@ -59,7 +59,7 @@ class BatchConditions:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
-        self._may = may
+        self._can_write = may
         self._busy = busy
         self._timeout_s = timeout_s
         self._sleep = sleep
@@ -67,7 +67,7 @@ class BatchConditions:
         self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
 
-    def note(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
+    def record_reason(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         """Take why a pod waits now."""
         if entry.queue_info.is_batch:
             self._due[entry.uid] = (entry, reason, message)
@@ -84,11 +84,11 @@ class BatchConditions:
                 uid = next(iter(self._due))
                 entry, reason, message = self._due.pop(uid)
                 # Once it is on its way to a node, a write would only make its Binding fail.
-                if entry.phase is Phase.GATED and self._may():
-                    await self._write(entry, reason, message)
+                if entry.phase is Phase.GATED and self._can_write():
+                    await self._write_condition(entry, reason, message)
             self._more.clear()
 
-    async def _write(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
+    async def _write_condition(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
         record = entry.record
         body = make_condition_patch(record.uid, reason, message, self._wall())
         path = f"{make_pod_path(record.namespace, record.name)}/status"

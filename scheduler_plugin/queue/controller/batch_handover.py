@@ -28,11 +28,11 @@ class Handed:
     """A pod that the committer is to bind.
 
     Attributes:
-        release: Of the pod.
+        admission: Of the pod.
         member: The pod.
     """
 
-    release: AdmittedWorkload
+    admission: AdmittedWorkload
     member: AdmittedPod
 
 
@@ -49,19 +49,19 @@ class Handover:
         self._client = client
         self._candidates: dict[str, tuple[NodeCandidate, ...]] = {}
 
-    def note(self, release: AdmittedWorkload) -> None:
+    def record_candidates(self, release: AdmittedWorkload) -> None:
         """Remember the lists of a release, before the next pod takes room: they have the versions scored."""
         for member in release.members if self._client is not None else ():
             entry = self._queue.queued_pods.get(member.uid)
             if entry is not None and entry.queue_info.is_batch:
                 self._candidates[member.uid] = self._list_candidates(member)
 
-    def split(self, release: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
+    def split_admission(self, release: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
         """Part the pods of a release into those that the committer binds, and those that lose their gate."""
         handed = [Handed(release, member) for member in release.members if member.uid in self._candidates]
         return handed, [member for member in release.members if member.uid not in self._candidates]
 
-    async def commit(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, WriteResult]]:
+    async def commit_groups(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, WriteResult]]:
         """Hand groups over; the pods of each are bound together or not at all.
 
         Returns:

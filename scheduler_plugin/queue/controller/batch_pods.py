@@ -36,7 +36,7 @@ class BatchPodSink:
     def replace(self, items: Sequence[WholePod], resource_version: str) -> None:
         """Take a complete list."""
         del resource_version
-        self._queue.batch.keep([item.metadata.uid for item in items])
+        self._queue.batch.forget_others([item.metadata.uid for item in items])
         for item in items:
             self._queue.set_batch_spec(item.metadata.uid, item.spec)
         self._changed()
@@ -46,7 +46,7 @@ class BatchPodSink:
         del resource_version
         if kind == "DELETED":
             # Bound, as a rule: then it is selected no more.
-            self._queue.batch.forget(item.metadata.uid)
+            self._queue.batch.forget_pod(item.metadata.uid)
             return
         self._queue.set_batch_spec(item.metadata.uid, item.spec)
         self._changed()

@@ -41,10 +41,10 @@ class ConfigFile:
         Raises:
             QueueConfigError: it cannot be read, or has faults.
         """
-        self._text = self._read()
-        return self._parse(self._text)
+        self._text = self._read_file()
+        return self._parse_config(self._text)
 
-    async def follow(self, changed: Callable[[QueueConfig], None]) -> None:
+    async def follow_changes(self, changed: Callable[[QueueConfig], None]) -> None:
         """Read it again and again, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -53,33 +53,33 @@ class ConfigFile:
     def reload(self, changed: Callable[[QueueConfig], None]) -> None:
         """Read it once more; a text with faults changes nothing."""
         try:
-            text = self._read()
+            text = self._read_file()
             if text == self._text:
                 return
             self._text = text
-            config = self._parse(text)
+            config = self._parse_config(text)
         except QueueConfigError as error:
-            self._refuse(error)
+            self._record_fault(error)
             return
         except Exception as error:
             # The queues go on, whatever is in the file.
             log.exception("configuration cannot be read", path=str(self._path))
             fault = f"cannot be read: {type(error).__name__}: {error}"
-            self._refuse(QueueConfigError(str(self._path), [fault[:256]]))
+            self._record_fault(QueueConfigError(str(self._path), [fault[:256]]))
             return
         self.fault = ""
         log.info("configuration read", path=str(self._path), queues=len(config.queues))
         changed(config)
 
-    def _parse(self, text: str) -> QueueConfig:
+    def _parse_config(self, text: str) -> QueueConfig:
         return parse_config(str(self._path), text, self._check_policies)
 
-    def _refuse(self, error: QueueConfigError) -> None:
+    def _record_fault(self, error: QueueConfigError) -> None:
         if str(error) != self.fault:
             self.fault = str(error)
             log.warning("configuration refused, the one before stays in force", faults=error.faults)
 
-    def _read(self) -> str:
+    def _read_file(self) -> str:
         try:
             with self._path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)

@@ -43,13 +43,13 @@ class QueueCounts:
     """What happened since the start, by tenant.
 
     Attributes:
-        released: Pods released.
+        admitted: Pods released.
         borrowed: Of them, with quota or a turn that others lent.
         requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
     """
 
-    released: dict[str, int] = field(default_factory=dict)
+    admitted: dict[str, int] = field(default_factory=dict)
     borrowed: dict[str, int] = field(default_factory=dict)
     requeued: dict[str, int] = field(default_factory=dict)
     reclaimed: dict[str, int] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Controller:
                     await self._admit_all()
                     if self._clock() >= next_tick:
                         next_tick = self._clock() + TICK_S
-                        self._tick()
+                        self._run_once()
                 if self.explainer.continue_round():
                     self._news.set()
                 # News may be there already; others of this process have their turn all the same.
@@ -160,7 +160,7 @@ class Controller:
             batch: list[AdmittedWorkload] = []
             for release in decisions:
                 batch.append(release)
-                self._handover.note(release)
+                self._handover.record_candidates(release)
                 self._decided(self._clock() - began)
                 began = self._clock()
                 if len(batch) == BATCH:
@@ -171,20 +171,20 @@ class Controller:
             tasks = [release.workload for release in batch]
             groups: list[list[Handed]] = []
             for task in sort_by_launch_order(tasks, plain=self.queue.config.plain_launch):
-                handed, rest = self._handover.split(by_uid[task.uid])
+                handed, rest = self._handover.split_admission(by_uid[task.uid])
                 groups += [handed] if handed else []
                 for member in rest:
                     self._begin_admission(by_uid[task.uid], member)
             if groups:
-                self._begin_write(self._hand_over(groups))
+                self._begin_write(self._commit_groups(groups))
             while len(self._writes) >= UNDER_WAY:
                 await asyncio.wait(self._writes, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
 
-    async def _hand_over(self, groups: Sequence[Sequence[Handed]]) -> None:
+    async def _commit_groups(self, groups: Sequence[Sequence[Handed]]) -> None:
         """Hand pods to the committer."""
         async with self._commit_turns:
-            answers = await self._handover.commit(groups)
+            answers = await self._handover.commit_groups(groups)
         for handed, answer in answers:
             entry = self.queue.queued_pods.get(handed.member.uid)
             if entry is not None and answer.written is WriteOutcome.UNKNOWN:
@@ -192,7 +192,7 @@ class Controller:
                 self._doubts.add(task)
                 task.add_done_callback(self._doubts.discard)
             elif entry is not None:
-                self._settle(handed.release, handed.member, entry, answer)
+                self._record_result(handed.admission, handed.member, entry, answer)
 
     async def _resolve(self, handed: Handed, entry: QueuedPod, why: str) -> None:
         """Find out what became of a pod that may have been bound; so long it keeps room and quota."""
@@ -201,10 +201,12 @@ class Controller:
         known = self.queue.queued_pods.get(entry.uid)
         if known is not None:
             answer = WriteResult(WriteOutcome.DONE) if known.phase is Phase.BOUND else answer
-            self._settle(handed.release, handed.member, known, answer._replace(why=answer.why or why))
+            self._record_result(
+                handed.admission, handed.member, known, answer._replace(why=answer.why or why)
+            )
 
     def _begin_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
-        self._begin_write(self._write(release, member))
+        self._begin_write(self._write_admission(release, member))
 
     def _begin_write(self, work: Coroutine[None, None, None]) -> None:
         """Begin a write."""
@@ -212,17 +214,17 @@ class Controller:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _write(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
+    async def _write_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
         entry = self.queue.queued_pods.get(member.uid)
         if entry is None:
             return
         node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
             cards = list_planned_cards(self.queue, member.uid)
-            answer = await self._writer.release(entry, node, cards, member.others)
-        self._settle(release, member, entry, answer)
+            answer = await self._writer.admit_pod(entry, node, cards, member.others)
+        self._record_result(release, member, entry, answer)
 
-    def _settle(
+    def _record_result(
         self, release: AdmittedWorkload, member: AdmittedPod, entry: QueuedPod, answer: WriteResult
     ) -> None:
         """Take what became of a release."""
@@ -241,19 +243,19 @@ class Controller:
         message = format_decision(release, member)
         self.explainer.forget_pod(member.uid)
         counts = self.counts
-        counts.released[release.queue] = counts.released.get(release.queue, 0) + 1
+        counts.admitted[release.queue] = counts.admitted.get(release.queue, 0) + 1
         if release.borrowed or release.lender:
             counts.borrowed[release.queue] = counts.borrowed.get(release.queue, 0) + 1
         self._send_event(entry, "Normal", "Released", message)
         log.info("released", pod=_describe_pod(entry), queue=release.queue, node=member.node, why=message)
 
-    def _tick(self) -> None:
+    def _run_once(self) -> None:
         now = self._clock()
         self._check_quotas()
         for back in self.queue.find_requeues(now):
             self._write_requeues(back)
         for reclaim in self._reclaimer.find_plans(now):
-            self._reclaim(reclaim)
+            self._evict_victims(reclaim)
         for entry, node in self.queue.update_reservations(now):
             long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
             message = f"{long}: cards of node {node} are kept free for it"
@@ -270,7 +272,7 @@ class Controller:
             log.warning("quotas are over the cluster", why=warning)
         self.warning = warning
 
-    def _reclaim(self, reclaim: ReclaimPlan) -> None:
+    def _evict_victims(self, reclaim: ReclaimPlan) -> None:
         """Evict those who borrowed what a lender needs, and keep the room for it."""
         reclaim.reserve(self.queue)
         for victim in reclaim.victims:
@@ -303,14 +305,14 @@ class Controller:
         if back.remove:
             self._begin_removing(back.queued_pod)
         elif back.requeue:
-            self._begin_write(self._requeue(back.queued_pod))
+            self._begin_write(self._write_requeue(back.queued_pod))
 
     def _begin_removing(self, entry: QueuedPod, lender: str = "") -> None:
-        self._begin_write(self._remove(entry, lender))
+        self._begin_write(self._write_eviction(entry, lender))
 
-    async def _requeue(self, entry: QueuedPod) -> None:
+    async def _write_requeue(self, entry: QueuedPod) -> None:
         async with self._turns:
-            answer = await self._writer.requeue(entry)
+            answer = await self._writer.requeue_pod(entry)
         if answer.why:
             log.warning(
                 "not requeued", pod=_describe_pod(entry), queue=entry.queue_info.queue, why=answer.why
@@ -319,9 +321,9 @@ class Controller:
                 message = f"the API server refuses to requeue it: {answer.why}"
                 self._send_event(entry, "Warning", "NotRequeued", message)
 
-    async def _remove(self, entry: QueuedPod, lender: str) -> None:
+    async def _write_eviction(self, entry: QueuedPod, lender: str) -> None:
         async with self._turns:
-            answer = await self._writer.remove(entry)
+            answer = await self._writer.evict_pod(entry)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
             self._reclaimer.record_refusal(lender, entry.uid, self._clock(), stays=stays)

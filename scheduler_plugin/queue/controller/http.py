@@ -40,7 +40,8 @@ def make_app(
 
     async def tell(_request: web.Request) -> web.Response:
         return web.Response(
-            body=metrics.render(controller, clock()), headers={"Content-Type": "text/plain; version=0.0.4"}
+            body=metrics.render_metrics(controller, clock()),
+            headers={"Content-Type": "text/plain; version=0.0.4"},
         )
 
     async def status(_request: web.Request) -> web.Response:

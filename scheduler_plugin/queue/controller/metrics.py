@@ -53,7 +53,7 @@ class QueueMetrics:
             )
         }
 
-    def render(self, controller: Controller, now: float) -> bytes:
+    def render_metrics(self, controller: Controller, now: float) -> bytes:
         """Write everything in Prometheus' text format."""
         for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
             gauge.clear()
@@ -75,7 +75,7 @@ class QueueMetrics:
             self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)
         counts = controller.counts
         for name, by_tenant in (
-            ("released", counts.released),
+            ("released", counts.admitted),
             ("borrowed", counts.borrowed),
             ("taken_back", counts.requeued),
             ("reclaimed", counts.reclaimed),

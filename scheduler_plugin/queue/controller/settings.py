@@ -75,7 +75,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         """
         return self.write_timeout_s * (1 if self.committer is None else 2)
 
-    def policies(self) -> "ClusterPolicies":
+    def make_policies(self) -> "ClusterPolicies":
         """Make the policies of the process, which its configuration may change.
 
         Raises:
@@ -85,12 +85,12 @@ class QueueSettings(ElectionOptions, HttpAddress):
 
         return ClusterPolicies(self.node_policy, self.card_policy, self.node_policy_parameters, INDEXED)
 
-    def policy_faults(
+    def find_policy_faults(
         self, node_policy: str | None, parameters: Mapping[str, Mapping[str, str]]
     ) -> list[str]:
         """Say what is wrong with the node policies of a configuration; None: it names none."""
         try:
-            self.policies().configure(node_policy, parameters)
+            self.make_policies().configure(node_policy, parameters)
         except PolicyError as error:
             return [f"nodePolicy: {error}"]
         return []

@@ -181,7 +181,7 @@ def _report_queue(queue: Queue, tenant: QueueState, waits: list[float]) -> Queue
         used=tenant.units,
         borrowed=0 if cohort is None else cohort.accounts[tenant.name].borrowed,
         lent=0 if cohort is None else cohort.compute_lent(tenant.name),
-        running=len(tenant.released),
+        running=len(tenant.admitted),
         waiting=len(waits),
         oldest_wait_s=max(waits, default=0.0),
         stop="not configured" if tenant.form is None else tenant.form.stop_policy,

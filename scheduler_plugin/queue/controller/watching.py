@@ -25,28 +25,28 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
-        watcher.node_sink.applied.connect(self._node)
-        watcher.node_sink.replaced.connect(self._nodes)
-        watcher.pod_sink.applied.connect(self._pod)
-        watcher.pod_sink.replaced.connect(self._pods)
+        watcher.node_sink.applied.connect(self._set_node)
+        watcher.node_sink.replaced.connect(self._replace_nodes)
+        watcher.pod_sink.applied.connect(self._set_pod)
+        watcher.pod_sink.replaced.connect(self._replace_pods)
 
-    def _node(self, kind: Kind, node: Any) -> None:
+    def _set_node(self, kind: Kind, node: Any) -> None:
         self._queue.set_node(node.metadata.name, None if kind == "DELETED" else read_node_facts(node))
 
-    def _nodes(self, nodes: Sequence[Any]) -> None:
+    def _replace_nodes(self, nodes: Sequence[Any]) -> None:
         listed = {node.metadata.name for node in nodes}
         for name in [name for name in self._queue.capacity.facts if name not in listed]:
             self._queue.set_node(name, None)
         for node in nodes:
-            self._node("MODIFIED", node)
+            self._set_node("MODIFIED", node)
 
-    def _pod(self, kind: Kind, pod: Any) -> None:
+    def _set_pod(self, kind: Kind, pod: Any) -> None:
         if kind == "DELETED":
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
             self._queue.apply_pod(pod, self._clock(), live=kind == "ADDED")
 
-    def _pods(self, pods: Sequence[Any]) -> None:
+    def _replace_pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
@@ -111,20 +111,24 @@ class JobSink:
     """
 
     def __init__(self, queue: Queue, changed: Callable[[], None]) -> None:
-        self._stages = queue.job_stages
+        self._job_stages = queue.job_stages
         self._changed = changed
 
     def replace(self, items: Sequence[QueueJob], resource_version: str) -> None:
         """Take a complete list."""
         del resource_version
-        self._stages.set_jobs(read_job(item) for item in items)
+        self._job_stages.set_jobs(read_job(item) for item in items)
         self._changed()
 
     def event(self, kind: Kind, item: QueueJob, resource_version: str) -> None:
         """Take one change."""
         del resource_version
         gone = kind == "DELETED"
-        if self._stages.remove_job(item.metadata.uid) if gone else self._stages.set_job(read_job(item)):
+        if (
+            self._job_stages.remove_job(item.metadata.uid)
+            if gone
+            else self._job_stages.set_job(read_job(item))
+        ):
             self._changed()
 
     def bookmark(self, resource_version: str) -> None:

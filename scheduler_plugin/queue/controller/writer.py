@@ -97,12 +97,12 @@ class PodWriter:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._api = api
-        self._may = may
+        self._can_write = may
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._uniform = uniform
 
-    async def release(
+    async def admit_pod(
         self, entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
     ) -> WriteResult:
         """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
@@ -117,7 +117,7 @@ class PodWriter:
         path = make_pod_path(record.namespace, record.name)
         patch = make_admission_patch(entry, node, cards, others)
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
-        while self._may():
+        while self._can_write():
             try:
                 await self._api.patch(path, patch, JSON_PATCH, timeout_s=self._timeout_s)
             except NotFound:
@@ -134,14 +134,14 @@ class PodWriter:
                 return WriteResult(WriteOutcome.DONE)
         return WriteResult(WriteOutcome.REFUSED)
 
-    async def requeue(self, entry: QueuedPod) -> WriteResult:
+    async def requeue_pod(self, entry: QueuedPod) -> WriteResult:
         """Mark a pod that has no node: it is placed nowhere until it is released again.
 
         Once that is written no Binding that was decided before can succeed, for each names the version of the
         pod that it was decided for.
         """
         path = make_pod_path(entry.record.namespace, entry.record.name)
-        if not self._may():
+        if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
         try:
             await self._api.patch(path, make_requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
@@ -154,11 +154,11 @@ class PodWriter:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
-    async def remove(self, entry: QueuedPod) -> WriteResult:
+    async def evict_pod(self, entry: QueuedPod) -> WriteResult:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
         path = make_pod_path(pod.namespace, pod.name)
-        if not self._may():
+        if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
         body = {
             "apiVersion": "policy/v1",
@@ -184,7 +184,7 @@ class PodWriter:
         record, backoff = entry.record, Backoff(cap_s=5.0)
         path = make_pod_path(record.namespace, record.name)
         await self._sleep(2 * self._timeout_s)
-        while self._may():
+        while self._can_write():
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
             except NotFound:
@@ -214,7 +214,7 @@ class PodWriter:
             requeued: It was to be marked, not released.
         """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
-        while self._may():
+        while self._can_write():
             try:
                 now = _decode_pod(await self._api.get(path, timeout_s=self._timeout_s))
             except NotFound:
@@ -294,7 +294,11 @@ def _patch_planned_cards(entry: QueuedPod, cards: Sequence[str]) -> list[dict[st
 
 def make_node_affinity(node: str, *others: str) -> dict[str, Any]:
     """Write the node affinity of a pod that may run on one node, or some: a field takes one name each."""
-    return {_REQUIRED: {"nodeSelectorTerms": [{"matchFields": [_make_field_term(name)]} for name in (node, *others)]}}
+    return {
+        _REQUIRED: {
+            "nodeSelectorTerms": [{"matchFields": [_make_field_term(name)]} for name in (node, *others)]
+        }
+    }
 
 
 def _patch_node_affinity(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
@@ -310,7 +314,11 @@ def _patch_node_affinity(entry: QueuedPod, node: str, others: Sequence[str]) -> 
     own = entry.requirements.rules.terms if entry.requirements is not None else None
     path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
     return [
-        {"op": "add", "path": f"{path}/{at}/matchFields", "value": [*_read_match_fields(term), _make_field_term(node)]}
+        {
+            "op": "add",
+            "path": f"{path}/{at}/matchFields",
+            "value": [*_read_match_fields(term), _make_field_term(node)],
+        }
         for at, term in enumerate(own or ())
         if term.match_expressions or term.match_fields
     ]

@@ -85,7 +85,7 @@ class AdmissionScheduler:
 
     Attributes:
         pending_pods: The pods that wait, for policies that want to know.
-        unplaced: Needs that seemed to fit and did not, of the newest call of `decide`: gangs as a rule.
+        unplaced: Needs that seemed to fit and did not, of the newest `admit_workloads`: gangs as a rule.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class AdmissionScheduler:
             self.placer.forget_lists()
         self.config = config
 
-    def decide(
+    def admit_workloads(
         self, now: float, first: Iterable[tuple[str, QueuedWorkload[Needs]]] = ()
     ) -> Iterator[AdmittedWorkload]:
         """Release what can be released; each is taken before it is yielded.
@@ -301,7 +301,7 @@ class AdmissionCycle:
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
         self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], int | None], bool] = {}
         self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
-        self._keeping = frozenset(admission.capacity.reservations.workload_uids)
+        self._reserved_uids = frozenset(admission.capacity.reservations.workload_uids)
         self.able_requirements = self._find_able()
 
     def _find_able(self) -> set[Needs]:
@@ -311,10 +311,10 @@ class AdmissionCycle:
             set().union(*(tenant.waiting.list_requirements() for tenant in self._order)) - admission.unplaced
         )
         able: set[Needs] = {
-            each for each in needs if self._fit(self._get_first_requirements(each), "", None)[1]
+            each for each in needs if self._find_fitting_rows(self._get_first_requirements(each), "", None)[1]
         }
-        for tenant in self._order if self._keeping else ():
-            kept = tenant.waiting.list_known(self._keeping)
+        for tenant in self._order if self._reserved_uids else ():
+            kept = tenant.waiting.list_known(self._reserved_uids)
             able.update(task.requirements for task in kept if task.requirements not in admission.unplaced)
         return able
 
@@ -360,10 +360,10 @@ class AdmissionCycle:
 
         Slots near to some task's data come first: those of other nodes are offered when nobody has any.
         """
-        near = self._idle_slot(relaxed=False) if self._admission.config.locality.enabled else None
-        return near or self._idle_slot(relaxed=True)
+        near = self._find_slot(relaxed=False) if self._admission.config.locality.enabled else None
+        return near or self._find_slot(relaxed=True)
 
-    def _idle_slot(self, *, relaxed: bool) -> tuple[int, SlotType] | None:
+    def _find_slot(self, *, relaxed: bool) -> tuple[int, SlotType] | None:
         nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
         rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in SlotType}
         seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
@@ -389,7 +389,7 @@ class AdmissionCycle:
         if not self._is_next(tenant, group):
             return False
         least = self._admission.quota_usage.compute_least_units(group.key.requirements)
-        return self._admission.queues.allows_units(tenant, least, group.oldest().uid)
+        return self._admission.queues.allows_units(tenant, least, group.get_oldest().uid)
 
     def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
         """Of a strict queue only the oldest task may go; of others any."""
@@ -398,15 +398,17 @@ class AdmissionCycle:
             return True
         if tenant not in self._strict:
             groups = chain.from_iterable(state.waiting.list_groups(kind) for kind in SlotType)
-            self._strict[tenant] = min(groups, key=lambda each: each.oldest().age_key, default=None)
+            self._strict[tenant] = min(groups, key=lambda each: each.get_oldest().age_key, default=None)
         return self._strict[tenant] is group
 
     def _find_rows(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
         room = self._admission.capacity
         wants = self._get_first_requirements(group.key.requirements)
-        uid = group.oldest().uid if room.reservations else ""
-        return self._fit(wants, uid if uid in self._keeping else "", self._compute_most(tenant, group))
+        uid = group.get_oldest().uid if room.reservations else ""
+        return self._find_fitting_rows(
+            wants, uid if uid in self._reserved_uids else "", self._compute_most(tenant, group)
+        )
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
         """What a task needs; of a gang its first pod."""
@@ -420,9 +422,11 @@ class AdmissionCycle:
         """The most units that quotas allow, for pods that count for different ones on different rows."""
         if not self._get_first_requirements(group.key.requirements).percent:
             return None
-        return self._admission.queues.compute_headroom(tenant, group.oldest().uid)
+        return self._admission.queues.compute_headroom(tenant, group.get_oldest().uid)
 
-    def _fit(self, wants: PodRequirements, holder: str, most: int | None) -> tuple[BoolArray, bool]:
+    def _find_fitting_rows(
+        self, wants: PodRequirements, holder: str, most: int | None
+    ) -> tuple[BoolArray, bool]:
         found = self._fits.get((wants, holder, most))
         if found is None:
             fits = self._admission.capacity.mask_fits(wants, holder=holder)

@@ -25,16 +25,16 @@ class PendingEvictions:
         units: Units of quota that it will use.
         uids: Pods that are to go and are still there.
         since: When that began, seconds.
-        gone: When the last one went, seconds.
-        left: Pods that did not refuse to go.
+        gone_uids: When the last one went, seconds.
+        left_units: Pods that did not refuse to go.
     """
 
     waiting: str
     units: int
     uids: set[str]
     since: float
-    gone: float
-    left: int
+    gone_uids: float
+    left_units: int
 
 
 class BorrowedPods:
@@ -53,7 +53,7 @@ class BorrowedPods:
         self._ending: dict[str, float] = {}
         self.pending: dict[str, PendingEvictions] = {}
 
-    def update(self, now: float) -> None:
+    def update_pending(self, now: float) -> None:
         """Note who is being deleted, and who is gone."""
         entries = self._queue.queued_pods
         self._protected.pop_due(now)
@@ -63,7 +63,7 @@ class BorrowedPods:
         for going in self.pending.values():
             going.uids = {uid for uid in going.uids if uid in entries and not self._is_late(going, uid, now)}
 
-    def protect(self, uid: str, now: float) -> None:
+    def protect_pod(self, uid: str, now: float) -> None:
         """A pod does not go: pass it over for a while."""
         self._protected.record_refusal(uid, now)
 
@@ -108,7 +108,7 @@ class BorrowedPods:
         gone = self.sum_units_by_queue(leaving)
         for name in cohort.list_borrowers(tenant):
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
-            released = (queue.queued_pods.get(uid) for uid in queue.queues[name].released)
+            released = (queue.queued_pods.get(uid) for uid in queue.queues[name].admitted)
             pods = [entry for entry in released if entry is not None and entry.uid not in uids]
             pods.sort(key=make_eviction_key)
             for entry in pods:
@@ -128,7 +128,7 @@ class BorrowedPods:
         found: dict[str, int] = {}
         for entry in entries:
             if entry.charged_queue:
-                units = self._queue.queues[entry.charged_queue].released.get(entry.uid, 0)
+                units = self._queue.queues[entry.charged_queue].admitted.get(entry.uid, 0)
                 found[entry.charged_queue] = found.get(entry.charged_queue, 0) + units
         return found
 

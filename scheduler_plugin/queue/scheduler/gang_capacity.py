@@ -55,8 +55,8 @@ class GangPlacer:
         among: Callable[[PodRequirements], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
-        self._room = room
-        self._task = task
+        self._capacity = room
+        self._workload_uid = task
         self._among = among
         self._places_left = places_left
         self._ended = ended
@@ -72,14 +72,14 @@ class GangPlacer:
 
     def _place_now(self, pods: Iterable[Pod]) -> list[Pod]:
         """Place what fits without anybody going; the rest."""
-        nodes = self._room.state.nodes
+        nodes = self._capacity.state.nodes
         names, rank = nodes.names, nodes.name_rank
         able: dict[PodRequirements, list[str]] = {}
         rest = []
         for pod in pods:
             if pod[1] not in able:
-                rows = np.flatnonzero(self._room.mask_fits(pod[1], holder=self._task))
-                best = self._room.rank_rows(pod[1], rows, BEST).tolist()
+                rows = np.flatnonzero(self._capacity.mask_fits(pod[1], holder=self._workload_uid))
+                best = self._capacity.rank_rows(pod[1], rows, BEST).tolist()
                 by_name = [row for row in rows[np.argsort(rank[rows])].tolist() if row not in set(best)]
                 fits = [names[row] for row in (*best, *by_name)]
                 soon = self._leaving.keys() | self._ended.keys()
@@ -131,14 +131,14 @@ class GangPlacer:
 
     def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
         """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
-        placed, nodes = self._place_rest(victims), self._room.state.nodes
+        placed, nodes = self._place_rest(victims), self._capacity.state.nodes
         found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
             cards = self._place_on_node(node, _list_on_node(node, victims), pods) or {}
             uuids = nodes.uuids[nodes.rows[node]]
             for uid, wants in pods:
                 if uid in cards:
-                    found[uid] = QueueReservation(self._task, node, cards[uid], wants.host, uuids)
+                    found[uid] = QueueReservation(self._workload_uid, node, cards[uid], wants.host, uuids)
         return found
 
     def _place_rest(self, victims: Collection[QueuedPod]) -> Pods | None:
@@ -185,12 +185,15 @@ class GangPlacer:
 
         That looks at its cards only, at one demand after the other; it may be in vain.
         """
-        wants, row = pods[-1][1], self._room.state.nodes.rows[node]
+        wants, row = pods[-1][1], self._capacity.state.nodes.rows[node]
         view = self._read_node(node, wants)
         cards = [] if view is None else self._get_cards_without(node, view, self._list_gone(node, gone))
         if view is None or self._place_on_cards(cards, pods[:-1]) is None:
             return []
-        admits, closed = self._room.make_query(wants).policy_request.admits, self._kept(node).cards
+        admits, closed = (
+            self._capacity.make_query(wants).policy_request.admits,
+            self._sum_reserved(node).cards,
+        )
         found: set[str] = set()
         for demand in wants.request.demands:
             able: list[tuple[int, int, list[str]]] = []
@@ -212,7 +215,7 @@ class GangPlacer:
 
     def _is_allowed(self, node: str, row: int, wants: PodRequirements) -> bool:
         """Whether a pod may go to a node at all."""
-        if wants.percent and not self._room.state.nodes.percent[row]:
+        if wants.percent and not self._capacity.state.nodes.percent[row]:
             return False
         if self._among is not None:
             allowed = self._allowed.get(wants)
@@ -220,13 +223,13 @@ class GangPlacer:
                 allowed = self._allowed[wants] = self._among(wants)
             if not allowed[row]:
                 return False
-        return self._room.is_allowed(wants, node)
+        return self._capacity.is_allowed(wants, node)
 
     def _place_on_node(
         self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
     ) -> dict[str, tuple[int, ...]] | None:
         """Place pods on one node, some other ones gone: cards by UID; None where not all of them fit."""
-        nodes, row = self._room.state.nodes, self._room.state.nodes.rows.get(node)
+        nodes, row = self._capacity.state.nodes, self._capacity.state.nodes.rows.get(node)
         if row is None or not self._is_allowed(node, row, pods[-1][1]):
             # Those before it were let on to the node when they were the last.
             return None
@@ -242,7 +245,7 @@ class GangPlacer:
             (HostRequest(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left),
             NO_HOST_REQUEST,
         )
-        needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._kept(node).host)
+        needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._sum_reserved(node).host)
         return (
             self._place_on_cards(self._get_cards_without(node, view, uids), pods)
             if fits_host(nodes, needs, row, freed)
@@ -252,23 +255,23 @@ class GangPlacer:
     def _read_node(self, node: str, wants: PodRequirements) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
         if node not in self._views:
-            self._views[node] = read_node(self._room.state, node, self._room.make_query(wants))
+            self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(wants))
         return self._views[node]
 
     def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
         """List who is not on a node any more: those that are leaving in any case, and some others."""
         return [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
 
-    def _kept(self, node: str) -> NodeReservations:
-        nodes = self._room.state.nodes
-        return self._room.reservations.sum_others(self._task, node, nodes.uuids[nodes.rows[node]])
+    def _sum_reserved(self, node: str) -> NodeReservations:
+        nodes = self._capacity.state.nodes
+        return self._capacity.reservations.sum_others(self._workload_uid, node, nodes.uuids[nodes.rows[node]])
 
     def _get_cards_without(self, node: str, view: NodeRoom, uids: Iterable[str]) -> list[Card]:
         """Read the cards of a node once these pods are gone, as those that have ended.
 
         Those that are kept for others are full.
         """
-        kept, ended = self._kept(node).cards, self._ended.get(node, {})
+        kept, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
         cards = list(view.get_cards_without(uids))
         for at, card in enumerate(cards):
             if at in kept:
@@ -281,9 +284,9 @@ class GangPlacer:
         """Place pods on cards one after the other; None where not all of them fit."""
         found: dict[str, tuple[int, ...]] = {}
         for uid, wants in pods:
-            query = self._room.make_query(wants)
+            query = self._capacity.make_query(wants)
             find = partial(place, cards, query.request, query.policy_request.card_policy)
-            placement = self._room.call_policy(wants, find, None)
+            placement = self._capacity.call_policy(wants, find, None)
             if placement is None:
                 return None
             for at, units in placement.charge.items():

@@ -94,7 +94,7 @@ class Gangs:
 
     def record_unschedulable(self, entry: QueuedPod, now: float) -> None:
         """kube-scheduler found no node for a released pod: its gang keeps its room, others like it wait."""
-        self._refused(self._known[entry.gang], now)
+        self._record_gang_refusal(self._known[entry.gang], now)
 
     def retry_due(self, now: float) -> None:
         """Let gangs that are held back wait for their release, one of each template."""
@@ -141,15 +141,15 @@ class Gangs:
             going = [
                 each
                 for each in (late if gang.is_whole else released)
-                if each.queue_info.owned or _has_room(each)
+                if each.queue_info.has_controller or _has_room(each)
             ]
             gang.is_broken = any(each.phase is Phase.BOUND for each in going)
             if going:
-                self._refused(gang, now)
+                self._record_gang_refusal(gang, now)
                 why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its release"
                 yield going, why
 
-    def _refused(self, gang: Gang, now: float) -> None:
+    def _record_gang_refusal(self, gang: Gang, now: float) -> None:
         if self.equivalence_backoff.record_refusal(gang, now):
             for other in list(self._known.values()):
                 if other.waiting_queue and other.template == gang.template:
@@ -180,7 +180,7 @@ class Gangs:
             gang.unbound.clear()
         elif not gang.is_broken and not gang.unbound and gang.uid not in self._found:
             gang.is_whole = gang.is_whole or all(entry.phase is Phase.BOUND for entry in released)
-        gang.fault = gang.disagreement(entries)
+        gang.fault = gang.explain_disagreement(entries)
         size = entries[0].queue_info.gang_size if entries else 0
         if not gang.fault and len(entries) > size:
             gang.fault = f"it has {len(entries)} pods and gpupack.io/gang-size is {size}"
@@ -218,7 +218,7 @@ class Gangs:
     ) -> QueuedWorkload[Needs] | None:
         """The task that waits for those that are ready; None where others like it were refused."""
         task = gang.make_workload(entries)
-        gang.waiting_since = task.since
+        gang.waiting_since = task.waiting_since
         if released and not gang.is_whole:
             # Its rest, which asks for less, must not wait for others, nor make others wait that ask for that.
             if gang.template is None:

@@ -260,7 +260,7 @@ class Queue:
         for uid in list(self._estimated):
             if uid in self.queued_pods:
                 self._charge_pod(self.queued_pods[uid])
-        for release in self.admission.decide(now, first=self.gangs.list_half_admitted()):
+        for release in self.admission.admit_workloads(now, first=self.gangs.list_half_admitted()):
             for member in release.members:
                 entry = self.queued_pods[member.uid]
                 entry.admit(release.queue, now)

@@ -102,7 +102,7 @@ class Reclaimer:
         if self._queue.config.reclaim != "evict":
             return []
         self._queue.state.expire_tombstones(now)
-        self._borrowed.update(now)
+        self._borrowed.update_pending(now)
         self._end_finished(now)
         found: list[ReclaimPlan] = []
         looked_at = 0
@@ -135,9 +135,9 @@ class Reclaimer:
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
             if stays:
-                going.left -= 1
-                self._borrowed.protect(uid, now)
-            if not going.left:
+                going.left_units -= 1
+                self._borrowed.protect_pod(uid, now)
+            if not going.left_units:
                 self._rounds.pop(going.waiting, None)
                 self._queue.capacity.reservations.remove_workload(going.waiting)
                 del self._borrowed.pending[tenant]
@@ -146,11 +146,11 @@ class Reclaimer:
         """Note what is under way."""
         uids = {entry.uid for entry in reclaim.victims or search.leaving}
         self._borrowed.pending[reclaim.queue] = PendingEvictions(
-            reclaim.uid, search.units(reclaim.reserved), uids, now, now, len(uids)
+            reclaim.uid, search.sum_units(reclaim.reserved), uids, now, now, len(uids)
         )
         if reclaim.victims:
             self._rounds[reclaim.uid] = self._rounds.get(reclaim.uid, 0) + 1
-            template = self._refused_template(reclaim.uid)
+            template = self._get_refused_template(reclaim.uid)
             if template is not None:
                 self._refused.record_refusal(template, now)
 
@@ -168,8 +168,8 @@ class Reclaimer:
         for lender, each in list(going.items()):
             waits = each.waiting in tenants[lender].waiting
             if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
-                each.gone = now
-            elif not waits or now - each.gone >= STILL_COUNTED_S:
+                each.gone_uids = now
+            elif not waits or now - each.gone_uids >= STILL_COUNTED_S:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
                     # Whatever keeps it from its release, it is not what it was evicted for.
@@ -200,12 +200,12 @@ class Reclaimer:
 
     def _was_refused(self, uid: str, now: float) -> bool:
         """Tell whether nobody goes yet for a task: kube-scheduler refused it, or one like it."""
-        template = self._refused_template(uid)
+        template = self._get_refused_template(uid)
         if template is not None and not self._refused.count_refusals(template):
             self._refused.record_refusal(template, now)
         return template is not None and self._refused.is_paused(template)
 
-    def _refused_template(self, uid: str) -> Hashable:
+    def _get_refused_template(self, uid: str) -> Hashable:
         """What a task has in common with those of which one was refused; None where none was."""
         queue = self._queue
         gang, entry = queue.gangs.get(uid), queue.queued_pods.get(uid)
@@ -245,11 +245,11 @@ class _VictimSearch:
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
-        self._tenant = tenant
+        self._queue_state = tenant
         self._cohort = cohort
-        self._task = task
+        self._workload = task
         self._pods = queue.quota_usage.list_members(task.requirements, task.uid)
-        priority = self._priority()
+        priority = self._get_priority()
         self._candidates = [entry for entry in candidates if entry.record.priority <= priority]
         self._least = queue.quota_usage.compute_least_units(task.requirements)
         uid, units = queue.queues.reserved_quota.get(tenant, (task.uid, 0))
@@ -260,28 +260,32 @@ class _VictimSearch:
 
     def is_needed(self) -> bool:
         """Whether the lender's own quota would cover the task, and the task lacks something."""
-        if not self._cohort.fits_nominal(self._tenant, self._least + self._reserved):
+        if not self._cohort.fits_nominal(self._queue_state, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
             return False
-        if isinstance(self._task.requirements, GangRequirements):
+        if isinstance(self._workload.requirements, GangRequirements):
             return True
-        fits = self._queue.capacity.mask_fits(self._task.requirements, holder=self._task.uid)
+        fits = self._queue.capacity.mask_fits(self._workload.requirements, holder=self._workload.uid)
         if self._queue.slots.form is not None:
             names, left = self._queue.state.nodes.names, self._queue.slots.count_left
             fits = fits & np.array([left(name) > 0 for name in names], dtype=np.bool_)
         units = (
-            self._queue.quota_usage.compute_least_units(self._task.requirements, fits) if fits.any() else 0
+            self._queue.quota_usage.compute_least_units(self._workload.requirements, fits)
+            if fits.any()
+            else 0
         )
         return (
             not fits.any()
             or self._compute_missing(units, {}) > 0
-            or not self._cohort.fits_nominal(self._tenant, units)
+            or not self._cohort.fits_nominal(self._queue_state, units)
         )
 
     def find_victims(self) -> ReclaimPlan | None:
         """Find the fewest victims without which the task can be released; None where there are none."""
-        found = [each for among in self._restrictions() if (each := self._find_on_nodes(among)) is not None]
+        found = [
+            each for among in self._list_restrictions() if (each := self._find_on_nodes(among)) is not None
+        ]
         return min(found, key=lambda each: _make_order_key(each.victims), default=None)
 
     def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
@@ -290,20 +294,20 @@ class _VictimSearch:
         victims = room.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
         if victims is not None:
             victims = self._add_quota_victims(room, victims)
-        if victims is None or (not victims and not self._waits_for_leaving(among)):
+        if victims is None or (not victims and not self._needs_leaving(among)):
             return None
         victims = self._reduce_victims(room, victims)
         spots = room.find_places(victims)
-        single = isinstance(self._task.requirements, PodRequirements) and bool(room.rest)
-        node = spots[self._task.uid].node if single else ""
-        return ReclaimPlan(self._tenant, self._task.uid, node, tuple(victims), spots)
+        single = isinstance(self._workload.requirements, PodRequirements) and bool(room.rest)
+        node = spots[self._workload.uid].node if single else ""
+        return ReclaimPlan(self._queue_state, self._workload.uid, node, tuple(victims), spots)
 
-    def units(self, spots: Mapping[str, QueueReservation]) -> int:
+    def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
         """Units that the task counts for where its pods are to go."""
         amounts = self._queue.quota_usage
         return sum(amounts.compute_units_on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
 
-    def _priority(self) -> int:
+    def _get_priority(self) -> int:
         """The priority of the pod that waits, of a gang the smallest of its pods."""
         entries = (self._queue.queued_pods.get(uid) for uid, _ in self._pods)
         return min((entry.record.priority for entry in entries if entry is not None), default=0)
@@ -317,7 +321,7 @@ class _VictimSearch:
         slots = self._queue.slots
         return GangPlacer(
             self._queue.capacity,
-            self._task.uid,
+            self._workload.uid,
             self._pods,
             leaving=leaving,
             ended=ended,
@@ -325,16 +329,16 @@ class _VictimSearch:
             places_left=None if slots.form is None else slots.count_left,
         )
 
-    def _restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
+    def _list_restrictions(self) -> Iterator[Callable[[PodRequirements], BoolArray] | None]:
         """Nodes that come into question by quota: where shares of cards count for too much they do not.
 
         A share counts for more on a larger card: what that costs in quota it may save in room. So each size
         is tried, where the quota lets a pod have so much more than at the least.
         """
-        if not self._task.requirements.percent:
+        if not self._workload.requirements.percent:
             yield None
             return
-        account = self._cohort.accounts[self._tenant]
+        account = self._cohort.accounts[self._queue_state]
         own = (account.quota.nominal or 0) - account.used - self._reserved
         amounts = self._queue.quota_usage
         everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
@@ -355,27 +359,27 @@ class _VictimSearch:
             yield within(more)
 
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
-        return self._cohort.compute_missing(self._tenant, units + self._reserved, freed)
+        return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
 
     def _is_enough(self, room: GangPlacer, victims: Collection[QueuedPod]) -> bool:
         """Whether the task has its quota and its room once these and those that are leaving are gone."""
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
-        if not self._task.requirements.percent and self._compute_missing(self._least, freed):
+        if not self._workload.requirements.percent and self._compute_missing(self._least, freed):
             return False
         spots = room.find_places(victims)
         if len(spots) < len(self._pods):
             return False
-        units = self.units(spots)
-        return self._cohort.fits_nominal(self._tenant, units + self._reserved) and not self._compute_missing(
-            units, freed
-        )
+        units = self.sum_units(spots)
+        return self._cohort.fits_nominal(
+            self._queue_state, units + self._reserved
+        ) and not self._compute_missing(units, freed)
 
     def _add_quota_victims(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
         """Add victims until the quota is free too, as few as possible; None where that is in vain."""
         spots = room.find_places(victims)
         if len(spots) < len(self._pods):
             return None
-        units, chosen = self.units(spots), list(victims)
+        units, chosen = self.sum_units(spots), list(victims)
         rest = [entry for entry in self._candidates if entry not in victims]
 
         def lacks(*more: QueuedPod) -> int:
@@ -415,11 +419,11 @@ class _VictimSearch:
                     return list(some)
         return kept
 
-    def _waits_for_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
+    def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
         """Whether the task could not be released if those that are leaving, or have ended, stayed."""
         room = self._make_placer(among, (), {})
         spots = {} if room.rest else room.find_places(())
-        return not spots or self._compute_missing(self.units(spots), {}) > 0
+        return not spots or self._compute_missing(self.sum_units(spots), {}) > 0
 
 
 def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int, float, str]]]:
@@ -430,7 +434,7 @@ def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int
 def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
     """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
     groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
-    tasks = sorted((group.oldest() for group in groups), key=lambda task: task.age_key)
+    tasks = sorted((group.get_oldest() for group in groups), key=lambda task: task.age_key)
     strict = tenant.form is not None and tenant.form.is_strict
     return tasks[:1] if strict else tasks
 

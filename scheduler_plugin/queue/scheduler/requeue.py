@@ -37,17 +37,17 @@ class RequeueFinder:
         gangs: Gangs,
         give_back: Callable[[QueuedPod, float], None],
     ) -> None:
-        self._entries = entries
-        self._tenants = tenants
+        self._queued_pods = entries
+        self._queues = tenants
         self._gangs = gangs
-        self._give_back = give_back
+        self._free_capacity = give_back
         self._removals: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
         self._requeues: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
         self._refused: dict[str, Requeue] = {}
 
     def record_unschedulable(self, entry: QueuedPod, now: float) -> None:
         """kube-scheduler found no node for a released pod."""
-        self._give_back(entry, now)
+        self._free_capacity(entry, now)
         why = "kube-scheduler found no node for it"
         self._refused[entry.uid] = Requeue(entry, why, remove=False)
 
@@ -64,7 +64,7 @@ class RequeueFinder:
         """
         self._removals.pop_due(now)
         self._requeues.pop_due(now)
-        released = [entry for entry in self._entries.values() if _has_no_node(entry)]
+        released = [entry for entry in self._queued_pods.values() if _has_no_node(entry)]
         refused = self._refused.values()
         whys = {back.queued_pod.uid: back.why for back in refused}
         back = [
@@ -77,24 +77,24 @@ class RequeueFinder:
                 continue
             why = f"not bound within {config.bind_within_s:g} s of its release"
             if not entry.capacity_freed:
-                self._give_back(entry, now)
+                self._free_capacity(entry, now)
                 whys[entry.uid] = why
             if _is_removed(entry, config):
                 must_go[entry.uid] = (entry, why)
         for name in [name for name, form in config.queues.items() if form.stop_policy == "HoldAndDrain"]:
-            for uid in self._tenants[name].released:
-                must_go[uid] = (self._entries[uid], f"queue {name} is drained")
-        back += self._remove(must_go, now)
+            for uid in self._queues[name].admitted:
+                must_go[uid] = (self._queued_pods[uid], f"queue {name} is drained")
+        back += self._find_removals(must_go, now)
         for entries, why in self._gangs.find_half_bound(now, config.gang_within_s):
             for entry in entries:
                 if entry.phase is Phase.ADMITTED and not entry.capacity_freed:
-                    self._give_back(entry, now)
+                    self._free_capacity(entry, now)
             whys |= {entry.uid: why for entry in entries}
             back += [Requeue(entry, why, remove=True) for entry in entries if _can_be_removed(entry)]
-        back += self._requeue([entry for entry in released if entry.uid not in must_go], whys, config, now)
+        back += self._find_lost([entry for entry in released if entry.uid not in must_go], whys, config, now)
         return [_mark_first(each) for each in back]
 
-    def _requeue(
+    def _find_lost(
         self, released: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
     ) -> list[Requeue]:
         """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
@@ -116,7 +116,7 @@ class RequeueFinder:
                 back.append(Requeue(entry, why, remove=False, requeue=True, is_repeated=again))
         return back
 
-    def _remove(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
+    def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
         """Name the pods that must go and have not been asked to a moment ago."""
         self._removals.forget_others(must_go)
         back = []
@@ -140,7 +140,7 @@ def _is_removed(entry: QueuedPod, config: QueueConfig) -> bool:
 
 def _can_be_removed(entry: QueuedPod) -> bool:
     """Tell whether a pod is one of a queue's, and a controller makes it again."""
-    return bool(entry.charged_queue) and entry.queue_info.owned
+    return bool(entry.charged_queue) and entry.queue_info.has_controller
 
 
 def _mark_first(back: Requeue) -> Requeue:

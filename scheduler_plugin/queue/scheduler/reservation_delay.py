@@ -36,7 +36,7 @@ class ReservationDelay:
     """
 
     def __init__(self, entries: Mapping[str, QueuedPod], gangs: Gangs) -> None:
-        self._entries = entries
+        self._queued_pods = entries
         self._gangs = gangs
         self._at = float("-inf")
         self._age_s = 0.0
@@ -54,7 +54,7 @@ class ReservationDelay:
         limit = now - config.keep_room_after_s
         long = [
             (entry.wait_start, entry.waiting_since, entry.uid, entry.waiting_queue)
-            for entry in self._entries.values()
+            for entry in self._queued_pods.values()
             if entry.waiting_queue and entry.wait_start <= limit
         ]
         long += [
@@ -80,8 +80,8 @@ class ReservationDelay:
         """
         units = total = 0.0
         for tenant in tenants:
-            for uid, weight in tenant.released.items():
-                entry = self._entries.get(uid)
+            for uid, weight in tenant.admitted.items():
+                entry = self._queued_pods.get(uid)
                 if entry is not None and entry.phase is Phase.BOUND:
                     units += weight
                     total += weight * min(most_s, max(0.0, now - entry.bound_at))

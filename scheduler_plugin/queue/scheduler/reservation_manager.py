@@ -52,7 +52,7 @@ class ReservationManager:
 
     def __init__(self, admission: AdmissionScheduler, patience: ReservationDelay) -> None:
         self._admission = admission
-        self._patience = patience
+        self._delay = patience
         self._vain: set[tuple[str, Hashable]] = set()
         self._vain_key: object = None
         self._vain_since = 0.0
@@ -73,7 +73,7 @@ class ReservationManager:
         quota, kept = self._drop_useless(), []
         passed: set[str] = set()
         content: set[tuple[str, Hashable]] = set()
-        for uid, name in self._patience.list_overdue(admission.config, admission.queues, now):
+        for uid, name in self._delay.list_overdue(admission.config, admission.queues, now):
             task = None if name in quota or name in passed else self._get_eligible(uid, name, passed)
             alike = (name, _make_shape(task)) if task is not None else None
             if task is None or alike is None or alike in self._vain or alike in content:
@@ -252,5 +252,5 @@ def _is_next(tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
     if tenant.form is None or not tenant.form.is_strict:
         return True
     groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
-    oldest = min((group.oldest() for group in groups), key=lambda each: each.age_key, default=None)
+    oldest = min((group.get_oldest() for group in groups), key=lambda each: each.age_key, default=None)
     return oldest is not None and oldest.uid == task.uid

@@ -142,7 +142,7 @@ class Replica:
                 entry = self.queue.queued_pods[member.uid]
                 node = member.node if self.config.mode == "batch" else ""
                 self._begin(
-                    self.writer.release(entry, node, list_planned_cards(self.queue, member.uid)), member.uid
+                    self.writer.admit_pod(entry, node, list_planned_cards(self.queue, member.uid)), member.uid
                 )
 
     def tick(self) -> None:
@@ -152,11 +152,11 @@ class Replica:
         backs = self.queue.find_requeues(self.now)
         for back in backs:
             if back.requeue:
-                self._begin(self.writer.requeue(back.queued_pod), back.queued_pod.uid, releases=False)
+                self._begin(self.writer.requeue_pod(back.queued_pod), back.queued_pod.uid, releases=False)
         gone = [back.queued_pod for back in backs if back.remove]
         gone += [victim for each in self.reclaimer.find_plans(self.now) for victim in each.victims]
         for entry in gone:
-            self._begin(self.writer.remove(entry), entry.uid, releases=False)
+            self._begin(self.writer.evict_pod(entry), entry.uid, releases=False)
 
     def _begin(self, work: Coroutine[Any, Any, WriteResult], uid: str, *, releases: bool = True) -> None:
         write = Write(work, uid, Request(""), releases)

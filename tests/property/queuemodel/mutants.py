@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "quotas are asked before a release",
         admission,
-        "return self._admission.queues.allows_units(tenant, least, group.oldest().uid)",
+        "return self._admission.queues.allows_units(tenant, least, group.get_oldest().uid)",
         "return True",
         reclaims,
         0,
