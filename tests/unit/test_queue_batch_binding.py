@@ -138,10 +138,10 @@ async def test_pods_that_wait_are_served_when_the_mode_is_switched_off() -> None
     client = Committer(CommitOutcome.BOUND)
     handover = Handover(world.queue, client)
     (release,) = world.queue.admit_workloads(0)
-    handover.note(release)
-    handed, rest = handover.split(release)
+    handover.record_candidates(release)
+    handed, rest = handover.split_admission(release)
     assert not rest
-    ((_, answer),) = await handover.commit([handed])
+    ((_, answer),) = await handover.commit_groups([handed])
     assert answer.written is WriteOutcome.DONE
     assert [pod.uid for pod in client.calls[0].groups[0]] == [uid]
 
