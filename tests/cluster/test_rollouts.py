@@ -279,7 +279,7 @@ def test_to_the_commit_before_and_forth_again(installed: Installed, tmp_path: Pa
         assert (images == {previous}) is bool(image), images
 
 
-@pytest.mark.parametrize("node", ["one", "two"])
+@pytest.mark.parametrize("node", ["one", pytest.param("two", marks=pytest.mark.nightly)])
 def test_a_drain_of_either_node(installed: Installed, node: str) -> None:
     """Leaders and standbys are on both: what is on a node is evicted together, and comes up on the other."""
     path = f"{NODES}/{node}"
