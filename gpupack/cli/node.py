@@ -22,25 +22,12 @@ from gpupack.policies import PolicyCommand, card_policies
 from gpupack.terminal import wants_colour
 
 
-def _strategy(options: dict[str, Any]) -> tuple[str, ...]:
-    """Take the option that came before the list of strategies for what it means there."""
-    if not options.pop("cdi"):
-        return tuple(options["device_list_strategy"])
-    source = click.get_current_context().get_parameter_source("device_list_strategy")
-    if source not in {None, click.core.ParameterSource.DEFAULT}:
-        raise click.UsageError("--cdi is --device-list-strategy envvar,cdi-cri: give only the list")
-    click.echo("gpupack node: --cdi is an old name, write --device-list-strategy envvar,cdi-cri", err=True)
-    return ("envvar", "cdi-cri")
-
-
 @click.command(
     help=NODE_HELP, short_help="Run the daemon of one node.", cls=PolicyCommand, lists=card_policies
 )
 @settings_options(Settings, "node_name", "card_policy")
 @card_policy_parameter
-@settings_options(Settings, "device_list_strategy", "advise_frameworks")
-@click.option("--cdi/--no-cdi", default=False, help="Old name of --device-list-strategy envvar,cdi-cri.")
-@settings_options(Settings, "cgroup_root", "publish_gap_s")
+@settings_options(Settings, "device_list_strategy", "publish_gap_s")
 @click.option(
     "--check",
     is_flag=True,
@@ -79,7 +66,6 @@ def node(**options: Any) -> None:
         raise click.UsageError("--prove: allowed with --check only")
     if not proof[""] and any(proof.values()):
         raise click.UsageError("--prove-busy, --prove-mig: allowed with --prove only")
-    options["device_list_strategy"] = _strategy(options)
     if only_check:
         _check(options, output, proof)
     if options["node_name"] is None:

@@ -116,7 +116,7 @@ def test_options_are_values() -> None:
         "image.repository=registry.example/gpupack",
         "image.tag=1.2.3",
         "node.args.unit-mib=512",
-        "node.args.cdi=true",
+        "node.args.pass-device-specs=true",
         "node.args.card-policy=most-used",
         "node.args.http=null",
         "node.resources.limits.memory=1Gi",
@@ -129,7 +129,9 @@ def test_options_are_values() -> None:
     )
     node = container(objects, "DaemonSet", "gpupack-node")
     assert node["image"] == "registry.example/gpupack:1.2.3"
-    assert {"--unit-mib=512", "--cdi", "--card-policy=most-used", "--gpus=nvml"} <= set(node["args"])
+    assert {"--unit-mib=512", "--pass-device-specs", "--card-policy=most-used", "--gpus=nvml"} <= set(
+        node["args"]
+    )
     assert not any(one.startswith("--http") for one in node["args"])
     assert node["resources"] == {"limits": {"memory": "1Gi"}}
     deployment = objects["Deployment", "gpupack-scheduler"]

@@ -94,19 +94,10 @@ def started(monkeypatch):
     ("options", "strategies"),
     [
         ([], ("envvar",)),
-        (["--no-cdi"], ("envvar",)),
         (["--device-list-strategy", "cdi-cri, envvar,cdi-cri"], ("cdi-cri", "envvar")),
-        (["--cdi"], ("envvar", "cdi-cri")),
     ],
 )
 def test_device_list_strategies(started, options, strategies):
-    done, (settings,) = started(*options)
+    _, (settings,) = started(*options)
     assert settings.device_list_strategy == strategies
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
-    assert ("write --device-list-strategy envvar,cdi-cri" in done.stderr) == ("--cdi" in options)
-
-
-def test_the_old_name_beside_the_list_is_refused(started):
-    done, begun = started("--cdi", "--device-list-strategy", "envvar")
-    assert (done.exit_code, begun) == (2, [])
-    assert "give only the list" in done.stderr
