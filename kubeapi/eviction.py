@@ -26,7 +26,15 @@ class EvictionApi(Protocol):
         ...
 
 
-async def evict_pod(api: EvictionApi, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+async def evict_pod(
+    api: EvictionApi,
+    namespace: str,
+    name: str,
+    uid: str,
+    *,
+    dry_run: bool = False,
+    timeout_s: float = WRITE_S,
+) -> None:
     """Evict exactly the pod with that UID; its grace period is its own.
 
     Args:
@@ -35,6 +43,7 @@ async def evict_pod(api: EvictionApi, namespace: str, name: str, uid: str, *, dr
         name: Of the pod.
         uid: Of the pod.
         dry_run: Only ask whether it were allowed.
+        timeout_s: Seconds for the request.
 
     Raises:
         NotFound: no such pod.
@@ -48,7 +57,7 @@ async def evict_pod(api: EvictionApi, namespace: str, name: str, uid: str, *, dr
         "metadata": {"name": name, "namespace": namespace},
         "deleteOptions": {"preconditions": {"uid": uid}, **({"dryRun": ["All"]} if dry_run else {})},
     }
-    await api.post(f"{make_pod_path(namespace, name)}/eviction", body, timeout_s=WRITE_S)
+    await api.post(f"{make_pod_path(namespace, name)}/eviction", body, timeout_s=timeout_s)
 
 
 async def nominate_node(api: EvictionApi, namespace: str, name: str, uid: str, node: str) -> bytes:

@@ -55,7 +55,7 @@ def read_shares(
             raise AllocationRefusedError(
                 "unknown",
                 f"{name}: device {shown(result.device)} of pool {shown(result.pool)} is no card of this "
-                f"node; allowed are {shown(', '.join(devices), 512)} of pool {pool}",
+                f"node; allowed: {shown(', '.join(devices), 512)} of pool {pool}",
             )
         try:
             units = result.count_units(unit_mib)

@@ -55,7 +55,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page."""
+    """A file of the page."""
 
     body: bytes
     content_type: str
@@ -278,7 +278,7 @@ def _read_fit_question(query: Mapping[str, str]) -> FitQuestion:
     for name, most in (("units", MAX_UNITS), ("cards", MAX_CARDS)):
         text = query.get(name, "1")
         if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
-            raise InputError(f"{name} {shown(text)}: allowed are 1 to {most}")
+            raise InputError(f"{name} {shown(text)}; allowed: 1 to {most}")
         numbers[name] = int(text)
     percent = query.get("percent", "") not in {"", "0"}
     return FitQuestion(numbers["units"], numbers["cards"], query.get("model", ""), percent)

@@ -59,7 +59,7 @@ class Scalar(ScalarString):
 
 @dataclass
 class YamlDocument:
-    """One document of a text.
+    """A document of a text.
 
     Attributes:
         before: The text in front of it: its line `---`, directives, and comments where it has nothing else.

@@ -101,19 +101,19 @@ def decode_commit_call(body: bytes) -> CommitCall:
     try:
         call = _decode_call(body)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"commit call: {error}; allowed is groups of pods with their nodes") from error
+        raise ProtocolError(f"commit call: {error}; allowed: groups of pods with their nodes") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ProtocolError(f"commit call is not JSON: {error}", 400) from error
     pods = [pod for group in call.groups for pod in group]
     if len(pods) > MOST_PODS:
-        raise ProtocolError(f"commit call with {len(pods)} pods: allowed are {MOST_PODS}")
+        raise ProtocolError(f"commit call with {len(pods)} pods; allowed: {MOST_PODS}")
     for pod in pods:
         if not (pod.namespace and pod.name and pod.uid and 0 < len(pod.nodes) <= MOST_CANDIDATES):
             what = f"pod {shown(pod.namespace)}/{shown(pod.name)} with {len(pod.nodes)} nodes"
             allowed = f"a namespace, a name, a UID and 1 to {MOST_CANDIDATES} nodes"
-            raise ProtocolError(f"commit call: {what}; allowed is {allowed}")
+            raise ProtocolError(f"commit call: {what}; allowed: {allowed}")
     if not 0 <= call.headroom < 1:
-        raise ProtocolError(f"commit call: headroom {call.headroom}; allowed is 0 to below 1")
+        raise ProtocolError(f"commit call: headroom {call.headroom}; allowed: 0 to below 1")
     return call
 
 

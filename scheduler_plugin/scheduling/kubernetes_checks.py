@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from allocator.errors import QuantityError
 from allocator.names import BATCH_SCHEDULER
 from allocator.quantity import parse_bytes, parse_milli
@@ -24,6 +26,9 @@ from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList
 from scheduler_plugin.cache.pod_affinity import AffinityTerm, read_anti_affinity
 from scheduler_plugin.cache.pods import PodRecord, is_requeued, parse_pod_request
 from scheduler_plugin.cache.state import ClusterState
+from scheduler_plugin.scheduling.filtering import SelectorMasks, filter_nodes
+from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
+from scheduler_plugin.scheduling.request import SchedulingRequest
 
 UNTRIED_S: Final = 60.0
 """A pod that kube-scheduler has not tried for so long keeps no room: its scheduler may not run."""
@@ -100,6 +105,7 @@ class KubernetesChecks:
         self._on: dict[str, _OnNode] = {}
         self._shunning: set[str] = set()
         self._untried: set[str] = set()
+        self._selectors = SelectorMasks()
 
     # What comes in.
 
@@ -332,16 +338,19 @@ class KubernetesChecks:
         return ""
 
     def _has_cards(self, record: PodRecord, name: str) -> bool:
-        """Whether the cards of a node could take what a pod asks for, each demand by itself."""
+        """Tell whether the cards of a node can take what a pod asks for, by the rule of filter."""
         if record.charged is None:
             return True
         nodes = self._state.nodes
         row = nodes.rows[name]
-        cards = list(zip(nodes.size[row].tolist(), nodes.free[row].tolist(), strict=True))
-        return bool(nodes.usable[row]) and all(
-            sum(size > 0 and free >= demand.units_on(size) for size, free in cards) >= demand.cards
-            for demand in record.charged.demands
+        request = PolicyRequest(
+            record.cpu_milli,
+            record.memory_bytes,
+            tuple(CardDemand(demand.per_card, demand.cards) for demand in record.charged.demands),
+            admits=self._selectors.get_mask(nodes, record.charged.selector),
         )
+        query = SchedulingRequest(record.charged, request)
+        return bool(filter_nodes(nodes, query, np.array([row], dtype=np.intp))[0])
 
 
 def find_resized(pod: HostPod, resource: str) -> dict[str, int]:

@@ -157,8 +157,8 @@ async def test_why_and_what_fits_are_those_of_the_commands(api, session):
         async with session.get(f"{url}api/fit", params={"units": 100, "cards": 2, "percent": 1}) as answer:
             assert (await answer.json())["asked"] == "2 x 50 percent"
         for wrong, said in (
-            ({"units": "-1"}, "units '-1': allowed are 1 to 131072"),
-            ({"units": "1", "cards": "65"}, "cards '65': allowed are 1 to 64"),
+            ({"units": "-1"}, "units '-1'; allowed: 1 to 131072"),
+            ({"units": "1", "cards": "65"}, "cards '65'; allowed: 1 to 64"),
             (
                 {"units": "3", "cards": "2"},
                 "3 units on 2 cards; allowed: a multiple of the number of cards",

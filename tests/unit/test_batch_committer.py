@@ -308,11 +308,11 @@ async def test_calls_are_checked() -> None:
     world = BatchWorld()
     call = CommitCall((tuple(world.candidates("p", "n") for _ in range(MOST_PODS)),))
     assert decode_commit_call(encode(call)) == call
-    with pytest.raises(ProtocolError, match="allowed are 1024"):
+    with pytest.raises(ProtocolError, match="allowed: 1024"):
         decode_commit_call(encode(CommitCall((*call.groups, *call.groups))))
     with pytest.raises(ProtocolError, match="not JSON"):
         decode_commit_call(b"{")
-    with pytest.raises(ProtocolError, match="allowed is groups"):
+    with pytest.raises(ProtocolError, match="allowed: groups"):
         decode_commit_call(b"{}")
     with pytest.raises(ProtocolError, match="1 to 64 nodes"):
         decode_commit_call(encode(CommitCall(((world.candidates("p"),),))))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allocator.names import BATCH_SCHEDULER
+from allocator.names import BATCH_SCHEDULER, POD_GPU_MODEL
 from scheduler_plugin.cache.host_objects import HostNode, HostPod
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.scheduling.kubernetes_checks import UNTRIED_S, KubernetesChecks
@@ -258,6 +258,9 @@ def test_others_required_anti_affinity_is_obeyed(
     assert world.rejection() == why
 
 
+FIVE_CARDS = [container(f"c{number}", 16, cpu="1m", memory="1Mi") for number in range(5)]
+
+
 @pytest.mark.parametrize(
     ("units", "more", "why"),
     [
@@ -269,6 +272,9 @@ def test_others_required_anti_affinity_is_obeyed(
         (1, {"spec": {"priority": 1, "nodeSelector": {"a": "b"}}}, ""),
         (1, {"spec": {"priority": 1}, "status": {"conditions": TRIED}}, ""),
         (1, {"spec": {"priority": 1}, "scheduler": BATCH_SCHEDULER}, ""),
+        # By the rule of filter: each of five has a card, and all have none together; and no card is a T4.
+        (1, {"spec": {"priority": 1}, "containers": FIVE_CARDS}, ""),
+        (1, {"spec": {"priority": 1}, "annotations": {POD_GPU_MODEL: "T4"}}, ""),
     ],
 )
 def test_no_pod_of_larger_priority_waits_for_the_room(units: int, more: dict[str, Any], why: str) -> None:

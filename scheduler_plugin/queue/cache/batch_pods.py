@@ -10,7 +10,7 @@ FIELDS_SHOWN: Final = 5
 
 NOT_READ: Final = "its whole spec was not read yet"
 
-NO_COMMITTER: Final = f"nobody binds pods with schedulerName {BATCH_SCHEDULER}: allowed is --committer"
+NO_COMMITTER: Final = f"nobody binds pods with schedulerName {BATCH_SCHEDULER}; allowed: --committer"
 
 
 class BatchPods:

@@ -23,6 +23,7 @@ from kubeapi.errors import (
     NotFound,
     TooManyRequests,
 )
+from kubeapi.eviction import evict_pod
 from kubeapi.paths import make_pod_path
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.pods import PodRecord, is_requeued
@@ -157,17 +158,10 @@ class PodWriter:
     async def evict_pod(self, entry: QueuedPod) -> WriteResult:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
         pod = entry.record
-        path = make_pod_path(pod.namespace, pod.name)
         if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": pod.namespace},
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
         try:
-            await self._api.post(f"{path}/eviction", body, timeout_s=self._timeout_s)
+            await evict_pod(self._api, pod.namespace, pod.name, pod.uid, timeout_s=self._timeout_s)
         except NotFound:
             return WriteResult(WriteOutcome.GONE)
         except (TooManyRequests, Conflict, Forbidden, Invalid) as error:
