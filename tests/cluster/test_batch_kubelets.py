@@ -120,10 +120,12 @@ class Run:
     Attributes:
         ended: How many pods ended, by their scheduler and how.
         odd: Pods that a kubelet failed, in words.
+        explained: What their nodes said then, where cpu and memory were not short.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, nodes: list[Node]) -> None:
+        self.cluster, self.nodes = cluster, nodes
+        self.explained: list[str] = []
         self.rng = random.Random(1)
         self.created = 0
         self.ended: Counter[tuple[str, str]] = Counter()
@@ -151,12 +153,25 @@ class Run:
         reason = status.get("reason", "")
         self.ended[pod["spec"]["schedulerName"], reason or status["phase"]] += 1
         if status["phase"] == "Failed":
-            self.odd.append(f"{name} on {pod['spec'].get('nodeName')}: {reason} {status.get('message')}")
+            node = pod["spec"].get("nodeName")
+            self.odd.append(f"{name} on {node}: {reason} {status.get('message')}")
+            if not reason.startswith("OutOf"):
+                self.explained.append(self.explain(node))
         self.cluster.api.delete(f"{PODS}/{name}", grace_s=0)
         if self.cluster.extender.metric("gpupack_extender_batch_paused"):
             # It would pause for ten minutes, as it should; a new process knows nothing of that.
             self.cluster.extender.kill()
             self.cluster.extender.start()
+
+    def explain(self, name: str) -> str:
+        """What a node's daemon and the API server say of its pods."""
+        (node,) = [each for each in self.nodes if each.name == name]
+        pods = [pod for pod in self.cluster.api.get(PODS)["items"] if pod["spec"].get("nodeName") == name]
+        said = [
+            f"{pod['metadata']['name']} {pod['status'].get('phase')} {pod['metadata'].get('annotations')}"
+            for pod in pods
+        ]
+        return "\n".join([node.daemon.http("/explain"), *said, node.daemon.tail(80)])
 
     def check_cards(self, pods: list[dict[str, Any]]) -> None:
         """What runs has no more of a card than it has, and neither have the nodes' words."""
@@ -175,11 +190,11 @@ def test_both_fill_the_same_nodes_and_no_kubelet_has_to_refuse_a_card(
     nodes: tuple[Cluster, list[Node]], queue: QueueController
 ) -> None:
     cluster, made = nodes
-    run = Run(cluster)
+    run = Run(cluster, made)
     run.go()
     out_of = [line for line in run.odd if ": OutOf" in line]
     assert len(out_of) <= max(1, MOST_OUT_OF * PODS_IN_ALL), "\n".join(run.odd)
-    assert run.odd == out_of
+    assert run.odd == out_of, "\n".join([*run.odd, *run.explained])
     by_scheduler = Counter({name: 0 for name, _ in run.ended})
     for (name, _), count in run.ended.items():
         by_scheduler[name] += count

@@ -34,11 +34,23 @@ def of_gangs(seed: int) -> None:
     simulation.run("gangs", seed)
 
 
+def of_batch_mode(seed: int) -> None:
+    simulation.run("batch", seed)
+
+
 def under_load(seed: int) -> None:
     simulation.run("load", seed)
 
 
 MUTANTS = (
+    Mutant(
+        "a pod whose Binding is in doubt keeps its quota",
+        controller,
+        "if entry is not None and answer.written is WriteOutcome.UNKNOWN:",
+        "if False:",
+        of_batch_mode,
+        43,
+    ),
     Mutant(
         "reclaim: quota is topped up where room needs fewer victims",
         reclaim,
