@@ -158,7 +158,10 @@ class Promises:
             *queue.capacity.reservations.workload_uids,
             *(uid for uid, _ in queue.queues.reserved_quota.values()),
         } - {job.uid}
-        disturbed = moving or kept or not alone or self.world.budgets or self.world.was_skewed
+        # Whom the API server has refused to evict is left out for a while.
+        protected = self.process.controller._reclaimer._borrowed._protected
+        spared = any(protected.is_paused(pod.uid) for pod in self.world.pods.values())
+        disturbed = moving or kept or not alone or self.world.budgets or self.world.was_skewed or spared
         if disturbed or not truth.settled or not self.process.knows_what_runs:
             return
         self.judged += 1
