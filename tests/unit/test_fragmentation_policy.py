@@ -8,7 +8,7 @@ from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import make_policy
 from scheduler_plugin.scheduling.policies.fragmentation import FragmentationPolicy
 from scheduler_plugin.scheduling.policies.fragmentation_scores import FragmentationScores
-from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS
+from scheduler_plugin.scheduling.policies.fragmentation_states import TIE_LEVELS, NodeStates
 from scheduler_plugin.scheduling.policies.fragmentation_workload import MAX_SHAPES, TypicalWorkload
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
 from tests.other_policies import offered
@@ -212,6 +212,24 @@ def test_scores_follow_versions_and_equal_nodes_share_them():
     # A card that turns bad is used in full.
     arrays.set_cards(int(rows[1]), [100, 100], [100, 100])
     assert policy.score(arrays, pod, rows)[1] == np.inf
+
+
+def test_nodes_that_are_alike_are_read_once(monkeypatch):
+    """All nodes are looked at anew whenever pods of another shape come."""
+    read = []
+    number = NodeStates._number
+
+    def count(states, view, row):
+        read.append(row)
+        return number(states, view, row)
+
+    monkeypatch.setattr(NodeStates, "_number", count)
+    arrays = cluster(**{f"n{at}": [0, 30 * (at % 2)] for at in range(8)})
+    rows = rows_of(arrays)
+    scores = frag(one(50), one(100)).score(arrays, one(50), rows)
+    assert len(read) == 2
+    assert len(set(scores[::2].tolist())) == len(set(scores[1::2].tolist())) == 1
+    assert scores[0] != scores[1]
 
 
 def test_incremental_equals_fresh():

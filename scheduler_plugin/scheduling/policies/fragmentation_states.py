@@ -69,8 +69,15 @@ class NodeStates:
         if not self._numbers:
             self._most_gpu = max(1, int(view.gpu_capacity.max()))
             self._most_cpu = max(1, int(view.cpu_capacity.max()))
+        # Many rows are alike where all are new: after a start, and whenever pods of another shape come.
+        alike: dict[tuple[bytes, bytes, bytes, int, int], int] = {}
         for row in changed.tolist():
-            self.of_row[row] = self._number(view, row)
+            key = _make_row_key(view, row)
+            first = alike.setdefault(key, row)
+            if first == row:
+                self.of_row[row] = self._number(view, row)
+            else:
+                self.of_row[row], self._cards_of_row[row] = self.of_row[first], self._cards_of_row[first]
         self._versions[changed] = view.version[changed]
 
     def order(self, row: int) -> list[int]:
@@ -122,6 +129,18 @@ class NodeStates:
         ):
             array = getattr(self, name)
             setattr(self, name, np.concatenate((array, np.full_like(array, empty))))
+
+
+def _make_row_key(view: ClusterView, row: int) -> tuple[bytes, bytes, bytes, int, int]:
+    """Return what a row's state follows from."""
+    count = view.cards[row]
+    return (
+        view.model[row, :count].tobytes(),
+        view.size[row, :count].tobytes(),
+        view.free[row, :count].tobytes(),
+        int(view.cpu_capacity[row]) - int(view.cpu_used[row]),
+        int(view.memory_capacity[row]) - int(view.memory_used[row]),
+    )
 
 
 def _level(amount: int, most: int) -> int:

@@ -167,7 +167,7 @@ MUTANTS = (
         "behind = [] if gang.is_whole else [entry for entry in entries if entry.uid in gang.unbound]",
         "behind = []",
         of_gangs,
-        1000,
+        1016,
     ),
     Mutant(
         "of a gang that another process released in part the rest is known",
