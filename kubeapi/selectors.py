@@ -3,7 +3,9 @@
 Source: metav1.LabelSelector, corev1.NodeSelector and corev1.Toleration of the Kubernetes API.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -133,13 +135,68 @@ class NodeRules(msgspec.Struct, frozen=True):
 
     def allows_node(self, name: str, labels: Labels, taints: Sequence[Taint], *, unschedulable: bool) -> bool:
         """Whether NodeAffinity, TaintToleration and NodeUnschedulable of kube-scheduler allow a node."""
-        return self.selects_node(name, labels) and all(
-            any(each.tolerates(taint) for each in self.tolerations)
-            for taint in list_repelling_taints(taints, unschedulable=unschedulable)
-        )
+        node = NodeTraits(name, ready=True, unschedulable=unschedulable, labels=labels, taints=taints)
+        return find_node_rejection(node, self, self.tolerates) is None
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Tell whether the pod tolerates a taint."""
+        return any(each.tolerates(taint) for each in self.tolerations)
 
     def selects_node(self, name: str, labels: Labels) -> bool:
         """Tell whether the node selector and the required node affinity select a node."""
         if any(labels.get(key) != value for key, value in self.selector):
             return False
         return self.terms is None or any(term.matches(name, labels) for term in self.terms)
+
+
+class NodeRejection(Enum):
+    """What of a node itself keeps a pod off, in the order in which it is asked."""
+
+    NOT_READY = auto()
+    CORDONED = auto()
+    SELECTOR = auto()
+    TAINT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTraits:
+    """What a node says of itself besides what it has.
+
+    Attributes:
+        name: Of the node.
+        ready: Whether its condition Ready is True; None counts as ready: nothing says that it is not.
+        unschedulable: It is cordoned.
+        labels: Of the node.
+        taints: Of the node.
+    """
+
+    name: str
+    ready: bool | None
+    unschedulable: bool
+    labels: Labels
+    taints: Sequence[Taint]
+
+
+def find_node_rejection(
+    node: NodeTraits, rules: NodeRules, tolerates: Callable[[Taint], bool]
+) -> tuple[NodeRejection, Taint | None] | None:
+    """Find the first thing of a node itself that keeps a pod off.
+
+    Args:
+        node: The node.
+        rules: Of the pod; its tolerations are not looked at.
+        tolerates: Whether the pod tolerates a taint.
+
+    Returns:
+        What it is, with the taint where it is one; None where nothing does.
+    """
+    if node.ready is False:
+        return NodeRejection.NOT_READY, None
+    if node.unschedulable and not tolerates(UNSCHEDULABLE):
+        return NodeRejection.CORDONED, None
+    if not rules.selects_node(node.name, node.labels):
+        return NodeRejection.SELECTOR, None
+    for taint in list_repelling_taints(node.taints, unschedulable=node.unschedulable):
+        if not tolerates(taint):
+            return NodeRejection.TAINT, taint
+    return None

@@ -17,7 +17,15 @@ from allocator.names import PERCENT_RESOURCE
 from allocator.quantity import parse_bytes
 from gpupack.whatif.affinity import InterPodAffinity
 from gpupack.whatif.objects import KubePod
-from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
+from kubeapi.selectors import (
+    UNSCHEDULABLE,
+    NodeRejection,
+    NodeRules,
+    NodeTraits,
+    Taint,
+    find_node_rejection,
+    list_repelling_taints,
+)
 from scheduler_plugin.cache.arrays import BoolArray
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.pods import sum_host_requests, sum_other_requests, sum_requests
@@ -37,6 +45,13 @@ RESOURCE: Final = "OtherResource"
 PORTS: Final = "Ports"
 NEIGHBOURS: Final = "PodAffinity"
 SUM: Final = "NodeSum"
+
+_REASONS: Final = {
+    NodeRejection.NOT_READY: NOT_READY,
+    NodeRejection.CORDONED: CORDONED,
+    NodeRejection.SELECTOR: SELECTOR,
+    NodeRejection.TAINT: TAINT,
+}
 
 SYSTEM: Final = "node.kubernetes.io/"
 """How the keys of the taints begin that Kubernetes sets on nodes in trouble."""
@@ -89,7 +104,7 @@ class HostRequirements:
         rules = read_pod_node_rules(pod)
         cpu_milli, memory_bytes = sum_host_requests(pod)
         return cls(
-            lambda taint: any(each.tolerates(taint) for each in rules.tolerations),
+            rules.tolerates,
             rules,
             cpu_milli,
             memory_bytes,
@@ -97,6 +112,11 @@ class HostRequirements:
             list_host_ports(pod),
             pod,
         )
+
+
+def _format_taint(taint: Taint) -> str:
+    """Write a taint as kubectl does."""
+    return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
 def require_of_any_pod() -> HostRequirements:
@@ -190,20 +210,24 @@ class KubeSchedulerChecks:
     def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
         """What the node's own words say: ready, cordon, selectors, taints."""
         node = self._cluster.nodes[name]
-        if node.ready is False:
-            return Rejection(NOT_READY)
-        if node.spec.unschedulable and not requirements.tolerates(UNSCHEDULABLE):
-            return Rejection(CORDONED)
-        if not requirements.rules.selects_node(name, node.metadata.labels or {}):
-            return Rejection(SELECTOR)
-        taints = self.list_repelling_taints(name, requirements)
-        return Rejection(TAINT, taints[0]) if taints else None
+        traits = NodeTraits(
+            name,
+            node.ready,
+            node.spec.unschedulable,
+            node.metadata.labels or {},
+            node.spec.taints or (),
+        )
+        found = find_node_rejection(traits, requirements.rules, requirements.tolerates)
+        if found is None:
+            return None
+        rejection, taint = found
+        return Rejection(_REASONS[rejection], "" if taint is None else _format_taint(taint))
 
     def list_repelling_taints(self, name: str, requirements: HostRequirements) -> list[str]:
         """The taints of a node that keep a pod off, as kubectl writes them; also of an ended cordon."""
         spec = self._cluster.nodes[name].spec
         return [
-            f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+            _format_taint(taint)
             for taint in list_repelling_taints(spec.taints or (), unschedulable=spec.unschedulable)
             if not (spec.unschedulable and taint == UNSCHEDULABLE) and not requirements.tolerates(taint)
         ]

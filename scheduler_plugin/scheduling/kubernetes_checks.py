@@ -19,7 +19,14 @@ from allocator.errors import QuantityError
 from allocator.names import BATCH_SCHEDULER
 from allocator.quantity import parse_bytes, parse_milli
 from kubeapi.podstate import is_terminal
-from kubeapi.selectors import UNSCHEDULABLE, NodeRules, Taint, list_repelling_taints
+from kubeapi.selectors import (
+    UNSCHEDULABLE,
+    NodeRejection,
+    NodeRules,
+    NodeTraits,
+    Taint,
+    find_node_rejection,
+)
 from scheduler_plugin.cache.host_objects import ContainerStatus, HostNode, HostPod, read_node_rules
 from scheduler_plugin.cache.kubelet_sums import compute_sum_left
 from scheduler_plugin.cache.objects import ContainerLite, PodLite, ResourceList
@@ -35,6 +42,14 @@ UNTRIED_S: Final = 60.0
 
 MOST_UNTRIED: Final = 64
 """Waiting pods of larger priority that are looked at for one node."""
+
+_REJECTIONS: Final = {
+    NodeRejection.NOT_READY: "the node is not ready",
+    NodeRejection.CORDONED: "the node is cordoned",
+    NodeRejection.SELECTOR: "node selector or node affinity does not select the node",
+    # The taint of a cordon that has ended; others are named.
+    NodeRejection.TAINT: "the node is cordoned",
+}
 
 _milli = lru_cache(maxsize=1024)(parse_milli)
 _bytes = lru_cache(maxsize=1024)(parse_bytes)
@@ -227,14 +242,14 @@ class KubernetesChecks:
 
     def _find_lasting_rejection(self, pod: _Pod, name: str, node: _Node) -> str:
         """What the node's own words say."""
-        if not node.ready:
-            return "the node is not ready"
-        if not pod.rules.selects_node(name, node.labels):
-            return "node selector or node affinity does not select the node"
-        for taint in list_repelling_taints(node.taints, unschedulable=node.unschedulable):
-            if not any(each.tolerates(taint) for each in pod.rules.tolerations):
-                return "the node is cordoned" if taint == UNSCHEDULABLE else f"taint {taint.key}"
-        return ""
+        traits = NodeTraits(name, node.ready, node.unschedulable, node.labels, node.taints)
+        found = find_node_rejection(traits, pod.rules, pod.rules.tolerates)
+        if found is None:
+            return ""
+        rejection, taint = found
+        if taint is not None and taint != UNSCHEDULABLE:
+            return f"taint {taint.key}"
+        return _REJECTIONS[rejection]
 
     def _find_short_resource(self, record: PodRecord, uid: str, name: str, node: _Node, margin: float) -> str:
         """Name a resource that the node has not left; only what a pod requests is asked."""
