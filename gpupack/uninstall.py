@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from allocator.claims import ClaimObject
 from allocator.names import (
     DOMAIN,
     GPU_PREFIX,
@@ -23,9 +24,10 @@ from allocator.names import (
 )
 from gpupack.errors import InputError
 from kubeapi.client import KubeClient
-from kubeapi.errors import Conflict, NotFound
+from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.paths import make_pod_path, quote_segment
 from kubeapi.podstate import is_terminal
+from scheduler_plugin.cache.claims import CLAIMS_PATH
 
 PREFIX: Final = f"{DOMAIN}/"
 
@@ -91,11 +93,12 @@ class _CleanedPodSpec(msgspec.Struct):
 
 
 class InstalledPod(msgspec.Struct):
-    """What is read of a pod."""
+    """What is read of a pod, and whether it uses a claim that has cards of ours."""
 
     metadata: _CleanedMetadata
     spec: _CleanedPodSpec = msgspec.field(default_factory=_CleanedPodSpec)
     status: _CleanedStatus = msgspec.field(default_factory=_CleanedStatus)
+    has_claim: bool = False
 
     @property
     def text(self) -> str:
@@ -109,7 +112,9 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def asks_for_memory(self) -> bool:
-        """Whether a container asks for GPU memory."""
+        """Whether a container asks for GPU memory, or has it by a claim."""
+        if self.has_claim:
+            return True
         containers = [*(self.spec.containers or ()), *(self.spec.initContainers or ())]
         return any(key.startswith(GPU_PREFIX) for each in containers for key in each.resources.limits or ())
 
@@ -271,11 +276,28 @@ class Uninstaller:
 
     async def list_pods(self) -> list[InstalledPod]:
         """List all pods."""
-        return [
+        users = await self._list_claim_users()
+        pods = [
             pod
             async for page in self._client.pages("/api/v1/pods")
             for pod in _items(page, InstalledPod, self._client.server)
         ]
+        for pod in pods:
+            pod.has_claim = pod.metadata.uid in users
+        return pods
+
+    async def _list_claim_users(self) -> set[str]:
+        """List UIDs of the pods that may use claims with cards of ours; none where there are no claims."""
+        try:
+            return {
+                uid
+                async for page in self._client.pages(CLAIMS_PATH)
+                for claim in _items(page, ClaimObject, self._client.server)
+                if claim.results
+                for uid in claim.pods
+            }
+        except (Forbidden, NotFound):
+            return set()
 
     async def list_nodes(self, names: Sequence[str] = ()) -> list[str]:
         """Name the Nodes that have anything of ours, in order.
@@ -372,7 +394,7 @@ class Uninstaller:
 
 def _items(page: bytes, kind: Any, server: str) -> list[Any]:
     try:
-        return list(msgspec.json.decode(page, type=_list_of(kind)).items)
+        return list(msgspec.json.decode(page, type=_LISTS[kind]).items)
     except msgspec.ValidationError as error:
         raise InputError(f"{server} lists something else than {kind.__name__}s: {error}") from error
 
@@ -385,8 +407,15 @@ class _CleanedPodList(msgspec.Struct):
     items: list[InstalledPod]
 
 
-def _list_of(kind: Any) -> type[_CleanedNodeList] | type[_CleanedPodList]:
-    return _CleanedNodeList if kind is CleanedNode else _CleanedPodList
+class _ClaimList(msgspec.Struct):
+    items: list[ClaimObject]
+
+
+_LISTS: Final[Mapping[type, Any]] = {
+    CleanedNode: _CleanedNodeList,
+    InstalledPod: _CleanedPodList,
+    ClaimObject: _ClaimList,
+}
 
 
 def _ours(keys: Mapping[str, Any]) -> tuple[str, ...]:

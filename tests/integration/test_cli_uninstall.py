@@ -4,11 +4,12 @@ import asyncio
 import json
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from click.testing import CliRunner
 
 from gpupack.cli.app import cli
 from standins.apiserver.server import ApiServer
+from tests.cluster_builders import claim_object
 
 SAID = "gpupack uninstall:"
 GIB = "gpupack.io/gpu-memory-gib"
@@ -106,6 +107,23 @@ async def test_pods_keep_their_node_back_and_are_named(api, uninstall):
     assert "gpupack.io/holds" in api.node("n2")["metadata"]["annotations"]
     assert (await uninstall("--force"))[:2] == (0, [CLEAN[0].replace("n1", "n2")])
     assert set(api.node("n2")["status"]["capacity"]) == {"cpu"}
+
+
+async def test_pods_with_claims_of_our_cards_keep_their_node_back(api, uninstall):
+    add_node(api)
+    add_pod(api, "claims", "n1")
+    claim = claim_object("c", (0, 8)) | {"metadata": {"name": "c"}}
+    claim["status"]["reservedFor"] = [
+        {"resource": "pods", "name": "claims", "uid": api.pod("team", "claims")["metadata"]["uid"]}
+    ]
+    path = f"{api.url}/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
+    async with ClientSession() as session:
+        (await session.post(path, json=claim)).raise_for_status()
+        (await session.put(f"{path}/c/status", json=claim)).raise_for_status()
+    code, lines, _ = await uninstall()
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].startswith("node n1 stays as it is")
+    assert "team/claims" in lines[0]
 
 
 async def test_pods_that_have_ended_keep_nothing_back(api, uninstall):

@@ -560,6 +560,7 @@ class History:
                 self._unprepare()
             for claim in list(self.api.claims.values()):
                 self.api.tidy_claim(claim)
+            self._delete_stuck_pods()
             while self.daemon.hear():
                 pass
             self.api.now += 11.0
@@ -575,6 +576,15 @@ class History:
         self.extender.state.expire_tombstones(self.api.now)
         self._compare()
 
+    def _delete_stuck_pods(self) -> None:
+        """Delete pods that are bound and whose claim somebody took away: these keep their place otherwise."""
+        for uid, pod in list(self.api.pods.items()):
+            if not pod["spec"].get("nodeName") or not self.api.is_live(uid) or uid in self.running:
+                continue
+            claims = self.api.claims_of(pod)
+            if not claims or not all((claim.get("status") or {}).get("allocation") for claim in claims):
+                self.api.delete("pods", uid)
+
     def _compare(self) -> None:
         """What the words say is prepared, and the extender counts what is allocated or bound besides."""
         prepared = self.daemon.units()
@@ -589,14 +599,17 @@ class History:
             self._fail(f"the extender counts {counted}, not {expected}; prepared {prepared}")
 
     def _claimed(self, prepared: dict[str, dict[str, int]]) -> list[dict[str, int]]:
-        """Units by card of claims that others allocated and that are not prepared."""
+        """Units by card that claims of others are allocated beyond what is prepared of them."""
         cards = {self.devices[card.uuid]: card for card in self.daemon.cards}
         found = []
         for uid, item in self.api.claims.items():
             claim = msgspec.convert(item, type=ClaimObject)
-            if uid not in prepared and not claim.is_for_limits:
-                units = units_by_device(claim)
-                found.append({cards[k].uuid: min(units[k], cards[k].size_units) for k in units})
+            if claim.is_for_limits:
+                continue
+            for name, units in units_by_device(claim).items():
+                card = cards[name]
+                given = prepared.get(uid, {}).get(card.uuid, 0)
+                found.append({card.uuid: max(0, min(units, card.size_units) - given)})
         return found
 
     def _assigned(self, prepared: dict[str, dict[str, int]]) -> list[dict[str, int]]:
