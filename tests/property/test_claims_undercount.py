@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_plugin.cache.charges import ChargeRules
 from tests.property.claimed.history import AGAIN, run
-from tests.property.claimed.mutants import MUTANTS, STEPS, troubled
+from tests.property.claimed.mutants import MUTANTS, STEPS, troubled, vanishing
 from tests.property.proven import Record
 from tests.property.undercount.mutant import Mutant
 from tests.property.undercount.scene import ViolationError
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(0 if ALL_STEPS > 40_000 else 300)
 def test_invariant_holds_for_claims_and_ordinary_pods(part: int) -> None:
     for seed in range(FIRST_SEED + part, FIRST_SEED + ALL_STEPS // STEPS, PARTS):
         troubled(seed)
+        vanishing(seed)
 
 
 def test_a_history_that_fails_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,9 +172,10 @@ class History:
     Args:
         seed: of everything random.
         trouble: how much more often trouble comes.
+        vanish: how much more often claims vanish, and prepared ones are told late, besides.
     """
 
-    def __init__(self, seed: int, trouble: float = 1.0) -> None:
+    def __init__(self, seed: int, trouble: float = 1.0, vanish: float = 1.0) -> None:
         self.random = Random(seed)
         self.api = ModelApi()
         self.sizes = self.random.choice(((8,), (8, 5), (8, 8)))
@@ -200,7 +201,7 @@ class History:
             (30, self._daemon_hears),
             (30, self._publish),
             (30, self._admit),
-            (60, self._answer),
+            (60 / vanish, self._answer),
             (12, self._finish),
             (20, self._unprepare),
             (20, self._tidy),
@@ -210,8 +211,8 @@ class History:
         bad = (
             (3, self._by_hand),
             (3, self._force_delete_pod),
-            (3, self._force_delete_claim),
-            (1, self._deallocate),
+            (3 * vanish, self._force_delete_claim),
+            (1 * vanish, self._deallocate),
             (1.5, self._kill_daemon),
             (1, self._restart_extender),
             (1, self._restart_kubelet),
@@ -642,13 +643,13 @@ class History:
         )
 
 
-def run(seed: int, steps: int, trouble: float = 1.0) -> int:
+def run(seed: int, steps: int, trouble: float = 1.0, vanish: float = 1.0) -> int:
     """Run one history; returns the steps done.
 
     Raises:
         ViolationError: something does not hold. Whatever is raised has a note that tells how to run it again.
     """
-    history = History(seed, trouble)
+    history = History(seed, trouble, vanish)
     try:
         for number in range(1, steps + 1):
             history.step()
@@ -656,7 +657,9 @@ def run(seed: int, steps: int, trouble: float = 1.0) -> int:
                 history.rest()
         history.end()
     except BaseException as error:
-        error.add_note(f'{AGAIN}python -c "from {__name__} import run; run({seed}, {steps}, {trouble})"')
+        error.add_note(
+            f'{AGAIN}python -c "from {__name__} import run; run({seed}, {steps}, {trouble}, {vanish})"'
+        )
         raise
     finally:
         history.daemon.kill()

@@ -15,6 +15,11 @@ def troubled(seed: int) -> None:
     run(seed, STEPS, 1.0 + seed % 3)
 
 
+def vanishing(seed: int) -> None:
+    """One history in which claims vanish while nodes prepare them."""
+    run(seed, STEPS, 1.0, 5.0)
+
+
 MUTANTS = (
     Mutant(
         "extender: a claim counts from its allocation",
@@ -45,24 +50,24 @@ MUTANTS = (
         charges,
         "for tombstone in record.claim_tombstones.values():",
         "for tombstone in ():",
-        troubled,
-        0,
+        vanishing,
+        28,
     ),
     Mutant(
         "extender: a tombstone of a claim stays until the words have seen its pods end",
         claim_charges,
         "return all((held.seen_version >= end for end in self.ends.values()))",
         "return True",
-        troubled,
-        0,
+        vanishing,
+        28,
     ),
     Mutant(
         "extender: a pod that has not ended keeps its claim's tombstone",
         claims,
         "NOT_ENDED if end is None else end",
         "0 if end is None else end",
-        troubled,
-        1289,
+        vanishing,
+        28,
     ),
     Mutant(
         "extender: a claim that it wrote for a pod is charged by that pod",
@@ -78,7 +83,7 @@ MUTANTS = (
         "if others + before + units > card.size_units:",
         "if False:",
         troubled,
-        0,
+        12,
     ),
     Mutant(
         "node: a claim is counted before its file is written",

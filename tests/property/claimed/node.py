@@ -226,8 +226,14 @@ class ModelDaemon:
         )
 
     def units(self) -> dict[str, dict[str, int]]:
-        """Units by card of each prepared claim, by its UID."""
-        return {claim.uid: claim.units for claim in self.prepared}
+        """Units by card that containers were told of, by the UID of their claim."""
+        found: dict[str, dict[str, int]] = {}
+        for claim in self.prepared:
+            (device,) = claim.spec["devices"]
+            told = dict(text.split("=", 1) for text in device["containerEdits"]["env"])["GPUPACK_CARDS"]
+            pairs = (pair.rpartition(":") for pair in told.split(","))
+            found[claim.uid] = {card: int(units) for card, _, units in pairs}
+        return found
 
 
 def _pod(item: dict[str, Any]) -> PodObject:
