@@ -29,10 +29,10 @@ from benchmarks.policies import NODES
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import run
+from scheduler_plugin.simulator.engine import run_packing
 from scheduler_plugin.simulator.options import parse_seeds
 from scheduler_plugin.simulator.placer import make_simulated_policy
-from scheduler_plugin.simulator.trace import CARD, draw, read_nodes, read_pods
+from scheduler_plugin.simulator.trace import CARD, draw_pods, read_nodes, read_pods
 
 INFLATION: Final = 1.3
 FULLEST_FIRST: Final = "most-used"
@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for seed in parse_seeds(options.seeds):
                 cluster = SimulatedCluster(nodes, CARD, ())
                 policy, card_policy = make_way(way)
-                drawn = draw(pods, cluster.gpus, INFLATION, seed)
-                outcome = run(cluster, policy, card_policy, drawn, time.perf_counter)
+                drawn = draw_pods(pods, cluster.gpus, INFLATION, seed)
+                outcome = run_packing(cluster, policy, card_policy, drawn, time.perf_counter)
                 points.append((outcome.allocated_percent["100"], outcome.allocated_percent["130"]))
             at_100, at_130 = (fmean(column) for column in zip(*points, strict=True))
             found.setdefault(trace, {})[way] = at_100, at_130
