@@ -76,7 +76,7 @@ class _NoProcesses:
 
 @dataclass(slots=True)
 class EmbeddedNode:
-    """One node: its kubelet, daemon and cards."""
+    """EmbeddedNode is a node: its kubelet, daemon and cards."""
 
     name: str
     kubelet: Kubelet

@@ -63,7 +63,7 @@ class PolicyCommand(click.Command):
 
 
 class PolicyGroup(PolicyCommand, click.Group):
-    """The same for a command with subcommands."""
+    """PolicyGroup is a PolicyCommand with subcommands."""
 
 
 def _told(entry: Entry[Any]) -> str:

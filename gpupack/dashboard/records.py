@@ -16,7 +16,7 @@ _QUIET: Final = RenderOptions("json")
 
 
 class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One card; amounts in units of its node.
+    """CardTile is a card; amounts in units of its node.
 
     Attributes:
         index: the driver's number.
@@ -42,7 +42,7 @@ class CardTile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class NodeTile(msgspec.Struct, frozen=True, gc=False):
-    """One node.
+    """NodeTile is a node.
 
     Attributes:
         name: of the node.
@@ -209,7 +209,7 @@ class PodDetail(msgspec.Struct, frozen=True):
 
 
 class CardDetail(msgspec.Struct, frozen=True):
-    """One card with its pods; `used` are the units that its words say."""
+    """CardDetail is a card with its pods; `used` are the units that its words say."""
 
     index: int
     uuid: str | None
@@ -219,7 +219,7 @@ class CardDetail(msgspec.Struct, frozen=True):
 
 
 class NodeDetail(msgspec.Struct, frozen=True):
-    """One node with all its pods."""
+    """NodeDetail is a node with all its pods."""
 
     node: NodeTile
     cards: list[CardDetail]

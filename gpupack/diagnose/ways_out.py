@@ -97,7 +97,7 @@ def _amount(what_if: WhatIf, units: int) -> str:
 
 
 def _more_cards(what_if: WhatIf) -> Iterator[WayOut]:
-    """The same units over more cards, for software that can split."""
+    """Try the same units over more cards, for software that can split."""
     request = what_if.query.request
     if request.percent or any(container.kind == "init" for container in request.containers):
         return

@@ -27,7 +27,7 @@ class NodeMetadata(msgspec.Struct):
 
 
 class NodeConditionStatus(msgspec.Struct):
-    """One of a node's conditions."""
+    """NodeConditionStatus is one of a node's conditions."""
 
     type: str
     status: str

@@ -35,7 +35,7 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """One card.
+    """CardRow is a card.
 
     Attributes:
         index: the driver's number, or the position in the words where the node publishes no inventory.
@@ -93,7 +93,7 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node that publishes words, is meant to, or was asked for by name.
+    """NodeRow is a node that publishes words, is meant to, or was asked for by name.
 
     Attributes:
         node: its name.

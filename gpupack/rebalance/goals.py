@@ -170,7 +170,7 @@ class StartGoal:
         return self._compute_slots(node, self._table.get_free_units(node))
 
     def get_slots_with(self, node: str, free: list[int]) -> list[int]:
-        """The same if so much were free."""
+        """Get the slots of a node if so much were free."""
         return self._compute_slots(node, free)
 
     def get_units_per_card(self, node: str) -> list[int]:

@@ -42,7 +42,7 @@ class MovablePod:
 
     @property
     def uid(self) -> str:
-        """Of the pod."""
+        """UID of the pod."""
         return self.record.uid
 
     @property

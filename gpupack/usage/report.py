@@ -67,7 +67,7 @@ class UsageKey:
 
 
 class ReportRow(msgspec.Struct, frozen=True):
-    """One line of the report.
+    """ReportRow is a line of the report.
 
     Attributes:
         keys: see `UsageKey.columns`.

@@ -252,7 +252,7 @@ class Advice(JsonAnswer, frozen=True):
 
 
 def add_notes(advice: Advice, more: tuple[str, ...]) -> Advice:
-    """The same advice, with more notes."""
+    """Make a copy of an advice with more notes."""
     return msgspec.structs.replace(advice, notes=(*advice.notes, *more))
 
 

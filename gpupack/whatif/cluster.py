@@ -136,7 +136,7 @@ class Cluster:
         )
 
     def in_unit(self, unit_mib: int) -> "Cluster":
-        """The same cluster as pods see it that ask in units of so many MiB."""
+        """Make a view of the cluster as pods see it that ask in units of so many MiB."""
         if unit_mib == self.unit_mib:
             return self
         return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims)

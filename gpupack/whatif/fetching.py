@@ -167,7 +167,7 @@ async def _events(client: "KubeClient", namespace: str, name: str) -> tuple[PodE
 
 
 async def _queued(client: "KubeClient") -> "tuple[QueueWhy, ...] | None":
-    """Who waits, as the queue's leader says; None where there is no way to it."""
+    """Read who waits, as the queue's leader says; None where there is no way to it."""
     from gpupack.queuestatus import read as read_status  # noqa: PLC0415
     from kubeapi.errors import KubeApiError  # noqa: PLC0415
 

@@ -28,7 +28,7 @@ _ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
 class NodeCondition(KubeStruct):
-    """One of a node's conditions."""
+    """NodeCondition is one of a node's conditions."""
 
     type: str = ""
     status: str = ""
@@ -62,7 +62,7 @@ class KubeNode(QueueNode, tag_field="kind", tag="Node"):
 
 
 class OwnerReference(KubeStruct):
-    """One of `metadata.ownerReferences`."""
+    """OwnerReference is an item of `metadata.ownerReferences`."""
 
     uid: str = ""
     controller: bool = False
@@ -77,7 +77,7 @@ class KubePodMetadata(QueuePodMetadata):
 
 
 class ContainerPort(KubeStruct):
-    """One of a container's ports."""
+    """ContainerPort is one of a container's ports."""
 
     host_port: int = 0
 
@@ -110,7 +110,7 @@ class VolumeClaimSource(KubeStruct):
 
 
 class Volume(KubeStruct):
-    """One of `spec.volumes`."""
+    """Volume is an item of `spec.volumes`."""
 
     persistent_volume_claim: VolumeClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
@@ -127,7 +127,7 @@ class KubePodSpec(QueueSpec):
 
 
 class PodCondition(KubeStruct):
-    """One of a pod's conditions."""
+    """PodCondition is one of a pod's conditions."""
 
     type: str = ""
     status: str = ""
@@ -148,7 +148,7 @@ class ContainerState(KubeStruct):
 
 
 class KubeContainerStatus(KubeStruct):
-    """One of a pod's `containerStatuses`."""
+    """KubeContainerStatus is one of a pod's `containerStatuses`."""
 
     state: ContainerState | None = None
 

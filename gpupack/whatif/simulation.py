@@ -34,7 +34,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One cluster to simulate.
+    """Scenario is a cluster to simulate.
 
     Attributes:
         label: What is different.

@@ -46,7 +46,7 @@ class WhatIf:
 
     @property
     def subject(self) -> str:
-        """Who starts, in words."""
+        """Name who starts, in words."""
         if self.is_alone:
             return "it"
         count = self.pods + sum(kind.pods for kind in self.others)
@@ -58,7 +58,7 @@ class WhatIf:
         return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
     def with_request(self, request: PodRequest) -> "WhatIf":
-        """The same pod with another request."""
+        """Make the what-if of the same pod with another request."""
         return replace(self, query=make_query(self.cluster, request, self.requirements))
 
     def rank_nodes(self, *, leaving: Collection[str] = (), only: RowArray | None = None) -> list[str]:

@@ -87,13 +87,13 @@ class Affinity(KubeStruct):
 
 
 class SpreadConstraint(KubeStruct):
-    """One of `spec.topologySpreadConstraints`."""
+    """SpreadConstraint is an item of `spec.topologySpreadConstraints`."""
 
     when_unsatisfiable: str = ""
 
 
 class SchedulingGate(KubeStruct):
-    """One of `spec.schedulingGates`."""
+    """SchedulingGate is an item of `spec.schedulingGates`."""
 
     name: str = ""
 

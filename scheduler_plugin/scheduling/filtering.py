@@ -341,7 +341,7 @@ def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> B
 
 
 def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-    """The same for a pod that asks for units."""
+    """Tell where a pod that asks for units could fit if cards were empty."""
     ask = query.policy_request
     sizes = nodes.evictable[rows]
     if ask.admits is not None:

@@ -1,4 +1,4 @@
-"""Who arrives when in a replay: the trace's own times, at the load asked for.
+"""Arrivals of a replay: the trace's own times, at the load asked for.
 
 Load is what the pods would ask for at a time if none of them waited, the mean over the time that counts, as a
 multiple of the cluster's GPUs. The time that counts begins when a tenth of the pods have arrived, so that the

@@ -1,4 +1,4 @@
-"""One run: pods arrive one by one, each goes where the policy says or is dropped, none ends."""
+"""A packing run: pods arrive one by one, each goes where the policy says or is dropped, none ends."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

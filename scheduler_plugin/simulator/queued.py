@@ -43,7 +43,7 @@ class QueueShare(NamedTuple):
 
 
 def remove_borrowing(config: QueueConfig) -> QueueConfig:
-    """The same queues, each with its own quota only."""
+    """Make a configuration of the same queues, each with its own quota only."""
     queues = {name: msgspec.structs.replace(form, borrowing_limit=0) for name, form in config.queues.items()}
     return msgspec.structs.replace(config, queues=queues)
 

@@ -1,4 +1,4 @@
-"""One replay: pods come and end at the trace's own times; who finds no place waits.
+"""A replay: pods come and end at the trace's own times; who finds no place waits.
 
 First come, first served, with backfill, as kube-scheduler does it for pods of one priority: whenever pods
 have ended, those that wait are tried in the order in which they came, and one that still does not fit keeps

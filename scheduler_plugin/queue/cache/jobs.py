@@ -37,7 +37,7 @@ class JobSpec(KubeStruct):
 
 
 class JobCondition(KubeStruct):
-    """One of `status.conditions` of a Job."""
+    """JobCondition is an item of a Job's `status.conditions`."""
 
     type: str = ""
     status: str = ""

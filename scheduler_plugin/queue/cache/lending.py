@@ -1,4 +1,4 @@
-"""Who gets a slot: tenants by share, borrowing inside a tenant and between tenants. Pure.
+"""Choice of the workload that gets a slot: queues by share, borrowing inside and between queues. Pure.
 
 docs/queue.md#data-and-slots has the method.
 

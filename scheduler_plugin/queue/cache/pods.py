@@ -42,7 +42,7 @@ _FIRST_STAGE: Final = re.compile(r"[0-9]{1,6}")
 
 
 class PodOwner(KubeStruct):
-    """One of `metadata.ownerReferences`."""
+    """PodOwner is an item of `metadata.ownerReferences`."""
 
     api_version: str = ""
     kind: str = ""
@@ -65,7 +65,7 @@ class QueueSpec(RulesSpec):
 
 
 class QueuePodCondition(KubeStruct):
-    """One of `status.conditions`."""
+    """QueuePodCondition is an item of `status.conditions`."""
 
     type: str = ""
     status: str = ""

@@ -1,4 +1,25 @@
-"""What the queue knows of one pod, and of one gang. Pure."""
+"""What the queue knows of one pod, and of one gang. Pure.
+
+The life of a pod in the queue; the words in capitals are its `Phase`:
+
+      created with        admit: quota, slot           seen on
+         our gate         and capacity are charged     its node
+            |                      |                      |
+            v                      |                      v          ended or gone
+          GATED  ------------------+---> ADMITTED ----> BOUND ------------------> (forgotten,
+            ^                                |            |        uncharged       uncharged)
+            |  the API server refused it, or |            |
+            |  requeue: bound too late,      |            |  reclaim: evicted, or the node's
+            |  or kube-scheduler finds no    |            |  pod is made again by its controller
+            +--- node; uncharged ------------+            v
+            ^                                          (a new pod,
+            +------------------------------------------ with its gate)
+
+A GATED pod waits in its queue, or with its gang, or nowhere where something is wrong with it. An ADMITTED
+pod is charged to its queue; `capacity_freed` is set while others have its cards again and the requeue is on
+its way. A BOUND pod stays charged until it has ended. A pod that shows its gate again after it was BOUND
+is GATED: the API server was put back to an older state.
+"""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -18,7 +39,7 @@ VALUES_SHOWN: Final = 3
 
 
 class Phase(StrEnum):
-    """Where a pod is on its way."""
+    """Phase is where a pod is on its way, as the module's drawing shows."""
 
     GATED = "gated"
     """It wears our gate."""
@@ -30,7 +51,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class QueuedPod:
-    """One pod.
+    """QueuedPod is a pod that waits, is admitted or is bound.
 
     Attributes:
         record: What the cluster state reads of the pod.
@@ -71,7 +92,7 @@ class QueuedPod:
 
     @property
     def uid(self) -> str:
-        """Of the pod."""
+        """UID of the pod."""
         return self.record.uid
 
     @property
@@ -95,7 +116,7 @@ class QueuedPod:
         return f"gang {self.record.namespace}/{self.queue_info.gang}" if self.queue_info.gang else ""
 
     def admit(self, tenant: str, now: float) -> None:
-        """It was released, on a tenant's quota."""
+        """Record the admission, on a queue's quota."""
         self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, tenant, ""
         self.capacity_freed = self.ungated = self.is_requeued = False
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class QueueState:
-    """One tenant.
+    """QueueState is a queue with what waits in it and what is charged to it.
 
     Attributes:
         form: Its configuration; None: pods name it and the configuration does not, so they wait.

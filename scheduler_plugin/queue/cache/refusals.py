@@ -12,7 +12,7 @@ NAMES_SHOWN: Final = 10
 
 
 def has_no_request(resource: str) -> str:
-    """It asks for none of our resources."""
+    """Say that a pod asks for none of our resources."""
     return f"it asks for no {resource} and no {PERCENT_RESOURCE}; allowed: 1 or more of one of them"
 
 

@@ -147,7 +147,7 @@ class WaitingWorkloads(Generic[W]):
         return self._workloads.get(uid)
 
     def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
-        """Those of some tasks that wait."""
+        """List those of some workloads that wait."""
         return [self._workloads[uid] for uid in uids if uid in self._workloads]
 
     def add(self, task: QueuedWorkload[W]) -> None:

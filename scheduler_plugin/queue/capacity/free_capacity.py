@@ -287,7 +287,7 @@ class FreeCapacity:
         return is_scored_by_row(self.policies.get_policy(wants.request))
 
     def get_policy_epoch(self, wants: PodRequirements) -> int:
-        """Of the weights of that policy: scores of another one cannot be compared."""
+        """Get the epoch of the policy's weights: scores of different epochs cannot be compared."""
         return self.policies.get_policy(wants.request).epoch
 
     def assume_pod(self, uid: str, wants: PodRequirements, row: int, now: float) -> bool:

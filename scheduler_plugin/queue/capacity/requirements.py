@@ -47,7 +47,7 @@ class PodRequirements:
 
     @cached_property
     def percent(self) -> bool:
-        """It asks for percent of cards: what that is in units depends on the card."""
+        """Whether the pod asks for percent of cards: what that is in units depends on the card."""
         return self.request.percent
 
     def compute_units(self, size: int) -> int:

@@ -44,7 +44,7 @@ class SelectorForm(LabelSelector, frozen=True, forbid_unknown_fields=True):
 
 
 class QueueForm(_Form, frozen=True):
-    """One queue, which is one tenant.
+    """QueueForm is a queue as the configuration has it.
 
     Attributes:
         name: Its name, as pods write it.

@@ -54,7 +54,7 @@ def read_form(raw: Any, form: type[Form], path: str, faults: list[str]) -> Form 
 
 
 def list_sound_values(raw: Any, form: type[Form]) -> dict[str, Any]:
-    """Those values of a mapping that a form has a field for and finds no fault with, by the field's name."""
+    """List the values that a form has a field for and finds no fault with, by the field's name."""
     if not isinstance(raw, dict):
         return {}
     return {

@@ -81,7 +81,7 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
-    """One tenant; amounts are units of GPU memory.
+    """QueueReport is the state of a queue; amounts are units of GPU memory.
 
     Attributes:
         name: Its name.

@@ -33,7 +33,7 @@ from scheduler_plugin.scheduling.pending_pods import PendingPods
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPod:
-    """One pod of a release.
+    """AdmittedPod is a pod of an admitted workload.
 
     Attributes:
         uid: Of the pod.
@@ -392,7 +392,7 @@ class AdmissionCycle:
         return self._admission.queues.allows_units(tenant, least, group.get_oldest().uid)
 
     def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
-        """Of a strict queue only the oldest task may go; of others any."""
+        """Tell whether order lets a group go: a strict queue admits its oldest workload only."""
         state = self._admission.queues[tenant]
         if state.form is None or not state.form.is_strict:
             return True

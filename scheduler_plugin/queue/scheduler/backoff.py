@@ -70,7 +70,7 @@ class KeyedBackoff(Generic[K]):
         return due
 
     def forget(self, key: K) -> None:
-        """It was not refused, or is gone: the next refusal is the first."""
+        """Forget the refusals of a key: the next one is the first."""
         self._refusals.pop(key, None)
         self._until.pop(key, None)
         self._why.pop(key, None)

@@ -149,7 +149,7 @@ def make_eviction_key(entry: QueuedPod) -> tuple[int, float, str]:
 
 
 def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list[QueuedPod]]:
-    """Who may go, by node, so many of one at most; nodes in the order of their first ones."""
+    """Group pods by node, so many of one at most; nodes in the order of their first pods."""
     found: dict[str, list[QueuedPod]] = {}
     for entry in borrowed:
         on_node = found.setdefault(entry.record.node, [])

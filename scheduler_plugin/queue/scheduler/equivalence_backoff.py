@@ -34,7 +34,7 @@ class BackoffUnit(Protocol):
 
     @property
     def uid(self) -> str:
-        """It, among those that are held back."""
+        """Key of the unit among those that are held back."""
         ...
 
     @property
@@ -53,7 +53,7 @@ U = TypeVar("U", bound=BackoffUnit)
 
 @dataclass(slots=True)
 class _HeldGroup(Generic[U]):
-    """Those that are alike, by UID.
+    """_HeldGroup is what is known of the units of a template.
 
     Attributes:
         first_uid: UID of the one that was refused first.
@@ -98,7 +98,7 @@ def make_gang_template(entries: Collection[QueuedPod]) -> Hashable:
 
 
 class EquivalenceBackoff(Generic[U]):
-    """Holds them back, by their template."""
+    """Holds units back, by their template."""
 
     def __init__(self) -> None:
         self._pauses: KeyedBackoff[Hashable] = KeyedBackoff(*PAUSE_S)
@@ -106,11 +106,11 @@ class EquivalenceBackoff(Generic[U]):
 
     @property
     def held_templates(self) -> Collection[Hashable]:
-        """Those of which one was refused, and none was bound since."""
+        """Templates of which a unit was refused, and none was bound since."""
         return self._held.keys()
 
     def record_refusal(self, unit: U, now: float) -> bool:
-        """One that was released is refused; tell whether those like it must be held back from now on.
+        """Record that an admitted unit is refused; tell whether units like it must be held back from now on.
 
         Args:
             unit: It; told again and again is as good as told once.
@@ -143,12 +143,12 @@ class EquivalenceBackoff(Generic[U]):
         return True
 
     def record_admission(self, unit: U, now: float) -> None:
-        """One was released: the next one is tried a pause later."""
+        """Record an admission: the next unit is tried a pause later."""
         if unit.template in self._held:
             self._pauses.pause_again(unit.template, now)
 
     def record_binding(self, unit: U) -> Collection[U]:
-        """One was bound: those like it are held back no more; they."""
+        """Record that a unit is bound; return the units like it, which are held back no more."""
         self._pauses.forget(unit.template)
         held = self._held.pop(unit.template, None)
         return held.held_back.values() if held is not None else ()
@@ -187,7 +187,7 @@ class EquivalenceBackoff(Generic[U]):
             unit.template = found
 
     def remove(self, unit: U) -> None:
-        """One is gone, or is like others from now on."""
+        """Remove a unit that is gone, or is like others from now on."""
         held = self._held.get(unit.template)
         if held is not None:
             held.held_back.pop(unit.uid, None)

@@ -1,4 +1,4 @@
-"""Who must go so that a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
+"""Victims by which a lender gets back what others borrowed: the fewest, youngest borrowed pods. Pure."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -181,7 +181,7 @@ class WorkloadPolicy(Protocol):
     """What a node policy implements as well when it ranks by a typical workload, known or learned."""
 
     def with_workload(self, workload: "TypicalWorkload") -> NodePolicy:
-        """The same policy, for a workload that is known."""
+        """Make a copy of the policy for a workload that is known."""
         ...
 
 
