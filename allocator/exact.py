@@ -5,15 +5,18 @@ of each of several different ones. The search is depth first, the largest demand
 as much free are one choice. A state of the free amounts that was tried before is not tried again, and one
 where a bound says that the rest cannot fit is left. With few containers and cards that is complete.
 
-Invariant: what is found depends on the multiset of (size, free) and on the demands alone, not on policy,
-order of cards or caller. So filter, bind and everybody else agree, also where the search was cut off.
+Invariant: what is found depends on the multiset of (size, model, free), on the demands and on the pod's card
+rules alone, not on policy, order of cards or caller. So filter, bind and everybody else agree, also where the
+search was cut off.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 
+from allocator.card_rules import NO_RULES, CardRules
 from allocator.cards import Card
 from allocator.policy import Asked, choose, costs_of_fitting, units_asked
 from allocator.selector import Selector
@@ -29,10 +32,11 @@ _BOUNDS: Final = 3
 """Amounts for which a state is checked, besides the smallest one."""
 
 _Card = tuple[int, int]
-"""A card: the number of its size, and free units."""
+"""A card: the number of its kind, and free units. Cards of one kind are of one size and one model, as far as
+these matter."""
 
 _Need = tuple[tuple[int, ...], int]
-"""A demand: units by the number of a card's size, and how many cards."""
+"""A demand: units by the number of a card's kind, and how many cards."""
 
 _Picks = tuple[tuple[int, ...], ...]
 """Positions of cards for each demand."""
@@ -50,6 +54,27 @@ class Found(NamedTuple):
     complete: bool
 
 
+class _Limits(NamedTuple):
+    """What a search has to keep besides room.
+
+    Attributes:
+        models: The number of the model, by the number of a kind.
+        apart: No card serves two demands.
+    """
+
+    models: tuple[int, ...]
+    apart: bool
+
+    @property
+    def has_models(self) -> bool:
+        """Whether cards of one demand may not be of any kinds together."""
+        return len(set(self.models)) > 1
+
+    def left_of(self, free: int, units: int) -> int:
+        """Return what later demands find on a card that has `units` taken of `free`."""
+        return 0 if self.apart else free - units
+
+
 class _Outcome(NamedTuple):
     """A remembered `Found`, with the steps that its search took."""
 
@@ -57,22 +82,29 @@ class _Outcome(NamedTuple):
     steps: int
 
 
-def fit_together(cards: Sequence[tuple[int, int]], demands: Sequence[tuple[Asked, int]]) -> Found:
+def fit_together(
+    cards: Sequence[tuple[int, int]],
+    demands: Sequence[tuple[Asked, int]],
+    models: Sequence[str] = (),
+    rules: CardRules = NO_RULES,
+) -> Found:
     """Tell whether demands fit together on cards, whatever a policy prefers.
 
     Args:
         cards: Size and free units of each card that may be used.
         demands: Units on each card, or units by the card's size, and number of cards.
+        models: Of the cards; empty where all are of one.
+        rules: What the cards have to keep together.
 
     Returns:
         Positions in `cards` for each demand, in their order.
     """
-    kinds, needs = _normal([size for size, _ in cards], demands)
+    kinds, needs, limits = _normal([size for size, _ in cards], models or [""] * len(cards), demands, rules)
     order = sorted(range(len(needs)), key=lambda number: _hardness(needs[number]))
     least = tuple(min(units) for units in zip(*(units for units, _ in needs), strict=True))
     there = sorted((kinds[at], free, at) for at, (_, free) in enumerate(cards) if free >= least[kinds[at]])
     # Positions are not part of the question: nodes that are alike share an answer.
-    outcome = _remembered(tuple(card[:2] for card in there), tuple(needs[number] for number in order))
+    outcome = _remembered(tuple(card[:2] for card in there), tuple(needs[number] for number in order), limits)
     if outcome.picks is None:
         return Found(None, outcome.steps <= MOST_STEPS)
     by_number = dict(zip(order, outcome.picks, strict=True))
@@ -82,7 +114,11 @@ def fit_together(cards: Sequence[tuple[int, int]], demands: Sequence[tuple[Asked
 
 
 def place_exactly(
-    cards: Sequence[Card], demands: Sequence[tuple[Asked, int]], policy: str, selector: Selector
+    cards: Sequence[Card],
+    demands: Sequence[tuple[Asked, int]],
+    policy: str,
+    selector: Selector,
+    rules: CardRules = NO_RULES,
 ) -> list[tuple[int, ...]] | None:
     """Choose cards for all demands: for each in turn what the policy prefers of what leaves the others room.
 
@@ -91,6 +127,7 @@ def place_exactly(
         demands: As of `fit_together`.
         policy: The card policy.
         selector: Cards that it refuses are left out.
+        rules: What the cards have to keep together.
 
     Returns:
         Positions in `cards` for each demand, or None when they do not fit together or none was found.
@@ -99,11 +136,12 @@ def place_exactly(
         PolicyError: there is no such policy, or its costs are none.
     """
     admitted = [at for at, card in enumerate(cards) if card.free_units > 0 and selector.admits(card)]
-    found = fit_together([(cards[at].size_units, cards[at].free_units) for at in admitted], demands)
+    there = [(cards[at].size_units, cards[at].free_units) for at in admitted]
+    found = fit_together(there, demands, [cards[at].model for at in admitted], rules)
     if found.picks is None:
         return None
     picks = [tuple(admitted[at] for at in positions) for positions in found.picks]
-    return _Preferring(cards, demands, policy, selector, picks).chosen()
+    return _Preferring(cards, demands, policy, selector, rules, picks).chosen()
 
 
 class _Preferring:
@@ -117,6 +155,7 @@ class _Preferring:
         demands: Of the pod.
         policy: The card policy.
         selector: Of the pod.
+        rules: Of the pod.
         picks: Some placement of all demands.
     """
 
@@ -126,15 +165,19 @@ class _Preferring:
         demands: Sequence[tuple[Asked, int]],
         policy: str,
         selector: Selector,
+        rules: CardRules,
         picks: list[tuple[int, ...]],
     ) -> None:
         self._left = list(cards)
         self._demands = demands
         self._policy = policy
         self._selector = selector
+        self._rules = rules
         self._picks = picks
         self._admitted = [selector.admits(card) for card in cards]
-        self._kinds, self._needs = _normal([card.size_units for card in cards], demands)
+        self._kinds, self._needs, self._limits = _normal(
+            [card.size_units for card in cards], [card.model for card in cards], demands, rules
+        )
         self._steps = MOST_STEPS
 
     def chosen(self) -> list[tuple[int, ...]]:
@@ -144,7 +187,11 @@ class _Preferring:
         for number, (asked, count) in enumerate(self._demands):
             costs = costs_of_fitting(self._left, asked, self._policy, self._selector)
             order = {at: (cost, self._left[at].numa not in near, at) for at, cost in costs.items()}
-            usual = choose(self._left, asked, count, self._policy, self._selector, near) or ()
+            same_model = self._rules.same_model
+            usual = (
+                choose(self._left, asked, count, self._policy, self._selector, near, same_model=same_model)
+                or ()
+            )
             preferred = [*usual, *(at for at in sorted(order, key=order.__getitem__) if at not in usual)]
             taken = tuple(sorted(self._take(number, preferred), key=order.__getitem__))
             near.update(numa for at in taken if (numa := self._left[at].numa) is not None)
@@ -163,9 +210,9 @@ class _Preferring:
                 if at in taken or kind in failed:
                     continue
                 if self._can_take(number, taken, at):
-                    self._left[at] = replace(
-                        card, used_units=card.used_units + units_asked(asked, card.size_units)
-                    )
+                    units = units_asked(asked, card.size_units)
+                    used = self._rules.left_on(card.size_units, card.used_units, units)
+                    self._left[at] = replace(card, used_units=used)
                     taken.append(at)
                     break
                 failed.add(kind)
@@ -179,7 +226,12 @@ class _Preferring:
         if alike is not None:
             self._exchange(number, alike, at)
             return True
+        if any(self._is_other_model(at, other) for other in taken):
+            return False
         return self._steps > 0 and self._search(number, taken, at)
+
+    def _is_other_model(self, one: int, other: int) -> bool:
+        return self._limits.models[self._kinds[one]] != self._limits.models[self._kinds[other]]
 
     def _is_alike(self, one: int, other: int, taken: Sequence[int]) -> bool:
         return (
@@ -205,14 +257,19 @@ class _Preferring:
         for position, card in enumerate(self._left):
             kind, free = self._kinds[position], card.free_units
             if position == at:
-                free -= mine[kind]
+                free = self._limits.left_of(free, mine[kind])
             if free > 0 and self._admitted[position]:
                 there.append((kind, free, position))
         there.sort()
         outcome = _Outcome((), 0)
         if needs:
-            closed = frozenset(n for n, card in enumerate(there) if more and card[2] in barred)
-            outcome = _search([card[:2] for card in there], needs, self._steps, closed, counting=True)
+            closed = frozenset(
+                n
+                for n, (*_, position) in enumerate(there)
+                if more and (position in barred or self._is_other_model(position, at))
+            )
+            rest_cards = [card[:2] for card in there]
+            outcome = _search(rest_cards, needs, self._limits, self._steps, closed, counting=True)
         self._steps -= outcome.steps
         if outcome.picks is None:
             return False
@@ -223,14 +280,24 @@ class _Preferring:
         return True
 
 
-def _normal(sizes: Sequence[int], demands: Sequence[tuple[Asked, int]]) -> tuple[list[int], list[_Need]]:
-    """Number the sizes of cards, as far as they matter, and write demands by these numbers."""
-    if all(isinstance(asked, int) for asked, _ in demands):
-        return [0] * len(sizes), [((units_asked(asked, 0),), count) for asked, count in demands]
-    known = sorted(set(sizes)) or [0]
-    number_of = {size: number for number, size in enumerate(known)}
-    needs = [(tuple(units_asked(asked, size) for size in known), count) for asked, count in demands]
-    return [number_of[size] for size in sizes], needs
+def _normal(
+    sizes: Sequence[int], models: Sequence[str], demands: Sequence[tuple[Asked, int]], rules: CardRules
+) -> tuple[list[int], list[_Need], _Limits]:
+    """Number the kinds of cards, as far as size and model matter, and write demands by these numbers."""
+    in_units = all(isinstance(asked, int) for asked, _ in demands)
+    if in_units and not rules.same_model:
+        needs: list[_Need] = [((units_asked(asked, 0),), count) for asked, count in demands]
+        return [0] * len(sizes), needs, _Limits((0,), rules.apart)
+    kinds = [
+        (0 if in_units else size, model if rules.same_model else "")
+        for size, model in zip(sizes, models, strict=True)
+    ]
+    known = sorted(set(kinds)) or [(0, "")]
+    number_of = {kind: number for number, kind in enumerate(known)}
+    needs = [(tuple(units_asked(asked, size) for size, _ in known), count) for asked, count in demands]
+    names = sorted({model for _, model in known})
+    limits = _Limits(tuple(names.index(model) for _, model in known), rules.apart)
+    return [number_of[kind] for kind in kinds], needs, limits
 
 
 def _hardness(need: _Need) -> tuple[object, ...]:
@@ -240,8 +307,8 @@ def _hardness(need: _Need) -> tuple[object, ...]:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _remembered(cards: tuple[_Card, ...], needs: tuple[_Need, ...]) -> _Outcome:
-    return _search(cards, needs, MOST_STEPS)
+def _remembered(cards: tuple[_Card, ...], needs: tuple[_Need, ...], limits: _Limits) -> _Outcome:
+    return _search(cards, needs, limits, MOST_STEPS)
 
 
 class _Bounds:
@@ -249,10 +316,12 @@ class _Bounds:
 
     Args:
         needs: All demands, hardest first.
+        apart: No card serves two of them.
     """
 
-    def __init__(self, needs: Sequence[_Need]) -> None:
+    def __init__(self, needs: Sequence[_Need], *, apart: bool) -> None:
         self._needs = needs
+        self._apart = apart
         self._known: dict[int, tuple[int, list[tuple[tuple[int, ...], int, int]]]] = {}
 
     def least(self, first: int) -> tuple[int, ...]:
@@ -273,7 +342,7 @@ class _Bounds:
         if sum(free for _, free in cards) < total:
             return False
         return all(
-            sum(min(free // least[kind], demands) for kind, free in cards) >= slots
+            sum(min(free // least[kind], 1 if self._apart else demands) for kind, free in cards) >= slots
             for least, demands, slots in counts
         )
 
@@ -303,6 +372,7 @@ class _Bounds:
 def _search(
     cards: Sequence[_Card],
     needs: Sequence[_Need],
+    limits: _Limits,
     most_steps: int,
     closed: frozenset[int] = frozenset(),
     *,
@@ -313,6 +383,7 @@ def _search(
     Args:
         cards: What is free.
         needs: Demands, hardest first.
+        limits: What the cards have to keep.
         most_steps: Cards that are looked at.
         closed: Positions of cards that the first demand cannot have.
         counting: Count from the beginning, else from the first choice that fails on: a first try always ends.
@@ -320,7 +391,7 @@ def _search(
     Returns:
         More than `most_steps` steps where it was cut off.
     """
-    bounds = _Bounds(needs)
+    bounds = _Bounds(needs, apart=limits.apart)
     if not bounds.can_fit(0, cards):
         return _Outcome(None, 0)
     steps = 0
@@ -329,7 +400,7 @@ def _search(
     seen: set[tuple[int, tuple[_Card, ...]]] = set()
     chosen: list[tuple[int, ...]] = []
     states = [list(cards)]
-    branches = [_branches(states[0], needs[0], closed, filling=filling)]
+    branches = [_branches(states[0], needs[0], limits, closed, filling=filling)]
     while branches:
         picked = next(branches[-1], None)
         if picked is None:
@@ -346,7 +417,7 @@ def _search(
         units = needs[depth - 1][0]
         for at in picked:
             kind, free = left[at]
-            left[at] = kind, free - units[kind]
+            left[at] = kind, limits.left_of(free, units[kind])
         least = bounds.least(depth)
         there = tuple(sorted(card for card in left if card[1] >= least[card[0]]))
         steps += counting * (len(left) + len(there) * bounds.checks(depth))
@@ -359,12 +430,12 @@ def _search(
             continue
         chosen.append(picked)
         states.append(left)
-        branches.append(_branches(left, needs[depth], frozenset(), filling=filling))
+        branches.append(_branches(left, needs[depth], limits, frozenset(), filling=filling))
     return _Outcome(None, steps)
 
 
 def _branches(
-    cards: Sequence[_Card], need: _Need, closed: frozenset[int], *, filling: bool
+    cards: Sequence[_Card], need: _Need, limits: _Limits, closed: frozenset[int], *, filling: bool
 ) -> Iterator[tuple[int, ...]]:
     """Give the choices of cards for a demand; of cards that are alike the first ones only.
 
@@ -381,7 +452,12 @@ def _branches(
         if filling and by_rest and by_rest[0][1] == units[by_rest[0][0]]:
             by_rest = by_rest[:1]
         return iter([(groups[card][0],) for card in by_rest])
-    return _picks([groups[card] for card in by_rest], count)
+    if not limits.has_models:
+        return _picks([groups[card] for card in by_rest], count)
+    by_model: dict[int, list[list[int]]] = {}
+    for card in by_rest:
+        by_model.setdefault(limits.models[card[0]], []).append(groups[card])
+    return chain.from_iterable(_picks(each, count) for each in by_model.values())
 
 
 def _picks(groups: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:

@@ -39,6 +39,8 @@ POD_NODE_POLICY = f"{DOMAIN}/node-policy"
 POD_CARD_POLICY = f"{DOMAIN}/card-policy"
 POD_GPU_MODEL = f"{DOMAIN}/gpu-model"
 POD_GPU_UUID = f"{DOMAIN}/gpu-uuid"
+POD_MIXED_MODELS = f"{DOMAIN}/mixed-models"
+POD_CONTAINERS = f"{DOMAIN}/containers"
 
 POD_DATA = f"{DOMAIN}/data"
 POD_JOB = f"{DOMAIN}/job"

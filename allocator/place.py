@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from allocator.card_rules import NO_RULES, CardRules
 from allocator.cards import Card
 from allocator.exact import place_exactly
 from allocator.policy import Asked, choose, units_asked
@@ -42,12 +43,16 @@ def place(cards: Sequence[Card], request: PodRequest, policy: str) -> Placement 
         PolicyError: there is no such policy.
     """
     demands = [(demand.asked, demand.cards) for demand in request.demands]
-    chosen = choose_each(cards, demands, request.card_policy or policy, request.selector)
+    chosen = choose_each(cards, demands, request.card_policy or policy, request.selector, request.rules)
     return None if chosen is None else placed(request, chosen, [card.size_units for card in cards])
 
 
 def choose_each(
-    cards: Sequence[Card], demands: Iterable[tuple[Asked, int]], policy: str, selector: Selector = ANY_CARD
+    cards: Sequence[Card],
+    demands: Iterable[tuple[Asked, int]],
+    policy: str,
+    selector: Selector = ANY_CARD,
+    rules: CardRules = NO_RULES,
 ) -> list[tuple[int, ...]] | None:
     """Choose cards for one demand after the other, on what the ones before left.
 
@@ -59,6 +64,7 @@ def choose_each(
         demands: units on each card, or units by the card's size, and number of cards.
         policy: the card policy.
         selector: cards that it refuses are left out.
+        rules: What the cards have to keep together.
 
     Returns:
         Positions in `cards` for each demand, or None when they do not fit.
@@ -67,26 +73,31 @@ def choose_each(
         PolicyError: there is no such policy.
     """
     demands = list(demands)
-    chosen = _one_after_the_other(cards, demands, policy, selector)
+    chosen = _one_after_the_other(cards, demands, policy, selector, rules)
     if chosen is None and len(demands) > 1:
-        return place_exactly(cards, demands, policy, selector)
+        return place_exactly(cards, demands, policy, selector, rules)
     return chosen
 
 
 def _one_after_the_other(
-    cards: Sequence[Card], demands: Iterable[tuple[Asked, int]], policy: str, selector: Selector
+    cards: Sequence[Card],
+    demands: Iterable[tuple[Asked, int]],
+    policy: str,
+    selector: Selector,
+    rules: CardRules,
 ) -> list[tuple[int, ...]] | None:
     left = list(cards)
     near: set[int] = set()
     result = []
     for units, count in demands:
-        chosen = choose(left, units, count, policy, selector, near)
+        chosen = choose(left, units, count, policy, selector, near, same_model=rules.same_model)
         if chosen is None:
             return None
         for position in chosen:
             card = left[position]
             taken = units_asked(units, card.size_units)
-            left[position] = replace(card, used_units=card.used_units + taken)
+            used = rules.left_on(card.size_units, card.used_units, taken)
+            left[position] = replace(card, used_units=used)
             if card.numa is not None:
                 near.add(card.numa)
         result.append(chosen)

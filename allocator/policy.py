@@ -8,6 +8,7 @@ and to those that the pod has, see `topology`. Policies never see that, so it ca
 from collections.abc import Callable, Collection, Sequence
 from numbers import Real
 
+from allocator.card_rules import group_by_model
 from allocator.cards import Card
 from allocator.errors import CardPolicyError, RequestError, shown
 from allocator.policies import CARD_POLICIES, CardPolicy
@@ -44,6 +45,8 @@ def choose(
     policy: str,
     selector: Selector = ANY_CARD,
     near: Collection[int] = (),
+    *,
+    same_model: bool = False,
 ) -> tuple[int, ...] | None:
     """Choose `count` different cards with `units` free on each.
 
@@ -54,6 +57,7 @@ def choose(
         policy: a name in `CARD_POLICIES`.
         selector: cards that it refuses are left out.
         near: NUMA nodes to prefer among cards of equal cost.
+        same_model: all must be of one model: of the one whose `count` cheapest cards cost least together.
 
     Returns:
         Positions in `cards`, best first, or None when fewer than `count` cards fit.
@@ -63,6 +67,8 @@ def choose(
         RequestError: units or count are below 1.
     """
     costs = costs_of_fitting(cards, units, policy, selector, count)
+    if same_model and count > 1:
+        costs = _costs_of_one_model(cards, costs, count)
     if not costs:
         return None
     last = sorted(costs.values())[count - 1]
@@ -73,6 +79,13 @@ def choose(
     sure = len(groups[0])
     chosen = nearest(cards, [(groups[0], sure), (groups[1], count - sure)], near)
     return tuple(sorted(chosen, key=lambda i: (costs[i], cards[i].numa not in near, i)))
+
+
+def _costs_of_one_model(cards: Sequence[Card], costs: dict[int, float], count: int) -> dict[int, float]:
+    """Keep the costs of the model whose `count` cheapest cards cost least; of equal ones the first."""
+    groups = [each for each in group_by_model(cards, costs).values() if len(each) >= count]
+    best = min(groups, key=lambda each: sum(sorted(costs[at] for at in each)[:count]), default=[])
+    return {at: costs[at] for at in best}
 
 
 def costs_of_fitting(

@@ -387,10 +387,11 @@ def charge(
                 f"container {shown(container.name)} with {shown(list(shares))}",
                 f"{each} {'percent' if request.percent else 'units'} on each of {request.cards} cards",
             )
+    if request.same_cards and len(costs) != request.cards:
+        allowed = "one card" if request.cards == 1 else f"the same {request.cards} cards"
+        raise _mismatch(f"cards {shown(sorted(costs))}", f"{allowed} for all containers")
     if not request.shared:
         return costs
-    if len(costs) != 1:
-        raise _mismatch(f"cards {shown(sorted(costs))}", "one card for all containers")
     return {uuid: request.demands[0].units_on(sizes.get(uuid, 0)) for uuid in costs}
 
 

@@ -7,17 +7,20 @@ containers in the order of the kubelet, then annotations.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
+from allocator.card_rules import CardRules
 from allocator.errors import QuantityError, RequestError, shown
 from allocator.names import (
     PERCENT_RESOURCE,
     POD_CARD_POLICY,
     POD_CARDS,
+    POD_CONTAINERS,
     POD_GPU_MODEL,
     POD_GPU_UUID,
+    POD_MIXED_MODELS,
     POD_NODE_POLICY,
 )
 from allocator.policies import CARD_POLICIES
@@ -26,6 +29,9 @@ from allocator.registry import Registry
 from allocator.selector import ANY_CARD, Selector
 
 Kind = Literal["init", "sidecar", "main"]
+
+ContainerPlaces = Literal["", "same-card", "apart"]
+"""Where several containers of a pod go: empty where each goes where the policy likes it best."""
 
 MAX_CARDS: Final = 64
 MAX_UNITS: Final = 1 << 17
@@ -60,6 +66,8 @@ class Demand:
         cards: how many.
         percent: the request is for shares of cards, whatever their size.
         least: with `percent`, the smallest share of a container on a card.
+        shares: with `percent`, the share of each container on a card, where several have shares of their own
+            on the same card; each is rounded down by itself.
     """
 
     containers: tuple[str, ...]
@@ -67,6 +75,7 @@ class Demand:
     cards: int
     percent: bool = False
     least: int = 0
+    shares: tuple[int, ...] = ()
 
     def units_on(self, size: int) -> int:
         """Units that it takes of a card of `size` units.
@@ -76,7 +85,11 @@ class Demand:
         """
         if not self.percent:
             return self.per_card
-        return self.per_card * size // WHOLE if self.least * size >= WHOLE else size + 1
+        if self.least * size < WHOLE:
+            return size + 1
+        if self.shares:
+            return sum(share * size // WHOLE for share in self.shares)
+        return self.per_card * size // WHOLE
 
     @property
     def asked(self) -> int | Callable[[int], int]:
@@ -96,6 +109,8 @@ class PodRequest:
             ranks nodes, knows which there are.
         card_policy: the pod's own card policy, None for the cluster's.
         percent: the containers ask for percent of a card, whatever its size, in place of units.
+        mixed_models: the cards of one container may be of several models.
+        places: where the containers go, seen from each other.
 
     Invariant (kept by `parse_pod`): every container's units divide by `cards`, and `cards` is 1 when an
     ordinary init container asks. No card is asked for more than 100 percent.
@@ -107,6 +122,16 @@ class PodRequest:
     node_policy: str | None = None
     card_policy: str | None = None
     percent: bool = False
+    mixed_models: bool = False
+    places: ContainerPlaces = ""
+
+    @cached_property
+    def rules(self) -> CardRules:
+        """What the pod's cards have to keep together."""
+        return CardRules(
+            same_model=self.cards > 1 and not self.mixed_models,
+            apart=self.places == "apart" and len(self.containers) > 1,
+        )
 
     @cached_property
     def shared(self) -> bool:
@@ -115,6 +140,11 @@ class PodRequest:
         The kubelet hands that container's IDs on to the others at random.
         """
         return any(container.kind == "init" for container in self.containers)
+
+    @cached_property
+    def same_cards(self) -> bool:
+        """Whether all containers get the same cards, for whatever reason."""
+        return self.shared or (self.places == "same-card" and len(self.containers) > 1)
 
     @cached_property
     def effective_units(self) -> int:
@@ -140,6 +170,12 @@ class PodRequest:
             least = min(c.units for c in self.containers) if self.percent else 0
             names = tuple(c.name for c in self.containers)
             return (Demand(names, self.effective_units, 1, self.percent, least),)
+        if self.same_cards:
+            shares = tuple(c.units // self.cards for c in self.containers)
+            names = tuple(c.name for c in self.containers)
+            if not self.percent:
+                return (Demand(names, sum(shares), self.cards),)
+            return (Demand(names, sum(shares), self.cards, self.percent, min(shares), shares),)
         return tuple(
             Demand((c.name,), each, self.cards, self.percent, each if self.percent else 0)
             for c in self.containers
@@ -196,6 +232,11 @@ def parse_pod(
         selector=Selector.parse(
             metadata_annotations.get(POD_GPU_MODEL), metadata_annotations.get(POD_GPU_UUID)
         ),
+    )
+    request = replace(
+        request,
+        mixed_models=_mixed_models(metadata_annotations),
+        places=_places(metadata_annotations, request.containers),
     )
     if request.percent:
         _check_percent(request)
@@ -305,6 +346,28 @@ def _cards(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...])
     return cards
 
 
+def _mixed_models(annotations: Mapping[str, str]) -> bool:
+    text = annotations.get(POD_MIXED_MODELS, "false")
+    if text not in {"true", "false"}:
+        raise RequestError(f"annotation {POD_MIXED_MODELS} is {shown(text)}; allowed: true or false")
+    return text == "true"
+
+
+def _places(annotations: Mapping[str, str], asking: tuple[ContainerRequest, ...]) -> ContainerPlaces:
+    text = annotations.get(POD_CONTAINERS)
+    if text is None or text == "same-card":
+        return "" if text is None else "same-card"
+    if text != "apart":
+        raise RequestError(f"annotation {POD_CONTAINERS} is {shown(text)}; allowed: same-card or apart")
+    for container in asking:
+        if container.kind == "init":
+            raise RequestError(
+                f"annotation {POD_CONTAINERS} is {shown(text)}; allowed: same-card where an init container, "
+                f"here {shown(container.name)}, asks for GPU memory and is not a sidecar"
+            )
+    return "apart"
+
+
 def _check_percent(request: PodRequest) -> None:
     """Refuse more than a whole card of a card.
 
@@ -322,6 +385,11 @@ def _check_percent(request: PodRequest) -> None:
         raise RequestError(
             f"containers that share a card with an init container ask for {PERCENT_RESOURCE}: "
             f"{request.effective_units} together; allowed: {WHOLE}"
+        )
+    if request.same_cards and request.effective_units > WHOLE * request.cards:
+        raise RequestError(
+            f"containers on the same card, as annotation {POD_CONTAINERS} says, ask for {PERCENT_RESOURCE}: "
+            f"{request.effective_units} together; allowed: {WHOLE} for each of {request.cards} card(s)"
         )
 
 

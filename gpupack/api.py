@@ -126,7 +126,14 @@ def why(cluster: Cluster, namespace: str, name: str) -> PodExplanation:
 
 
 def fit(
-    cluster: Cluster, units: int, *more: int, cards: int = 1, model: str = "", percent: bool = False
+    cluster: Cluster,
+    units: int,
+    *more: int,
+    cards: int = 1,
+    model: str = "",
+    percent: bool = False,
+    mixed_models: bool = False,
+    containers: str = "",
 ) -> FitAnswer:
     """Say how many pods of a size fit now and where, and the largest request that fits.
 
@@ -137,13 +144,15 @@ def fit(
         cards: Cards of each container.
         model: As the annotation gpupack.io/gpu-model.
         percent: `units` are percent of a card.
+        mixed_models: Cards of one container may be of several models.
+        containers: Where several containers go: `same-card`, `apart` or empty.
 
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
     ask = _ask(units, cards, model, percent=percent)
     others = tuple(_whole("units", each, MAX_UNITS) for each in more)
-    return fit_of(cluster, replace(ask, more=others))
+    return fit_of(cluster, replace(ask, more=others, mixed_models=mixed_models, containers=containers))
 
 
 def advise(

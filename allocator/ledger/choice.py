@@ -127,7 +127,7 @@ class AllocationRequest:
             )
         # What this container takes of each card; the demand may be of several containers.
         each = self.size // demand.cards
-        alone = replace(demand, per_card=each, least=each)
+        alone = replace(demand, per_card=each, least=each, shares=())
         room = self._room(account, each, belongs=bool(cards))
         cards = cards or self._by_policy(account, room, request, demand)
         fits = len(cards) == demand.cards and accounts.count_ids(self.must_include).keys() <= {*cards}
@@ -194,6 +194,7 @@ class AllocationRequest:
             for other in request.demands
             if other is not demand and has.keys().isdisjoint(other.containers)
         ]
+        taken = accounts.units_of_containers(has.values()) if request.rules.apart else {}
         for pod in accounts.pods.values():
             if pod is not account and pod.bound and not pod.is_complete:
                 add(expected, pod.pod.assigned_costs or {})
@@ -206,6 +207,12 @@ class AllocationRequest:
                 )
                 for uuid, card in accounts.cards.items()
             ]
+            if request.rules.apart:
+                # Another container of the pod has these.
+                cards = [
+                    replace(card, used_units=card.size_units) if card.uuid in taken else card
+                    for card in cards
+                ]
             for demands in ((demand, *later), (demand,)) if later else ((demand,),):
                 chosen = self._chosen(cards, demands, request)
                 if chosen is not None:
@@ -219,9 +226,9 @@ class AllocationRequest:
         asked = [(each.asked, each.cards) for each in demands]
         policy = request.card_policy or self.accounts.policy
         try:
-            return choose_each(cards, asked, policy, request.selector)
+            return choose_each(cards, asked, policy, request.selector, request.rules)
         except CardPolicyError:
-            return choose_each(cards, asked, DEFAULT_CARD_POLICY, request.selector)
+            return choose_each(cards, asked, DEFAULT_CARD_POLICY, request.selector, request.rules)
 
     def _on(self, uuid: str) -> list[str]:
         """The IDs that are offered of one card, those that must be in the answer first."""

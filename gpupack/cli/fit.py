@@ -28,6 +28,12 @@ See docs/ask.md.
     "--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of each container."
 )
 @click.option("--model", default="", metavar="LIST", help="As the annotation gpupack.io/gpu-model.")
+@click.option("--mixed-models", is_flag=True, help="Cards of one container may be of several models.")
+@click.option(
+    "--containers",
+    type=click.Choice(["same-card", "apart"]),
+    help="Where several containers go, as the annotation gpupack.io/containers.",
+)
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
 @click.option("--without", multiple=True, metavar="NODE", help="As if this node were gone; may be repeated.")
 @click.option(
@@ -50,7 +56,15 @@ def fit(output: str, **options: Any) -> None:
 
     source = read_source(options)
     first, *more = options["units"]
-    asked = FitQuestion(first, options["cards"], options["model"], options["percent"], tuple(more))
+    asked = FitQuestion(
+        first,
+        options["cards"],
+        options["model"],
+        options["percent"],
+        tuple(more),
+        options["mixed_models"],
+        options["containers"] or "",
+    )
 
     async def work() -> str:
         cluster = await read_cluster(source)

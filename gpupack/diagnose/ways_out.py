@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from allocator.names import POD_CARDS, POD_GPU_MODEL, POD_GPU_UUID
+from allocator.names import POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_GPU_UUID, POD_MIXED_MODELS
 from allocator.request import ContainerRequest, PodRequest
 from allocator.selector import Selector
 from gpupack.diagnose.evictions import find_fewest_evictions
@@ -38,6 +38,7 @@ def find_ways_out(what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage) -
     yield from _smaller(what_if)
     yield from _more_cards(what_if)
     yield from _stars(what_if)
+    yield from _no_rules(what_if)
     yield from _other_cards(what_if)
     yield from _other_nodes(what_if, verdicts)
     yield from _ends(what_if, verdicts, usage)
@@ -121,6 +122,23 @@ def _more_cards(what_if: WhatIf) -> Iterator[WayOut]:
 
 def _splits(container: ContainerRequest, cards: int) -> bool:
     return container.units >= cards
+
+
+def _no_rules(what_if: WhatIf) -> Iterator[WayOut]:
+    """Cards of several models, or cards that containers share."""
+    request = what_if.query.request
+    tries: list[tuple[str, str, PodRequest]] = []
+    if request.rules.same_model:
+        how = f'on cards of several models (annotation {POD_MIXED_MODELS}: "true")'
+        tries.append(("mixed-models", how, replace(request, mixed_models=True)))
+    if request.places:
+        how = f"without the annotation {POD_CONTAINERS}"
+        tries.append(("other-containers", how, replace(request, places="")))
+    for kind, how, other in tries:
+        found = what_if.with_request(other).rank_nodes()
+        if found:
+            text = f"{how} it {what_if.fits_phrase} now, on {_count(found)}, first {found[0]}"
+            yield WayOut(kind, text, node=found[0])
 
 
 def _stars(what_if: WhatIf) -> Iterator[WayOut]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
+from allocator.card_rules import group_by_model
 from allocator.cards import Card
 from allocator.place import Placement, placed
 from allocator.request import Demand, PodRequest
@@ -41,14 +43,20 @@ def _each(
         if card.free_units >= demand.units_on(card.size_units) and request.selector.admits(card):
             key = (card.free_units, card.size_units, card.model, kind(card))
             groups.setdefault(key, []).append(at)
-    for chosen in _picks(list(groups.values()), demand.cards):
+    alike = [list(groups.values())]
+    if request.rules.same_model:
+        by_model = group_by_model(cards, [group[0] for group in groups.values()])
+        alike = [[group for group in groups.values() if group[0] in firsts] for firsts in by_model.values()]
+    for chosen in chain.from_iterable(_picks(each, demand.cards) for each in alike):
         if not rest:
             yield [chosen]
             continue
         left = list(cards)
         for at in chosen:
             card = cards[at]
-            left[at] = replace(card, used_units=card.used_units + demand.units_on(card.size_units))
+            units = demand.units_on(card.size_units)
+            used = request.rules.left_on(card.size_units, card.used_units, units)
+            left[at] = replace(card, used_units=used)
         for more in _each(left, rest, request, last, kind):
             yield [chosen, *more]
 

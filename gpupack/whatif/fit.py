@@ -8,7 +8,7 @@ import numpy as np
 
 from allocator.cards import Card
 from allocator.errors import RequestError
-from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_GPU_MODEL
+from allocator.names import PERCENT_RESOURCE, POD_CARDS, POD_CONTAINERS, POD_GPU_MODEL, POD_MIXED_MODELS
 from allocator.place import place
 from allocator.quantity import canonical
 from allocator.request import MAX_UNITS, WHOLE, PodRequest, parse_pod
@@ -21,7 +21,7 @@ from scheduler_plugin.cache.arrays import BoolArray, LongArray, RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
-from scheduler_plugin.scheduling.filtering import filter_nodes
+from scheduler_plugin.scheduling.filtering import compute_free_on_one_model, filter_nodes
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
 from scheduler_plugin.scheduling.reasons import format_demands
 from scheduler_plugin.scheduling.request import (
@@ -42,6 +42,8 @@ class FitQuestion:
         model: Models of card, as in the annotation gpupack.io/gpu-model; empty: any.
         percent: `units` are percent of a card.
         more: The same as `units` of further containers.
+        mixed_models: Cards of one container may be of several models.
+        containers: Where several containers go, as in the annotation gpupack.io/containers; empty: anywhere.
     """
 
     units: int
@@ -49,6 +51,8 @@ class FitQuestion:
     model: str = ""
     percent: bool = False
     more: tuple[int, ...] = ()
+    mixed_models: bool = False
+    containers: str = ""
 
 
 def build_request(ask: FitQuestion, resource: str) -> PodRequest:
@@ -63,6 +67,10 @@ def build_request(ask: FitQuestion, resource: str) -> PodRequest:
     annotations = {POD_CARDS: str(ask.cards)}
     if ask.model:
         annotations[POD_GPU_MODEL] = ask.model
+    if ask.mixed_models:
+        annotations[POD_MIXED_MODELS] = "true"
+    if ask.containers:
+        annotations[POD_CONTAINERS] = ask.containers
     name = PERCENT_RESOURCE if ask.percent else resource
     containers = [
         {"name": f"c{number}" if number else "pod", "resources": {"limits": {name: canonical(units)}}}
@@ -205,6 +213,11 @@ def count_fit_by_node(
         sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
         return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
     found: Counter[str] = Counter()
+    if query.request.rules.same_model:
+        mixed = nodes.mixed_models[rows]
+        for row in rows[mixed].tolist():
+            found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+        rows = rows[~mixed]
     sizes = group_by_card_size(nodes, rows)
     for size, at in sizes.uniform:
         found += _filled(cluster, with_units_for(query, size), rows[at], most)
@@ -299,7 +312,11 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
         size = np.maximum(1, nodes.size[rows].astype(np.int64))
         shares = np.minimum(WHOLE, ((free + 1) * WHOLE - 1) // size)
         free = np.where(shares * size >= WHOLE, shares, 0)
-    each = np.sort(free, axis=1)[:, -request.cards]
+    each = (
+        compute_free_on_one_model(nodes, rows, free, request.cards)
+        if request.rules.same_model
+        else np.sort(free, axis=1)[:, -request.cards]
+    )
     sums = np.array(
         [find_largest_sum_left(cluster, request, nodes.names[row]) for row in rows.tolist()], dtype=np.int64
     )

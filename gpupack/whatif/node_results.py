@@ -33,6 +33,7 @@ from scheduler_plugin.scheduling.reasons import (
     format_amount,
     format_demands,
     format_memory,
+    format_rules,
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
@@ -42,6 +43,7 @@ _WITHOUT_CARDS: Final = tuple(reason.json_name for reason in REASONS if reason >
 ORDER: Final = (
     FilterReason.HELD_BACK.json_name,
     FilterReason.NOT_FREE.json_name,
+    FilterReason.CARD_RULES.json_name,
     SUM,
     FilterReason.TOO_SMALL.json_name,
     FilterReason.NOT_ADMITTED.json_name,
@@ -61,7 +63,13 @@ ORDER: Final = (
 """Nodes that come closest stand first: filter's reasons as everywhere, kube-scheduler's among them."""
 
 _WITH_CARDS: Final = frozenset(
-    reason.json_name for reason in (FilterReason.HELD_BACK, FilterReason.NOT_FREE, FilterReason.TOO_SMALL)
+    reason.json_name
+    for reason in (
+        FilterReason.HELD_BACK,
+        FilterReason.NOT_FREE,
+        FilterReason.CARD_RULES,
+        FilterReason.TOO_SMALL,
+    )
 )
 _SENTENCES: Final = {
     reason.json_name: wording.sentence for reason, wording in REASONS.items() if wording.sentence is not None
@@ -235,6 +243,7 @@ class _Sentences:
         """Say why not, of the nodes of a group."""
         special = {
             FilterReason.NOT_FREE.json_name: self._not_free,
+            FilterReason.CARD_RULES.json_name: self._card_rules,
             FilterReason.TOO_SMALL.json_name: self._too_small,
             FilterReason.NOT_ADMITTED.json_name: self._not_admitted,
             FilterReason.NO_SUCH_CARD.json_name: self._not_admitted,
@@ -285,6 +294,10 @@ class _Sentences:
             f"at most {most} {'card' if most == 1 else 'cards'} of a node have "
             f"{format_amount(demand, self._unit)} free, asked are {demand.cards}"
         )
+
+    def _card_rules(self, _rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
+        request = self._query.request
+        return f"there is room, but no {format_rules(request.demands, request.rules, self._unit)}"
 
     def _too_small(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         sizes = self._cluster.state.nodes.evictable[rows]

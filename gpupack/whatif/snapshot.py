@@ -22,6 +22,7 @@ from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, su
 from scheduler_plugin.simulator.trace import (
     CARD,
     CARD_UNITS_COLUMN,
+    CONTAINERS_COLUMN,
     CREATED_COLUMN,
     DELETED_COLUMN,
     GPU_UNITS_COLUMN,
@@ -42,6 +43,7 @@ POD_HEADER: Final = (
     SCHEDULED_COLUMN,
     DELETED_COLUMN,
     GPU_UNITS_COLUMN,
+    CONTAINERS_COLUMN,
 )
 
 _MIB: Final = 1 << 20
@@ -248,6 +250,7 @@ def _pod(
         max(started, created) if started else "",
         max(ended, started, created) if ended else "",
         units,
+        "apart" if request.rules.apart else "",
     )
 
 

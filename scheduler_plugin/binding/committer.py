@@ -136,7 +136,7 @@ class Committer:
             reason = FilterReason(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
             )
-            why = format_event_text(reason, query.request.demands, self.state.unit_mib)
+            why = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             raise CommitError(f"node {node} changed since the filter and the pod no longer fits: {why}")
         return placement
 

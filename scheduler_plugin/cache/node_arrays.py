@@ -38,6 +38,7 @@ _ROW_ARRAYS: Final = (
     "cards",
     "usable",
     "percent",
+    "mixed_models",
     "exclusion",
 )
 _CARD_ARRAYS: Final = ("size", "used", "assumed", "occupied", "free", "evictable", "model", "numa")
@@ -68,6 +69,7 @@ class NodeArrays:
         assumed: int32[R, K], units of bound pods that the words do not contain yet.
         evictable: int32[R, K], the card's size where it is healthy and not cordoned, else 0.
         percent: bool[R], shares of the row's cards can be had.
+        mixed_models: bool[R], the row's cards are of more than one model.
         changes: How often a row has changed, all rows together.
         inventory_version: int64[R], +1 when UUIDs or models change.
         exclusion: int8[R], an `Exclusion`.
@@ -99,6 +101,7 @@ class NodeArrays:
         self.cards: IntArray = np.zeros(rows, dtype=np.int32)
         self.usable: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.percent: BoolArray = np.zeros(rows, dtype=np.bool_)
+        self.mixed_models: BoolArray = np.zeros(rows, dtype=np.bool_)
         self.exclusion: np.ndarray[tuple[int], np.dtype[np.int8]] = np.full(
             rows, Exclusion.VACANT, dtype=np.int8
         )
@@ -323,6 +326,7 @@ class NodeArrays:
         self, row: int, uuids: tuple[str, ...], models: Sequence[str], numa: Sequence[int]
     ) -> None:
         ids = [self._get_model_id(model) for model in models]
+        self.mixed_models[row] = len(set(ids)) > 1
         ids += [-1] * (self.model.shape[1] - len(ids))
         if self.uuids[row] != uuids or self.model[row].tolist() != ids:
             self.uuids[row] = uuids

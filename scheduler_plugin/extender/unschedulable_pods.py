@@ -71,7 +71,7 @@ class UnschedulablePod:
         demands = self.request.request.demands
         nodes = sum(self.counts.values())
         why = ", ".join(
-            f"{count} {format_event_text(reason, demands, state.unit_mib)}"
+            f"{count} {format_event_text(reason, demands, state.unit_mib, self.request.request.rules)}"
             for reason, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         )
         wanted = format_demands(demands, state.unit_mib)

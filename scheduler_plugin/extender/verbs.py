@@ -416,7 +416,7 @@ class Extender:
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
             reason = FilterReason(code)
-            text = format_event_text(reason, query.request.demands, self.state.unit_mib)
+            text = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
                 for curable in (True, False)

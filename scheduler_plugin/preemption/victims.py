@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from allocator.card_rules import group_by_model
 from allocator.place import place
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudgets, keeps_budgets
 from scheduler_plugin.cache.pods import PodRecord
@@ -190,8 +191,9 @@ def _find_cheapest_by_card(
     if len(query.request.demands) != 1:
         return None
     demand = query.request.demands[0]
+    cards = room.get_cards_without(leaving)
     needs: dict[int, int] = {}
-    for position, card in enumerate(room.get_cards_without(leaving)):
+    for position, card in enumerate(cards):
         size, units = room.open_units[position], demand.units_on(card.size_units)
         if size >= units and query.request.selector.admits(card):
             needs[position] = units - size + card.used_units
@@ -199,27 +201,37 @@ def _find_cheapest_by_card(
         card: [(room.freed[pod.uid][card], pod) for pod in candidates if card in room.freed[pod.uid]]
         for card in needs
     }
+    groups = group_by_model(cards, needs).values() if query.request.rules.same_model else [list(needs)]
+    found = (_find_cheapest_of_cards(of_card, needs, group, demand.cards) for group in groups)
+    return min((each for each in found if each is not None), key=compute_cost, default=None)
+
+
+def _find_cheapest_of_cards(
+    of_card: Mapping[int, Sequence[tuple[int, PodRecord]]],
+    needs: Mapping[int, int],
+    group: Sequence[int],
+    cards: int,
+) -> list[PodRecord] | None:
+    """Find the cheapest victims that free so many cards of a group; None where none do."""
     levels = sorted(
-        level
-        for card, need in needs.items()
-        if (level := _find_priority_level(of_card[card], need)) is not None
+        level for card in group if (level := _find_priority_level(of_card[card], needs[card])) is not None
     )
-    if len(levels) < demand.cards:
+    if len(levels) < cards:
         return None
-    largest = levels[demand.cards - 1]
+    largest = levels[cards - 1]
     sets = [
         chosen
-        for card, need in needs.items()
+        for card in group
         if (
             chosen := _find_smallest_sum(
-                [each for each in of_card[card] if each[1].priority <= largest], need
+                [each for each in of_card[card] if each[1].priority <= largest], needs[card]
             )
         )
         is not None
     ]
     sets.sort(key=lambda chosen: compute_cost(chosen)[1:])
-    victims = {pod.uid: pod for chosen in sets[: demand.cards] for pod in chosen}
-    return list(victims.values()) if len(sets) >= demand.cards else None
+    victims = {pod.uid: pod for chosen in sets[:cards] for pod in chosen}
+    return list(victims.values()) if len(sets) >= cards else None
 
 
 def _find_priority_level(pods: Iterable[tuple[int, PodRecord]], need: int) -> int | None:

@@ -223,4 +223,5 @@ class ClusterPolicies:
             selector=request.selector,
             pod=pod,
             other_resources=others,
+            rules=request.rules,
         )

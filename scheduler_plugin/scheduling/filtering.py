@@ -1,6 +1,7 @@
 """Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
-A pod with one demand fits where enough cards are free. One with several is placed by the card policy, on
+A pod with one demand fits where enough cards are free: where its cards must be of one model, and a node has
+several, enough of one model. One with several is placed by the card policy, on
 all nodes at once where the policy can tell for arrays and each demand is for one card. Where that fails, or
 cannot be done, sums rule most nodes out, and the others are searched exactly, once for nodes that are alike.
 """
@@ -10,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.card_rules import NO_RULES
 from allocator.exact import fit_together
 from allocator.place import Placement, place
 from allocator.selector import Selector
@@ -24,6 +26,7 @@ from scheduler_plugin.scheduling.request import (
     compute_units_by_card,
     group_by_card_size,
     with_units_for,
+    without_rules,
 )
 
 CodeArray = np.ndarray[tuple[int], np.dtype[np.int8]]
@@ -102,11 +105,62 @@ def _filter_even_rows(nodes: NodeArrays, query: SchedulingRequest, rows: RowArra
     fits: BoolArray = nodes.usable[rows]
     for demand in ask.demands:
         fits &= _has_cards(nodes, ask, rows, demand.units, demand.cards)
+    one_model = _fit_on_one_model(nodes, query, rows, fits)
     if len(ask.demands) > 1:
-        left = np.flatnonzero(fits & ~_fit_with_any_cards(nodes, ask, rows))
+        sure = _fit_apart(nodes, ask, rows) if ask.rules.apart else _fit_with_any_cards(nodes, ask, rows)
+        left = np.flatnonzero(fits & ~sure & ~one_model)
         if left.size:
-            fits[left] = _fit_together(nodes, query, rows[left])
+            fits[left] = False if ask.rules.apart else _fit_together(nodes, query, rows[left])
     return fits
+
+
+def _fit_on_one_model(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, fits: BoolArray, *, emptied: bool = False
+) -> BoolArray:
+    """Look again at nodes with cards of several models, for a pod whose containers get one model each.
+
+    Args:
+        nodes: The arrays.
+        query: The pod, in units.
+        rows: intp[m].
+        fits: bool[m], nodes that have the cards for each demand by itself; narrowed down in place.
+        emptied: As if every pod had been evicted.
+
+    Returns:
+        bool[m], nodes that are decided on.
+    """
+    ask = query.policy_request
+    decided: BoolArray = np.zeros(len(rows), dtype=np.bool_)
+    if not ask.rules.same_model:
+        return decided
+    decided |= fits & nodes.mixed_models[rows]
+    left = np.flatnonzero(decided)
+    if left.size and len(ask.demands) == 1:
+        free = _get_free(nodes, ask, rows[left], emptied=emptied)
+        demand = ask.demands[0]
+        fits[left] = compute_free_on_one_model(nodes, rows[left], free, demand.cards) >= demand.units
+    elif left.size:
+        fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
+    return decided
+
+
+def compute_free_on_one_model(nodes: NodeArrays, rows: RowArray, free: LongArray, cards: int) -> LongArray:
+    """Compute how much so many cards of one model have free each, at most: int64[m], 0 for none.
+
+    Args:
+        nodes: The arrays.
+        rows: intp[m].
+        free: int64[m, K], free units of the cards that count, 0 of the others.
+        cards: Number of cards, 1 or more.
+    """
+    most: LongArray = np.zeros(len(rows), dtype=np.int64)
+    if cards > free.shape[1]:
+        return most
+    models = nodes.model[rows]
+    for model in np.unique(models).tolist():
+        of_model = np.sort(np.where(models == model, free, 0), axis=1)[:, -cards]
+        np.maximum(most, of_model, out=most)
+    return most
 
 
 def _filter_mixed_rows(
@@ -120,7 +174,7 @@ def _filter_mixed_rows(
             there &= query.policy_request.admits[rows]
         fits &= np.count_nonzero(there, axis=1) >= demand.cards
     left = np.flatnonzero(fits)
-    if len(query.request.demands) > 1 and left.size:
+    if left.size and (len(query.request.demands) > 1 or query.request.rules.same_model):
         fits[left] = _fit_exactly(nodes, query, rows[left], emptied=emptied)
     return fits
 
@@ -145,6 +199,19 @@ def _fit_with_any_cards(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray) -
         cards += demand.cards
         sure &= _has_cards(nodes, ask, rows, demand.units, cards)
     return sure
+
+
+def _fit_apart(nodes: NodeArrays, ask: PolicyRequest, rows: RowArray, *, emptied: bool = False) -> BoolArray:
+    """Tell which nodes fit where no card serves two demands: the n-th largest gets the n-th emptiest card."""
+    asked = sorted((demand.units for demand in ask.demands for _ in range(demand.cards)), reverse=True)
+    if len(asked) > nodes.free_order.shape[0]:
+        return np.zeros(len(rows), dtype=np.bool_)
+    if ask.admits is None and not emptied:
+        free: LongArray = nodes.free_order[: len(asked), rows].T.astype(np.int64)
+    else:
+        free = np.sort(_get_free(nodes, ask, rows, emptied=emptied), axis=1)[:, ::-1][:, : len(asked)]
+    result: BoolArray = np.all(free >= np.array(asked), axis=1)
+    return result
 
 
 def _fit_together(
@@ -204,6 +271,8 @@ def _fit_exactly(
 ) -> BoolArray:
     """Tell where a pod's demands fit together in any way, one node at a time; nodes that are alike once."""
     free = _get_free(nodes, query.policy_request, rows, emptied=emptied)
+    if query.request.rules.same_model:
+        return _fit_models_exactly(nodes, query, rows, free, emptied=emptied)
     # Positions do not matter, nor cards that are of no use, nor sizes to a pod that asks for units.
     sizes = nodes.size[rows].astype(np.int64) if query.request.percent else np.int64(0)
     kinds = np.sort(np.where(free > 0, sizes * _SIZE + free, 0), axis=1)
@@ -213,10 +282,33 @@ def _fit_exactly(
     for row, kind in zip(rows.tolist(), kinds, strict=True):
         key = kind.tobytes()
         if key not in known:
-            found = fit_together([divmod(card, _SIZE) for card in kind[kind > 0].tolist()], demands)
+            cards = [divmod(card, _SIZE) for card in kind[kind > 0].tolist()]
+            found = fit_together(cards, demands, rules=query.request.rules)
             known[key] = found.picks is not None if found.complete else None
         fit = known[key]
         # What a search that was cut off did not find the policy may find on this node's own cards.
+        fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
+    return np.array(fits, dtype=np.bool_)
+
+
+def _fit_models_exactly(
+    nodes: NodeArrays, query: SchedulingRequest, rows: RowArray, free: LongArray, *, emptied: bool
+) -> BoolArray:
+    """Do what `_fit_exactly` does where models matter, which the numbers of kinds there do not have."""
+    names = [*nodes.model_names, ""]
+    demands = [(demand.asked, demand.cards) for demand in query.request.demands]
+    known: dict[tuple[object, ...], bool | None] = {}
+    fits = []
+    for row, units in zip(rows.tolist(), free.tolist(), strict=True):
+        sizes = nodes.size[row].tolist() if query.request.percent else [0] * len(units)
+        models = [names[model] for model in nodes.model[row].tolist()]
+        kinds = sorted(each for each in zip(sizes, units, models, strict=True) if each[1] > 0)
+        key = tuple(kinds)
+        if key not in known:
+            cards = [(size, left) for size, left, _ in kinds]
+            found = fit_together(cards, demands, [model for *_, model in kinds], query.request.rules)
+            known[key] = found.picks is not None if found.complete else None
+        fit = known[key]
         fits.append(_can_place(nodes, query, row, emptied=emptied) if fit is None else fit)
     return np.array(fits, dtype=np.bool_)
 
@@ -307,13 +399,18 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         rows: intp[m], none of which fits.
 
     Returns:
-        int8[m], a `FilterReason` each: of the whole node's exclusion, else NOT_ADMITTED, TOO_SMALL or
-        NOT_FREE. NO_SUCH_CARD stands for NOT_ADMITTED where no card of the whole cluster is admitted,
-        a likely typo.
+        int8[m], a `FilterReason` each: of the whole node's exclusion, else NOT_ADMITTED, TOO_SMALL, NOT_FREE,
+        or CARD_RULES where there is room, but not by the pod's card rules. NO_SUCH_CARD stands for
+        NOT_ADMITTED where no card of the whole cluster is admitted, a likely typo.
     """
     ask = query.policy_request
     codes: CodeArray = np.full(len(rows), FilterReason.NOT_FREE, dtype=np.int8)
-    codes[~_could_fit(nodes, query, rows)] = FilterReason.TOO_SMALL
+    could = _could_fit(nodes, query, rows)
+    codes[~could] = FilterReason.TOO_SMALL
+    if query.policy_request.rules != NO_RULES:
+        free = without_rules(query)
+        codes[~could & _could_fit(nodes, free, rows)] = FilterReason.CARD_RULES
+        codes[filter_nodes(nodes, free, rows)] = FilterReason.CARD_RULES
     if ask.admits is not None:
         most = max(demand.cards for demand in ask.demands)
         admitted = np.count_nonzero(ask.admits[rows] & (nodes.size[rows] > 0), axis=1)
@@ -326,6 +423,14 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
     if query.request.percent:
         codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN
     return codes
+
+
+def could_fit_emptied(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    """Tell which nodes could take a pod if every other pod were evicted: bool[m]."""
+    could: BoolArray = _could_fit(nodes, query, rows) & nodes.usable[rows]
+    if query.request.percent:
+        could &= nodes.percent[rows]
+    return could
 
 
 def _could_fit(nodes: NodeArrays, query: SchedulingRequest, rows: RowArray) -> BoolArray:
@@ -349,7 +454,12 @@ def _could_fit_in_units(nodes: NodeArrays, query: SchedulingRequest, rows: RowAr
     enough: BoolArray = np.ones(len(rows), dtype=np.bool_)
     for demand in ask.demands:
         enough &= np.count_nonzero(sizes >= demand.units, axis=1) >= demand.cards
+    one_model = _fit_on_one_model(nodes, query, rows, enough, emptied=True)
     if len(ask.demands) > 1:
-        left = np.flatnonzero(enough)
-        enough[left] = _fit_together(nodes, query, rows[left], emptied=True)
+        left = np.flatnonzero(enough & ~one_model)
+        enough[left] = (
+            _fit_apart(nodes, ask, rows[left], emptied=True)
+            if ask.rules.apart
+            else _fit_together(nodes, query, rows[left], emptied=True)
+        )
     return enough

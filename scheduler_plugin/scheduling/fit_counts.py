@@ -9,8 +9,7 @@ from allocator.exact import fit_together
 from allocator.request import Demand
 from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.cache.node_arrays import NodeArrays
-from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
-from scheduler_plugin.scheduling.reasons import FilterReason
+from scheduler_plugin.scheduling.filtering import could_fit_emptied, filter_nodes
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
 MOST_SEARCHED: Final = 256
@@ -41,17 +40,28 @@ def count_most_pods(
     has_cards = nodes.size[rows] > 0
     most: LongArray = np.full(len(rows), MOST_COUNTED, dtype=np.int64)
     total = np.zeros(free.shape, dtype=np.int64)
-    for demand, units in zip(query.request.demands, compute_units_by_card(nodes, query, rows), strict=True):
+    rules = query.request.rules
+    by_demand = compute_units_by_card(nodes, query, rows)
+    for demand, units in zip(query.request.demands, by_demand, strict=True):
         slots = np.where(has_cards & (units > 0), free // np.maximum(units, 1), 0)
-        most = np.minimum(most, _count_card_groups(slots, demand.cards))
+        if rules.same_model and nodes.mixed_models[rows].any():
+            models = nodes.model[rows]
+            groups = [
+                _count_card_groups(np.where(models == model, slots, 0), demand.cards)
+                for model in np.unique(models).tolist()
+            ]
+            most = np.minimum(most, np.sum(groups, axis=0))
+        else:
+            most = np.minimum(most, _count_card_groups(slots, demand.cards))
         total += units * demand.cards
+    if rules.apart:
+        # Each pod has as many different cards as its demands have together.
+        fewest = np.maximum(np.minimum.reduce(by_demand), 1)
+        slots = np.where(has_cards, free // fewest, 0)
+        most = np.minimum(most, _count_card_groups(slots, sum(each.cards for each in query.request.demands)))
     least = np.where(has_cards, total, 1 << 40).min(axis=1, initial=1 << 40)
     most = np.minimum(most, free.sum(axis=1) // np.maximum(least, 1))
-    takes = (
-        explain_rejections(nodes, query, rows) == FilterReason.NOT_FREE
-        if emptied
-        else filter_nodes(nodes, query, rows)
-    )
+    takes = could_fit_emptied(nodes, query, rows) if emptied else filter_nodes(nodes, query, rows)
     most[~takes] = 0
     return most
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from allocator.card_rules import NO_RULES
 from allocator.errors import CardPolicyError, shown
 from allocator.place import Placement, placed
 from allocator.policy import node_policy_chooses
@@ -55,10 +56,14 @@ def place_by_policy(
     sizes = nodes.size[row, : int(nodes.cards[row])].tolist()
     if query.request.percent and len(set(sizes)) > 1:
         return place_by_card_policy(nodes, row, query)
+    if query.request.rules.same_model and nodes.mixed_models[row]:
+        # Node policies weigh cards, not sets of them.
+        return place_by_card_policy(nodes, row, query)
     ask = with_units_for(query, max(sizes, default=0)).policy_request
     chosen = _choose_cards(policy, nodes, ask, row)
-    if chosen is None:
-        # It takes one card after the other, which may leave a later container none.
+    if chosen is None or not ask.rules.allows(build_cards(nodes, row), chosen):
+        # It takes one card after the other, which may leave a later container none. One of a plug-in may not
+        # know the rules.
         return place_by_card_policy(nodes, row, query)
     return placed(query.request, _prefer_near_cards(nodes, row, ask, chosen), sizes)
 
@@ -90,17 +95,28 @@ def score_nodes(
     Raises:
         PolicyError: what the policy gives is no scores.
     """
+    if query.request.rules.same_model and (mixed := nodes.mixed_models[rows]).any():
+        scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+        if not mixed.all():
+            scores[~mixed] = score_nodes(policy, nodes, query, rows[~mixed])
+        for position in np.flatnonzero(mixed).tolist():
+            scores[position] = _score_by_cards(policy, nodes, query, rows[position : position + 1])
+        return scores
     if not query.request.percent:
         return compute_scores(policy, nodes, query.policy_request, rows)
-    scores: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
+    scores = np.full(len(rows), np.inf, dtype=np.float64)
     sizes = group_by_card_size(nodes, rows)
     for size, at in sizes.uniform:
         scores[at] = compute_scores(policy, nodes, with_units_for(query, size).policy_request, rows[at])
-    for at in sizes.mixed.tolist():
-        ask = _make_request_for_cards(nodes, query, int(rows[at]))
-        if ask is not None:
-            scores[at] = compute_scores(policy, nodes, ask, rows[at : at + 1])[0]
+    for position in sizes.mixed.tolist():
+        scores[position] = _score_by_cards(policy, nodes, query, rows[position : position + 1])
     return scores
+
+
+def _score_by_cards(policy: NodePolicy, nodes: NodeArrays, query: SchedulingRequest, row: RowArray) -> float:
+    """Score one node by the cards that the pod would get there; inf where it gets none."""
+    ask = _make_request_for_cards(nodes, query, int(row[0]))
+    return np.inf if ask is None else float(compute_scores(policy, nodes, ask, row)[0])
 
 
 def compute_scores(policy: NodePolicy, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
@@ -169,4 +185,4 @@ def _make_request_for_cards(nodes: NodeArrays, query: SchedulingRequest, row: in
     admits = np.zeros(nodes.size.shape, dtype=np.bool_)
     admits[row, list(placement.charge)] = True
     demands = tuple(CardDemand(units, 1) for units in sorted(placement.charge.values(), reverse=True))
-    return replace(query.policy_request, demands=demands, admits=admits)
+    return replace(query.policy_request, demands=demands, admits=admits, rules=NO_RULES)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from allocator.names import MIB_PER_GIB
+from allocator.card_rules import NO_RULES, CardRules
+from allocator.names import MIB_PER_GIB, POD_CONTAINERS, POD_MIXED_MODELS
 from allocator.request import Demand
 from scheduler_plugin.cache.node_arrays import Exclusion
 
@@ -26,14 +27,15 @@ class FilterReason(IntEnum):
     NONE = 0
     HELD_BACK = 1
     NOT_FREE = 2
-    TOO_SMALL = 3
-    NOT_ADMITTED = 4
-    NO_SUCH_CARD = 5
-    NO_PLUGIN = 6
-    CORRUPT_WORDS = 7
-    OTHER_UNIT = 8
-    UNKNOWN_NODE = 9
-    NO_WORDS = 10
+    CARD_RULES = 3
+    TOO_SMALL = 4
+    NOT_ADMITTED = 5
+    NO_SUCH_CARD = 6
+    NO_PLUGIN = 7
+    CORRUPT_WORDS = 8
+    OTHER_UNIT = 9
+    UNKNOWN_NODE = 10
+    NO_WORDS = 11
 
     @property
     def metric_label(self) -> str:
@@ -68,6 +70,7 @@ REASONS: Final = {
         "held back by the node policy", "held back by the node policy for now", freed_by_ends=True
     ),
     FilterReason.NOT_FREE: ReasonWording(None, None, freed_by_ends=True),
+    FilterReason.CARD_RULES: ReasonWording(None, None, freed_by_ends=True),
     FilterReason.TOO_SMALL: ReasonWording(None, None, freed_by_ends=True),
     FilterReason.NOT_ADMITTED: ReasonWording(None, None, freed_by_ends=True),
     FilterReason.NO_SUCH_CARD: ReasonWording(
@@ -126,17 +129,33 @@ def format_demands(demands: Sequence[Demand], unit_mib: int) -> str:
     )
 
 
-def format_event_text(reason: FilterReason, demands: Sequence[Demand], unit_mib: int) -> str:
+def format_rules(demands: Sequence[Demand], rules: CardRules, unit_mib: int) -> str:
+    """Write what a pod asks of cards together: "3 x 8 GiB on cards of one model"."""
+    parts = [format_demands(demands, unit_mib)]
+    if rules.same_model:
+        parts.append("on cards of one model" if len(demands) == 1 else "with one model for each container")
+    if rules.apart:
+        parts.append(f"on cards of their own, as {POD_CONTAINERS} says")
+    text = " ".join(parts)
+    return f"{text} ({POD_MIXED_MODELS}: true allows several models)" if rules.same_model else text
+
+
+def format_event_text(
+    reason: FilterReason, demands: Sequence[Demand], unit_mib: int, rules: CardRules = NO_RULES
+) -> str:
     """Say why a node cannot take a pod.
 
     Args:
         reason: What was found.
         demands: What the pod asks for, in order.
         unit_mib: MiB a unit.
+        rules: What its cards have to keep together.
     """
     fixed = REASONS[reason].event
     if fixed is not None:
         return fixed
+    if reason is FilterReason.CARD_RULES:
+        return f"no {format_rules(demands, rules, unit_mib)}"
     if len(demands) > 1:
         what = format_demands(demands, unit_mib)
         return {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from allocator.card_rules import NO_RULES
 from allocator.request import PodRequest
 from scheduler_plugin.cache.arrays import ClusterView, LongArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import CardDemand, PolicyRequest
@@ -47,6 +48,14 @@ def with_units_for(query: SchedulingRequest, size: int) -> SchedulingRequest:
         return query
     demands = tuple(CardDemand(d.units_on(size), d.cards) for d in query.request.demands)
     return replace(query, policy_request=replace(query.policy_request, demands=demands))
+
+
+def without_rules(query: SchedulingRequest) -> SchedulingRequest:
+    """Return the request as if any cards with room would do, so that the rest of it can be judged."""
+    request = replace(query.request, mixed_models=True)
+    if request.places == "apart":
+        request = replace(request, places="")
+    return replace(query, request=request, policy_request=replace(query.policy_request, rules=NO_RULES))
 
 
 def group_by_card_size(view: ClusterView, rows: RowArray) -> NodesByCardSize:

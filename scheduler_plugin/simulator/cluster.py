@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from allocator.card_rules import CardRules
 from allocator.policy import choose, node_policy_chooses
 from allocator.request import WHOLE, ContainerRequest, PodRequest
 from allocator.selector import Selector
@@ -123,6 +124,7 @@ class SimulatedCluster:
             pod.percent,
             pod.models,
             pod.others,
+            pod.apart,
             card_policy,
         )
         kind = self._kinds.get(key)
@@ -149,6 +151,7 @@ class SimulatedCluster:
             card_policy=card_policy,
             selector=selector,
             other_resources=pod.others,
+            rules=CardRules(same_model=pod.cards_each > 1, apart=pod.apart and len(amounts) > 1),
         )
         query = None
         if amounts:
@@ -157,7 +160,14 @@ class SimulatedCluster:
                 for number, each in enumerate(amounts)
             )
             query = SchedulingRequest(
-                PodRequest(containers, pod.cards_each, selector, percent=pod.percent), ask
+                PodRequest(
+                    containers,
+                    pod.cards_each,
+                    selector,
+                    percent=pod.percent,
+                    places="apart" if pod.apart else "",
+                ),
+                ask,
             )
         return SimulatedPodKind(ask, nodes, ask.gpu_units, pod.asked_milli, query, ask.host)
 

@@ -9,6 +9,7 @@ from allocator.names import (
     PERCENT_RESOURCE,
     POD_ASSIGNED,
     POD_CARDS,
+    POD_CONTAINERS,
     POD_DATA,
     POD_FIRST_STAGE_SIZE,
     POD_GPU_MODEL,
@@ -147,6 +148,7 @@ class PodObjects:
             POD_GPU_MODEL: ",".join(pod.models),
             POD_DATA: ",".join(sorted(pod.data)),
             POD_JOB: pod.job,
+            POD_CONTAINERS: "apart" if pod.apart else "",
             POD_CARDS: str(pod.cards_each) if pod.cards_each > 1 else "",
             POD_FIRST_STAGE_SIZE: str(self._first_stages[queue, pod.job]) if pod.job else "",
         }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from allocator.card_rules import CardRules
 from allocator.errors import QuantityError
 from allocator.exact import fit_together
 from allocator.quantity import parse_bytes
@@ -30,6 +31,7 @@ JOB_COLUMN: Final = "job"
 RACK_COLUMN: Final = "rack"
 CARD_UNITS_COLUMN: Final = "card_units"
 GPU_UNITS_COLUMN: Final = "gpu_units"
+CONTAINERS_COLUMN: Final = "containers"
 CREATED_COLUMN: Final = "creation_time"
 DELETED_COLUMN: Final = "deletion_time"
 SCHEDULED_COLUMN: Final = "scheduled_time"
@@ -80,7 +82,7 @@ class TracePod:
     Where there are `gpu_units` it asks for so many units of each card, whatever that is in thousandths, or
     with `percent` for so many percent of it: an amount for each container, over which its cards are split
     evenly. With the names of the data that it reads, and the job that it belongs to, where there are any, and
-    what it asks of further resources.
+    what it asks of further resources. `apart`: no card serves two of its containers.
     """
 
     name: str
@@ -96,6 +98,7 @@ class TracePod:
     job: str = ""
     percent: bool = False
     others: ResourceAmounts = ()
+    apart: bool = False
 
     @property
     def cards_each(self) -> int:
@@ -172,7 +175,7 @@ def read_pods(
     Args:
         path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
             `queue`, `gpu_units` (in place of `gpu_milli` units of each card, or percent, `40%`; for several
-            containers `2|2|4`), `data` (names, `A|B`), `job`.
+            containers `2|2|4`), `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
@@ -276,7 +279,19 @@ def _read_pod(
         return None, fault or wrong
     queue, job = ((row.get(column) or "").strip() for column in (QUEUE_COLUMN, JOB_COLUMN))
     data = _read_names(row.get(DATA_COLUMN))
-    pod = replace(pod, queue=queue, job=job, data=data, gpu_units=units, percent=percent, others=amounts)
+    containers = (row.get(CONTAINERS_COLUMN) or "").strip()
+    if containers not in {"", "apart"}:
+        return None, f"{where}: {CONTAINERS_COLUMN} is {_quote_text(containers)}; allowed: apart, or empty"
+    pod = replace(
+        pod,
+        apart=containers == "apart",
+        queue=queue,
+        job=job,
+        data=data,
+        gpu_units=units,
+        percent=percent,
+        others=amounts,
+    )
     return pod, ""
 
 
@@ -335,7 +350,8 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
     if not node.card_units or not pod.gpu_units:
         return True
     cards = [(node.card_units, node.card_units)] * node.cards
-    return fit_together(cards, [(demand.asked, demand.cards) for demand in pod.demands]).picks is not None
+    asked = [(demand.asked, demand.cards) for demand in pod.demands]
+    return fit_together(cards, asked, rules=CardRules(apart=pod.apart)).picks is not None
 
 
 def _find_name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:

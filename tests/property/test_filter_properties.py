@@ -98,6 +98,8 @@ def requests(draw: st.DrawFn) -> PodRequest:
         selector=draw(selectors),
         card_policy=draw(st.sampled_from([None, "least-used", "most-used", "fragmentation", *OTHERS])),
         percent=percent,
+        mixed_models=draw(st.booleans()),
+        places=draw(st.sampled_from(("", "same-card", "apart") if first == "main" else ("", "same-card"))),
     )
 
 
@@ -166,6 +168,7 @@ def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodR
     query = ClusterPolicies().make_request(nodes, request, 0, 0)
     rows = np.arange(len(drawn), dtype=np.intp)
     out = rows[~filter_nodes(nodes, query, rows)]
+    anywhere = replace(request, mixed_models=True, places="" if request.places == "apart" else request.places)
     most = max(demand.cards for demand in request.demands)
     somewhere = any(
         request.selector.admits(card) and card.size_units > 0
@@ -181,10 +184,14 @@ def test_misfits_are_told_apart_as_one_would_by_hand(drawn: Drawn, request: PodR
         admitted = sum(request.selector.admits(card) and card.size_units > 0 for card in here)
         if not request.selector.admits_all and admitted < most:
             assert code == (FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD)
-        elif place(emptied, request, "least-used") is None:
-            assert code == FilterReason.TOO_SMALL
-        else:
+        elif place(here, anywhere, "least-used") is not None:
+            assert code == FilterReason.CARD_RULES
+        elif place(emptied, request, "least-used") is not None:
             assert code == FilterReason.NOT_FREE
+        elif place(emptied, anywhere, "least-used") is not None:
+            assert code == FilterReason.CARD_RULES
+        else:
+            assert code == FilterReason.TOO_SMALL
 
 
 letters = st.characters(codec="ascii", exclude_characters='"\\', min_codepoint=32, max_codepoint=126)

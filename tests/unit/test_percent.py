@@ -1,5 +1,7 @@
 """Shares of cards, in percent: what they cost, and what the node serves and refuses."""
 
+from dataclasses import replace
+
 import pytest
 
 from allocator.cards import Card
@@ -76,7 +78,7 @@ def test_shares_that_have_room_need_fewer_ids_than_a_card_has():
 
 def test_a_share_costs_what_each_card_makes_of_it():
     cards = [Card(0, "big", "H100", 79, 0), Card(1, "small", "T4", 14, 0)]
-    placement = place(cards, share(100, cards=2), "least-used")
+    placement = place(cards, replace(share(100, cards=2), mixed_models=True), "least-used")
     assert placement is not None
     assert placement.charge == {0: 39, 1: 7}
     assigned = {"main": (("big", 39), ("small", 7))}

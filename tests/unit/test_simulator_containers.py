@@ -149,7 +149,7 @@ def test_a_snapshot_has_every_container(tmp_path, containers, annotations, row):
 
     taken = make_trace(Asked.from_json(World((Node("n", (5, 5)),), (Waits("p", 1),)).text))
     (written,) = taken.pods
-    assert (written[3], written[4], written[-1]) == row
+    assert (written[3], written[4], written[-2]) == row
     assert taken.notes == ()
     nodes, pods = map(str, taken.write(tmp_path))
     warnings = []

@@ -187,7 +187,8 @@ class ReservationPlanner:
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
         admits = self._capacity.make_query(wants).policy_request.admits
-        units, spot = list(load.units), _PlannedPlace(0, row)
+        units, spot, rules = list(load.units), _PlannedPlace(0, row), wants.request.rules
+        models = nodes.model[row].tolist()
         for demand in wants.request.demands:
             needs = [demand.units_on(size) for size in open_units]
             # Of cards that need equally much the one that the pod fills best: others stay whole.
@@ -202,7 +203,9 @@ class ReservationPlanner:
                     max(0, occupied[card] + units[card] + needs[card] - size)
                     - max(0, occupied[card] + units[card] - size)
                 ]
-            )[: demand.cards]
+                if not (rules.apart and card in spot.units)
+            )
+            able = _take_first(able, demand.cards, models if rules.same_model else None)
             if len(able) < demand.cards:
                 return None
             for short, _, card in able:
@@ -234,3 +237,16 @@ class ReservationPlanner:
             )
             load = self._loads[row] = _PlannedLoad([0] * nodes.size.shape[1], others)
         return load
+
+
+def _take_first(
+    able: list[tuple[int, int, int]], count: int, models: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
+    """Take the first so many cards; with `models`, by card, those of the one model that lacks the least."""
+    if models is None or count == 1:
+        return able[:count]
+    groups: dict[int, list[tuple[int, int, int]]] = {}
+    for each in able:
+        groups.setdefault(models[each[2]], []).append(each)
+    enough = [group[:count] for group in groups.values() if len(group) >= count]
+    return min(enough, key=lambda group: [sum(amounts) for amounts in zip(*group, strict=True)], default=[])

@@ -20,7 +20,7 @@ from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.scheduling.available import explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.fit_counts import can_ever_hold_all
-from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text
+from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, format_event_text, format_rules
 
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
@@ -302,7 +302,8 @@ def _explain_no_node_ever(queue: Queue, wants: PodRequirements) -> str:
     if closest is FilterReason.NOT_FREE:
         why = f"{what}, and its rules, {_describe_other_needs(queue, wants)} allow no node with such cards,"
     else:
-        why = f"{what}: {format_event_text(closest, demands, queue.state.unit_mib)}"
+        said = format_event_text(closest, demands, queue.state.unit_mib, wants.request.rules)
+        why = f"{what}: {said}"
     return f"{why} {EVEN_EMPTY}{explain_widened(widen_patterns(nodes, wants.request.selector, rows))}"
 
 
@@ -420,6 +421,9 @@ def _explain_no_capacity(queue: Queue, wants: PodRequirements) -> str:
         return f"it needs {need}: no node has all of that free together"
     if largest >= units and cards > 1:
         most = int(np.count_nonzero(free >= units, axis=1).max(initial=0))
+        if most >= cards:
+            rules = format_rules(demands, wants.request.rules, queue.state.unit_mib)
+            return f"it needs {rules}, and no node has that free"
         return f"it needs {need}; the node with the most has {most}"
     admitted = "" if wants.request.selector.admits_all else " that it admits"
     return f"it needs {need}; the largest free card{admitted} has {largest}"

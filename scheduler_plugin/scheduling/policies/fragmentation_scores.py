@@ -86,7 +86,7 @@ class FragmentationScores:
         allowed: list[BoolArray] = [np.zeros(shape, dtype=np.bool_) for _ in ask.demands]
         for at, row in enumerate(rows.tolist()):
             order = self._states.order(row)
-            chosen = choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector)
+            chosen = _choose_each(view, ask, row)
             for mask, positions in zip(allowed, chosen or (), strict=False):
                 mask[at, [order.index(card) for card in positions]] = True
         return self._scored(self._states.of_row[rows], ask, allowed)[0]
@@ -94,7 +94,7 @@ class FragmentationScores:
     def cards(self, view: ClusterView, ask: PolicyRequest, row: int) -> tuple[tuple[int, ...], ...] | None:
         """The cards that a row's score was computed with, by demand; None when the pod does not fit."""
         if node_by_node(ask):
-            taken = choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector)
+            taken = _choose_each(view, ask, row)
             return None if taken is None else tuple(taken)
         order = self._states.order(row)
         if _one_card(ask) and not by_uuid(ask):
@@ -121,7 +121,7 @@ class FragmentationScores:
     def _table(self, ask: PolicyRequest) -> tuple[FloatArray, PickArray]:
         """Scores by state for pods like this one, NaN where not known, and the card of those with one."""
         capacity = self._states.capacity
-        key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy)
+        key = (ask.cpu_milli, ask.memory_bytes, ask.demands, ask.selector, ask.card_policy, ask.rules)
         table = self._known.pop(key, None)
         if table is None:
             table = np.full(capacity, np.nan, dtype=np.float64), np.zeros(capacity, dtype=np.int16)
@@ -172,10 +172,14 @@ class FragmentationScores:
         each = [allowed] * len(ask.demands) if isinstance(allowed, np.ndarray | None) else allowed
         costs = None if node_policy_chooses(ask.card_policy) else get_array_costs(ask.card_policy)
         demands = sorted(ask.demands, reverse=True) if largest_first else ask.demands
-        chosen = [
-            place.demand(d.units, d.cards, mask, _fullest(d) if largest_first else costs)
-            for d, mask in zip(demands, each, strict=True)
-        ]
+        chosen: list[list[RowArray]] = []
+        taken: BoolArray = np.zeros(place.cards.shape, dtype=np.bool_)
+        for d, mask in zip(demands, each, strict=True):
+            if ask.rules.apart:
+                mask = ~taken if mask is None else mask & ~taken  # noqa: PLW2901
+            chosen.append(place.demand(d.units, d.cards, mask, _fullest(d) if largest_first else costs))
+            for positions in chosen[-1]:
+                taken[np.arange(len(numbers)), positions] = True
         if not place.evaluated:
             place.nothing()
         states.value[unknown] = place.answers
@@ -187,6 +191,10 @@ def _fullest(demand: CardDemand) -> CardCosts:
     """Prefer for one card the fullest that has the units, for several the emptiest."""
     sign = 1 if demand.cards == 1 else -1
     return lambda _size, free, _units: (sign * free).astype(np.float64)
+
+
+def _choose_each(view: ClusterView, ask: PolicyRequest, row: int) -> list[tuple[int, ...]] | None:
+    return choose_each(build_cards(view, row), ask.demands, ask.card_policy, ask.selector, ask.rules)
 
 
 def _one_card(ask: PolicyRequest) -> bool:

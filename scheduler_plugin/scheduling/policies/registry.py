@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
+from allocator.card_rules import NO_RULES, CardRules
 from allocator.installed import installed
 from allocator.names import DEFAULT_CARD_POLICY
 from allocator.registry import Parameters, Registry
@@ -44,6 +45,7 @@ class PolicyRequest:
         selector: What `admits` was made of, for policies that learn what is asked for.
         pod: UID of the pod, for policies that count attempts; empty where there is none.
         other_resources: What the pod asks of further resources.
+        rules: What the cards have to keep together. Candidates do; a policy that chooses cards has to.
     """
 
     cpu_milli: int
@@ -54,6 +56,7 @@ class PolicyRequest:
     selector: Selector = ANY_CARD
     pod: str = ""
     other_resources: ResourceAmounts = ()
+    rules: CardRules = NO_RULES
 
     @property
     def host(self) -> HostRequest:

@@ -54,7 +54,8 @@ def _why_not(scene: Scene, places: Places, name: str, node: str, reasons: Mappin
     agree(f"whether the cards of {node} take {name}", answers)
     if not error:
         return ""
-    text = format_event_text(_misfit(places, node, request, can_have=can_have), request.demands, UNIT_MIB)
+    misfit = _misfit(places, node, request, can_have=can_have)
+    text = format_event_text(misfit, request.demands, UNIT_MIB, request.rules)
     found = {"truth": text, "bind": error.rpartition("no longer fits: ")[2]}
     if node in reasons:
         found["filter"] = reasons[node]
@@ -76,7 +77,13 @@ def _misfit(places: Places, node: str, request: PodRequest, *, can_have: bool) -
         ]
         somewhere = any(map(request.selector.admits, everywhere))
         return FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
-    return FilterReason.NOT_FREE if truth.fits(_emptied(places, node), request) else FilterReason.TOO_SMALL
+    anywhere = replace(request, mixed_models=True, places="" if request.places == "apart" else request.places)
+    if truth.fits(build_cards(nodes, row), anywhere):
+        return FilterReason.CARD_RULES
+    emptied = _emptied(places, node)
+    if truth.fits(emptied, request):
+        return FilterReason.NOT_FREE
+    return FilterReason.CARD_RULES if truth.fits(emptied, anywhere) else FilterReason.TOO_SMALL
 
 
 def _emptied(places: Places, node: str) -> list[Card]:
@@ -143,7 +150,7 @@ def check_people(
     request = request_of(pod)
     for node, group in by_node.items():
         if group.reason in words:
-            text = format_event_text(words[group.reason], request.demands, UNIT_MIB)
+            text = format_event_text(words[group.reason], request.demands, UNIT_MIB, request.rules)
             agree(f"why {node} does not take {name}", {"truth": why_not[node], "why": text})
         else:
             assert group.reason == "NodeSum" or not _offers(scene, node, pod), (node, group)
@@ -165,7 +172,14 @@ def check_fit(scene: Scene, places: Places, pod: dict[str, Any], passes: set[str
     if request.shared or not request.selector.admits_all:
         return
     units, *more = (container.units for container in request.containers)
-    ask = FitQuestion(units, request.cards, percent=request.percent, more=tuple(more))
+    ask = FitQuestion(
+        units,
+        request.cards,
+        percent=request.percent,
+        more=tuple(more),
+        mixed_models=request.mixed_models,
+        containers=request.places,
+    )
     found = answer_fit(places.cluster, ask)
     systems = {UNSCHEDULABLE.key, NOT_READY}
     open_nodes = {

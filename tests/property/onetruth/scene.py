@@ -19,7 +19,9 @@ from allocator.names import (
     POD_ALLOCATION,
     POD_ASSIGNED,
     POD_CARDS,
+    POD_CONTAINERS,
     POD_GPU_MODEL,
+    POD_MIXED_MODELS,
     POD_REQUEUED,
     QUEUE_GATE,
     QUEUE_NAME,
@@ -140,8 +142,11 @@ class Scene:
         if random.random() < 0.15:
             annotations[POD_GPU_MODEL] = random.choice((*MODELS, "*A100*", "A100"))
 
+        shares: list[int] = []
+
         def asks(called: str, **more: str) -> dict[str, Any]:
             share = random.choice((10, 25, 30, 34, 40, 50, 60, 100)) if percent else random.randint(1, 8)
+            shares.append(share)
             made: dict[str, Any]
             made = in_percent(share * cards, called) if percent else container(called, share * cards)
             return made | more
@@ -157,6 +162,15 @@ class Scene:
                 init.append(asks("before"))
         for each in (*containers, *init):
             each["resources"] = {what: {**amounts, "cpu": "1"} for what, amounts in each["resources"].items()}
+        if random.random() < 0.5:
+            annotations[POD_MIXED_MODELS] = random.choice(("true", "true", "false"))
+        if random.random() < 0.25:
+            share = bool(init) and "restartPolicy" not in init[0]
+            # Shares that are more than a card together are a mistake on the same card.
+            fits = not percent or sum(shares) <= 100
+            annotations[POD_CONTAINERS] = (
+                "same-card" if share or (fits and random.random() < 0.5) else "apart"
+            )
         made = pod_object(
             name,
             version=self._next(),

@@ -60,7 +60,7 @@ def check_simulator(scene: Scene, places: Places) -> None:
         if not row["gpu_spec"]:
             # A pod that admits no model that is there is written as if it admitted all.
             request = replace(request, selector=ANY_CARD)
-        if request.percent and request.shared:
+        if request.percent and request.same_cards:
             # A trace does not say how small the smallest of the containers is that share a card.
             continue
         fitting = cluster.filter_rows(cluster.get_kind(pod, "least-used"))

@@ -43,6 +43,8 @@ def assigned_units(scene: Scene, pod: dict[str, Any]) -> dict[str, int] | None:
             if units != request.units_of(each, sizes[uuid]):
                 return None
             found[uuid] = found.get(uuid, 0) + units
+    if request.same_cards and len(found) != request.cards:
+        return None
     if request.shared:
         (uuid,) = found
         size, effective = sizes[uuid], request.effective_units
@@ -125,9 +127,12 @@ def _placements(
         if request.selector.admits(card) and left[at] >= demand.units_on(card.size_units)
     ]
     for chosen in combinations(able, demand.cards):
+        if not request.mixed_models and len({cards[at].model for at in chosen}) > 1:
+            continue
         then = list(left)
         for at in chosen:
-            then[at] -= demand.units_on(cards[at].size_units)
+            # A card of its own for each container: nothing is left of it for the others.
+            then[at] = 0 if request.places == "apart" else then[at] - demand.units_on(cards[at].size_units)
         for more in _placements(cards, then, rest, request):
             yield [chosen, *more]
 
