@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from kubeapi.errors import Unreachable
+from kubeapi.process_options import MIN_STALE_S
 from scheduler_plugin.cache.state import ClusterState
-from scheduler_plugin.cache.watcher import MIN_STALE_S, Watcher
+from scheduler_plugin.cache.watcher import Watcher
 
 
 class QuietApi:
