@@ -196,7 +196,7 @@ def find_node_rejection(
         return NodeRejection.CORDONED, None
     if not rules.selects_node(node.name, node.labels):
         return NodeRejection.SELECTOR, None
-    for taint in list_repelling_taints(node.taints, unschedulable=node.unschedulable):
+    for taint in list_repelling_taints(node.taints, unschedulable=False):
         if not tolerates(taint):
             return NodeRejection.TAINT, taint
     return None

@@ -5,7 +5,7 @@ from typing import Final
 from allocator import podcards
 from gpupack.dashboard import records
 from gpupack.inventory import pod_cards
-from gpupack.whatif import kube_checks, node_results
+from gpupack.whatif import node_results
 from kubeapi import selectors
 from scheduler_plugin.cache import charges, kubelet_sums, published_nodes
 from scheduler_plugin.cache import pod_cards as freed
@@ -64,15 +64,15 @@ MUTANTS = tuple(
         ),
         (
             "the taint of a cordon counts without the cordon",
-            kube_checks,
-            "if not (spec.unschedulable and taint == UNSCHEDULABLE) and",
-            "if taint != UNSCHEDULABLE and",
+            selectors,
+            "        if not tolerates(taint):",
+            "        if taint != UNSCHEDULABLE and not tolerates(taint):",
         ),
         (
             "a cordon counts before its taint is there",
             selectors,
-            "return [*found, UNSCHEDULABLE] if unschedulable and UNSCHEDULABLE not in found else found",
-            "return found",
+            "if node.unschedulable and (not tolerates(UNSCHEDULABLE)):",
+            "if node.unschedulable and UNSCHEDULABLE in node.taints and (not tolerates(UNSCHEDULABLE)):",
         ),
         (
             "a cordon of cards counts before the words say so",
