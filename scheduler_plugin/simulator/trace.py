@@ -173,9 +173,9 @@ def read_pods(
     """Read the pod list, in the file's order.
 
     Args:
-        path: CSV file with the columns of `POD_COLUMNS`, and where they are `gpu_spec` (models, `A|B`),
+        path: CSV file with the columns of `POD_COLUMNS`. It may have `gpu_spec` (models, `A|B`),
             `queue`, `gpu_units` (in place of `gpu_milli` units of each card, or percent, `40%`; for several
-            containers `2|2|4`), `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
+            containers `2|2|4`). It may have `containers` (`apart` or empty), `data` (names, `A|B`), `job`.
         nodes: The nodes it will run on, to tell pods that can never run.
         warn: Called with a line for each row that is left out or can never run.
         timed: Read when pods came and ended, too, in whole seconds: columns `creation_time`, `deletion_time`
