@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from gpupack.cli.app import cli
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.simulation import make_scenarios
-from gpupack.whatif.snapshot import make_snapshot
+from gpupack.whatif.snapshot import POD_HEADER, make_snapshot
+from scheduler_plugin.simulator.trace import GPU_UNITS_COLUMN
 from standins.apiserver.server import ApiServer
 from tests.ask_world import EXAMPLE, World
 from tests.cluster_builders import container, node_object, pod_object
@@ -175,7 +176,8 @@ def test_a_snapshot_in_other_units_rounds_cards_down_and_requests_up():
     taken = make_snapshot(Cluster.from_json(EXAMPLE.text), unit_mib=4096)
 
     assert {row[0]: row[-1] for row in taken.nodes} == {"gpu-a": 9, "gpu-b": 9, "gpu-c": 11, "gpu-d": 9}
-    assert {row[0]: row[-1] for row in taken.pods}["team-a/chat-1"] == 3
+    units = POD_HEADER.index(GPU_UNITS_COLUMN)
+    assert {row[0]: row[units] for row in taken.pods}["team-a/chat-1"] == 3
 
 
 def test_further_resources_are_written_and_simulated_where_they_are_named(run, tmp_path):

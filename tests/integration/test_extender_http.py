@@ -327,7 +327,7 @@ async def test_a_call_that_never_ends_does_not_hold_up_the_end(
 async def test_without_the_api_server_filter_goes_on_and_then_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_plugin.settings.MIN_STALE_S", 0.5)
+    monkeypatch.setattr("scheduler_plugin.settings.Settings.check", lambda _: None)
     async with ApiServer() as api, extender(tmp_path, api, stale_s=0.5) as client:
         api.http.bookmark_s = 0.05
         client.make_node("b", (16, 16))

@@ -167,6 +167,7 @@ def test_enumeration(start: Callable[..., Child], name: str) -> None:
             "gpu_instance": None,
             "compute_instance": None,
             "memory_node": None,
+            "architecture": document["device_defaults"]["architecture"].removesuffix("_lovelace"),
         }
         for device in document["devices"]
     ]

@@ -12,12 +12,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from allocator.claims import ClaimObject
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
 from gpupack.inventory.objects import InventoryNode, NodeMetadata
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Unreachable
+from scheduler_plugin.cache.claims import CLAIMS_PATH
 from standins.apiserver.server import ApiServer
 
 GIB = "gpupack.io/gpu-memory-gib"
@@ -157,7 +159,8 @@ async def test_it_says_when_what_it_shows_is_old(api):
 def test_what_has_not_changed_is_not_written_again(capsys):
     view = WatchedObjects(None, "/api/v1/nodes", InventoryNode, list)
     view.replace([InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true"}))], "1")
-    screen = _Screen(view, None, [], RenderOptions("table"))
+    claims = WatchedObjects(None, CLAIMS_PATH, ClaimObject, list)
+    screen = _Screen(view, None, claims, [], RenderOptions("table"))
     for labels in ({}, {"new": "label"}):
         view.event(
             "MODIFIED", InventoryNode(NodeMetadata("n", labels={"gpupack.io/node": "true", **labels})), "2"
