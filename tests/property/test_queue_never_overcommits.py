@@ -80,7 +80,7 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant("no fence between two leaders", 1480, NoFence, density=4.0),
+    Mutant("no fence between two leaders", 1767, NoFence, density=6.0),
     Mutant("what was released keeps no room", 1, ForgetsReleases),
     Mutant("releases of another process take no room", 1018, patch=(Queue, "_place_again", lambda *_: True)),
 )
