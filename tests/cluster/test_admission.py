@@ -83,7 +83,9 @@ REFUSALS = {
         "p", w.container(), init=[w.container("i", limits={"gpupack.io/packed-size-0": 8})]
     ),
     'annotation gpupack.io/gpu-modle is "*T4*"; gpupack has no such annotation: allowed on a pod are '
-    "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/data": annotated(1, {"gpu-modle": "*T4*"}),
+    "gpupack.io/card-policy, gpupack.io/cards, gpupack.io/containers, gpupack.io/data": annotated(
+        1, {"gpu-modle": "*T4*"}
+    ),
     f'annotation gpupack.io/cards is "{"x" * 64}..."; allowed: a whole number': annotated(
         1, {"cards": "x" * 70}
     ),

@@ -262,7 +262,7 @@ def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cl
 def test_percent_init_containers_sidecars_and_two_cards_by_claims(cluster: Cluster) -> None:
     percent = workload.container(limits={"gpupack.io/gpu-percent": "50"})
     cluster.create(workload.pod("half", percent))
-    two = {"gpupack.io/cards": "2"}
+    two = {"gpupack.io/cards": "2", "gpupack.io/mixed-models": "true"}
     cluster.create(workload.pod("wide", workload.container(gib=8), annotations=two))
     first = workload.container("setup", 4, ["/bin/true"])
     helper = workload.container("helper", 1, sidecar=True)
