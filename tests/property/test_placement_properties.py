@@ -1,5 +1,6 @@
 """Placement: never over a card, never a card out of play, and the policy's order against a plain sort."""
 
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -60,7 +61,9 @@ def pods(draw):
     selector = draw(
         st.sampled_from([Selector(), Selector(models=("a100",)), Selector(excluded_uuids=("*0",))])
     )
-    return PodRequest(containers, cards, selector, None, draw(st.none() | POLICIES))
+    return PodRequest(
+        containers, cards, selector, None, draw(st.none() | POLICIES), mixed_models=draw(st.booleans())
+    )
 
 
 @given(nodes(numa=st.none()), st.integers(1, 12), st.integers(1, 4))
@@ -110,7 +113,8 @@ def test_one_container_is_placed_whenever_enough_cards_fit(cards, request, polic
     if len(request.demands) > 1:
         return
     fitting = [c for c in cards if c.free_units >= demand.per_card and request.selector.admits(c)]
-    assert (place(cards, request, policy) is not None) == (len(fitting) >= demand.cards)
+    alike = Counter("" if request.mixed_models else card.model for card in fitting)
+    assert (place(cards, request, policy) is not None) == (max(alike.values(), default=0) >= demand.cards)
 
 
 def anyhow(free, needs):
@@ -170,10 +174,13 @@ def test_parsing_reads_back_what_a_pod_writes(request):
     annotations = {"gpupack.io/cards": str(request.cards)}
     if request.card_policy is not None:
         annotations["gpupack.io/card-policy"] = request.card_policy
+    if request.mixed_models:
+        annotations["gpupack.io/mixed-models"] = "true"
     parsed = parse_pod(annotations, spec({"init", "sidecar"}), spec({"main"}), GIB)
     assert parsed.containers == request.containers
     assert parsed.demands == request.demands
     assert parsed.card_policy == request.card_policy
+    assert parsed.mixed_models == request.mixed_models
 
 
 @given(pods())
