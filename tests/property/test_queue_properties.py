@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allocator.place import place
@@ -221,6 +221,7 @@ class History(QueueWorld):
 
 
 @given(st.integers(0, 10**9))
+@example(36059)  # room is kept near its data for one of two pods that ask alike
 @settings(max_examples=60, deadline=None)
 def test_what_is_released_fits_and_nothing_idles(seed: int) -> None:
     """In every history; and data is passed by only when nobody whose data is near could go."""

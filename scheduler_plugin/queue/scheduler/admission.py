@@ -299,7 +299,7 @@ class AdmissionCycle:
         self._admission = admission
         self._order = order
         self._fits: dict[tuple[PodRequirements, str, int | None], tuple[BoolArray, bool]] = {}
-        self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], int | None], bool] = {}
+        self._near_somewhere: dict[tuple[PodRequirements, frozenset[str], str, int | None], bool] = {}
         self._strict: dict[str, WorkloadGroup[Needs] | None] = {}
         self._reserved_uids = frozenset(admission.capacity.reservations.workload_uids)
         self.able_requirements = self._find_able()
@@ -331,7 +331,9 @@ class AdmissionCycle:
             if row is not None:
                 return self._admission.locality.is_near(name, data)
             wants = self._get_first_requirements(group.key.requirements)
-            key = (wants, data, self._compute_most(tenant.name, group))
+            # Room that is kept for a workload is near for that workload alone.
+            holder = self._get_reserved_uid(group)
+            key = (wants, data, holder, self._compute_most(tenant.name, group))
             found = self._near_somewhere.get(key)
             if found is None:
                 found = bool((self._find_rows(tenant.name, group)[0] & self.mask_near(data)).any())
@@ -403,12 +405,15 @@ class AdmissionCycle:
 
     def _find_rows(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
         """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
-        room = self._admission.capacity
         wants = self._get_first_requirements(group.key.requirements)
-        uid = group.get_oldest().uid if room.reservations else ""
         return self._find_fitting_rows(
-            wants, uid if uid in self._reserved_uids else "", self._compute_most(tenant, group)
+            wants, self._get_reserved_uid(group), self._compute_most(tenant, group)
         )
+
+    def _get_reserved_uid(self, group: WorkloadGroup[Needs]) -> str:
+        """Return the UID of a group's oldest workload if room is kept for it, else an empty one."""
+        uid = group.get_oldest().uid
+        return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
         """What a task needs; of a gang its first pod."""
