@@ -1,4 +1,4 @@
-"""What a pod demands of its cards together: cards of one model, or cards of their own for each container."""
+"""Rules that cards of a pod keep together: one model, or other cards for each container."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

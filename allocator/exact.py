@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """What a search has to keep besides room.
+    """Limits of a search besides room.
 
     Attributes:
         models: The number of the model, by the number of a kind.
@@ -67,7 +67,7 @@ class _Limits(NamedTuple):
 
     @property
     def has_models(self) -> bool:
-        """Whether cards of one demand may not be of any kinds together."""
+        """Tell whether cards of one demand may not be of any kinds together."""
         return len(set(self.models)) > 1
 
     def left_of(self, free: int, units: int) -> int:

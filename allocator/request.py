@@ -31,7 +31,7 @@ from allocator.selector import ANY_CARD, Selector
 Kind = Literal["init", "sidecar", "main"]
 
 ContainerPlaces = Literal["", "same-card", "apart"]
-"""Where several containers of a pod go: empty where each goes where the policy likes it best."""
+"""Values of the annotation that says where a pod's containers go; empty: where the policy likes each best."""
 
 MAX_CARDS: Final = 64
 MAX_UNITS: Final = 1 << 17
@@ -127,7 +127,7 @@ class PodRequest:
 
     @cached_property
     def rules(self) -> CardRules:
-        """What the pod's cards have to keep together."""
+        """Return the rules that the pod's cards keep together."""
         return CardRules(
             same_model=self.cards > 1 and not self.mixed_models,
             apart=self.places == "apart" and len(self.containers) > 1,
@@ -143,7 +143,7 @@ class PodRequest:
 
     @cached_property
     def same_cards(self) -> bool:
-        """Whether all containers get the same cards, for whatever reason."""
+        """Tell whether all containers get the same cards, for whatever reason."""
         return self.shared or (self.places == "same-card" and len(self.containers) > 1)
 
     @cached_property

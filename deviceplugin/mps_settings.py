@@ -12,7 +12,7 @@ from kubeapi.process_options import log_format_option, log_level_option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsSettings(MpsOptions):
-    """How `gpupack mps` runs. Each field is an option of the command, whose help explains it."""
+    """Settings of `gpupack mps`. Each field is an option of the command, whose help explains it."""
 
     gpus: str = option("nvml", allowed=tuple(list_names_with_mps()), help="Where cards come from.")
     profile: str | None = option(

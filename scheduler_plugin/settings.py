@@ -33,7 +33,7 @@ MAX_SHORTLIST: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ElectionOptions, HttpAddress):
-    """How the extender runs. Each field with an option is one of `gpupack scheduler`, whose help explains it.
+    """Settings of the extender. Each field with an option is one of `gpupack scheduler`.
 
     Attributes:
         node_policy_parameters: Text by name.

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class DiscoveryApi(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """Requests to the API server that finding the autoscaler needs; `kubeapi.client.KubeClient` has them."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
         """Read an object."""

@@ -1,4 +1,4 @@
-"""How the dashboard runs."""
+"""Settings of the dashboard."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ANY_HOST = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(HttpAddress):
-    """How the dashboard runs. Each field with an option is one of `gpupack dashboard`.
+    """Settings of the dashboard. Each field with an option is one of `gpupack dashboard`.
 
     Attributes:
         queue_service: Name of the queue's Service.

@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,10 @@ class Change(Protocol):
         """Name of the rule."""
 
     @property
+    def seed(self) -> int:
+        """Seed of a history that may show that the rule is needed."""
+
+    @property
     def modules(self) -> Sequence[ModuleType]:
         """Shipped modules that the mutant changes."""
 
@@ -42,6 +46,13 @@ class Change(Protocol):
 
 
 C = TypeVar("C", bound=Change)
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Breaks(Protocol[C_contra]):
+    """Tells whether the history of a seed fails, with a rule taken out or in its place."""
+
+    def __call__(self, mutant: C_contra, seed: int, *, taken_out: bool) -> bool: ...
 
 
 class Proof(NamedTuple):
@@ -82,6 +93,23 @@ class Record(Generic[C]):
         """List the seeds of histories that failed without the rule when it was last recorded: one or none."""
         proof = self._read().get(mutant.name)
         return [] if proof is None else [proof.seed]
+
+    def prove(self, mutant: C, seeds: Iterable[int], breaks: Breaks[C]) -> None:
+        """Find a history that fails without the rule and not with it, and record its seed.
+
+        Args:
+            mutant: The rule.
+            seeds: Histories that are tried after the recorded one and the mutant's own.
+            breaks: Tells whether a history fails.
+
+        Raises:
+            AssertionError: no history shows that the rule is needed.
+        """
+        for seed in (*self.seeds(mutant), mutant.seed, *seeds):
+            if breaks(mutant, seed, taken_out=True) and not breaks(mutant, seed, taken_out=False):
+                self.add(mutant, seed)
+                return
+        raise AssertionError(f"{mutant.name}: no history shows that the rule is needed")
 
     def add(self, mutant: C, seed: int) -> None:
         """Record that a mutant has failed, in the mode `record`; several processes may do so at a time."""

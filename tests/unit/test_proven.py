@@ -47,6 +47,7 @@ class Mutant:
     name: str
     definition: str = "a line, and another one"
     modules: tuple[ModuleType, ...] = (inspect,)
+    seed: int = 1
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def pending(folder: Path, *mutants: Mutant) -> list[str]:
 def test_what_was_seen_to_fail_need_not_run(record: Record[Mutant], tmp_path: Path) -> None:
     assert pending(tmp_path, Mutant("a"), Mutant("b")) == ["b"]
     assert record.seeds(Mutant("a")) == [7]
+
+
+def test_a_history_that_fails_with_the_rule_in_place_proves_nothing(record: Record[Mutant]) -> None:
+    def breaks(_: Mutant, seed: int, *, taken_out: bool) -> bool:
+        return seed == 1 or (taken_out and seed == 9)
+
+    record.prove(Mutant("b"), range(2, 20), breaks)
+    assert record.seeds(Mutant("b")) == [9]
+    with pytest.raises(AssertionError, match="b: no history shows"):
+        record.prove(Mutant("b"), (), lambda _, seed, *, taken_out: False)
 
 
 def test_who_reads_while_another_process_records_reads_a_whole_record(

@@ -1,4 +1,4 @@
-"""What the control daemons of MPS are started with."""
+"""Options with which the control daemons of MPS are started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ PROGRAM: Final = "nvidia-cuda-mps-control"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsOptions:
-    """What the control daemons are started with. Each field is an option of `gpupack mps`."""
+    """Options of the control daemons. Each field is an option of `gpupack mps`."""
 
     root: Path = option(Path("/run/gpupack/mps"), help="Folder of the host, of the same path here.")
     program: str = option(
