@@ -35,7 +35,7 @@ AUTOSCALERS = (AUTO, CLUSTER_AUTOSCALER, KARPENTER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleSettings(ElectionOptions, HttpAddress):
-    """Settings of `gpupack autoscale`. Each field with an option is one of the command, whose help explains it.
+    """Settings of `gpupack autoscale`. Each field with an option is one of the command.
 
     Attributes:
         period_s: Seconds between two passes at most.
