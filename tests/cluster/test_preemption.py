@@ -110,13 +110,14 @@ def publish(api: Api, node: str, used: tuple[int, ...], held: list[str]) -> None
 def wait_preempted(cluster: Cluster, victim: str, node: str) -> None:
     """Wait for kube-scheduler's event about a victim.
 
-    The preemptor's status is no witness: kube-scheduler clears the nominated node at the next attempt, which finds
-    nobody left to evict.
+    The preemptor's status is no witness: kube-scheduler clears the nominated node at the next attempt, which
+    finds nobody left to evict.
     """
 
     def preempted() -> bool:
         found = cluster.api.get(
-            "/api/v1/namespaces/default/events", fieldSelector=f"reason=Preempted,involvedObject.name={victim}"
+            "/api/v1/namespaces/default/events",
+            fieldSelector=f"reason=Preempted,involvedObject.name={victim}",
         )
         return any(each["message"].endswith(f" on node {node}") for each in found["items"])
 
