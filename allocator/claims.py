@@ -1,20 +1,32 @@
-"""ResourceClaims as node daemon and scheduler read them: what of which cards a claim was allocated."""
+"""ResourceClaims as node daemon and scheduler read and write them: what of which cards a claim was allocated.
+
+The names of a claim's fields in the API stand here and nowhere else, but for the body of a new claim.
+"""
 
 from typing import Any, Final
 
 import msgspec
 
 from allocator.errors import QuantityError
-from allocator.names import CLAIM_LABEL, DRA_DRIVER, DRA_MEMORY
+from allocator.names import CLAIM_LABEL, DRA_API, DRA_DRIVER, DRA_MEMORY
 from allocator.quantity import parse_bytes
 
+CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
+"""Path of the claims of every namespace."""
+
 _MIB: Final = 1 << 20
+
+
+def make_claims_path(namespace: str) -> str:
+    """Make the path of a namespace's claims; a name from outside has to be quoted before."""
+    return f"{DRA_API}/namespaces/{namespace}/resourceclaims"
 
 
 class ClaimOwner(msgspec.Struct):
     """An object that owns a claim."""
 
     kind: str = ""
+    uid: str = ""
 
 
 class ClaimMetadata(msgspec.Struct, rename="camel"):
@@ -93,13 +105,29 @@ class ClaimObject(msgspec.Struct):
         return {consumer.uid: consumer.name for consumer in found if consumer.resource == "pods"}
 
     @property
+    def devices(self) -> list[AllocatedDevice]:
+        """Devices of every driver that the claim was allocated."""
+        allocation = self.status.allocation
+        devices = allocation.devices if allocation is not None else None
+        return (devices.results if devices is not None else None) or []
+
+    @property
     def results(self) -> list[AllocatedDevice] | None:
         """Devices of our driver that the claim was allocated; None while it is not allocated."""
-        allocation = self.status.allocation
-        if allocation is None:
+        if self.status.allocation is None:
             return None
-        devices = allocation.devices.results if allocation.devices is not None else None
-        return [result for result in devices or () if result.driver == DRA_DRIVER]
+        return [result for result in self.devices if result.driver == DRA_DRIVER]
+
+    @property
+    def share_ids(self) -> frozenset[str]:
+        """IDs of the shares that the claim was allocated."""
+        return frozenset(device.share_id for device in self.devices)
+
+    @property
+    def owner_pod_uid(self) -> str:
+        """UID of the pod that owns the claim; empty where there is none."""
+        owners = self.metadata.owner_references or ()
+        return next((owner.uid for owner in owners if owner.kind == "Pod"), "")
 
     @property
     def is_for_limits(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from allocator.claims import ClaimObject
+from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import (
     DOMAIN,
     GPU_PREFIX,
@@ -27,7 +27,6 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import Conflict, Forbidden, NotFound
 from kubeapi.paths import make_pod_path, quote_segment
 from kubeapi.podstate import is_terminal
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 
 PREFIX: Final = f"{DOMAIN}/"
 

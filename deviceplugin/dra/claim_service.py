@@ -9,10 +9,9 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from allocator.claims import ClaimObject
+from allocator.claims import ClaimObject, make_claims_path
 from allocator.ids import device_id, device_names
 from allocator.ledger.charges import charge_cards, charge_pod
-from allocator.names import DRA_API
 from deviceplugin.allocation.allocation_service import MakeGrant, container_grant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.objects import PodObject
@@ -190,7 +189,7 @@ class ClaimService:
         return claim, shares, *await self._pod(claim)
 
     async def _claim(self, namespace: str, name: str, uid: str) -> ClaimObject:
-        path = f"{DRA_API}/namespaces/{quote_segment(namespace)}/resourceclaims/{quote_segment(name)}"
+        path = f"{make_claims_path(quote_segment(namespace))}/{quote_segment(name)}"
         claim = await self._read(path, ClaimObject, f"claim {namespace}/{name}")
         if claim.metadata.uid != uid:
             raise AllocationRefusedError(

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from allocator.claims import ClaimObject
-from allocator.names import DRA_API
+from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH
 from gpupack.whatif.objects import KubeNode, KubePod
@@ -13,7 +12,6 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 
 T = TypeVar("T")
 
@@ -101,9 +99,7 @@ class BoardFeed:
             board.replace_claims, board.put_claim, board.drop_claim, changed
         )
         path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods" if namespace else PODS_PATH
-        claims = (
-            f"{DRA_API}/namespaces/{quote_segment(namespace)}/resourceclaims" if namespace else CLAIMS_PATH
-        )
+        claims = make_claims_path(quote_segment(namespace)) if namespace else CLAIMS_PATH
         self._nodes.reflector = Reflector(client, NODES_PATH, KubeNode, self._nodes, watch_s=WATCH_S)
         self._pods.reflector = Reflector(client, path, KubePod, self._pods, watch_s=WATCH_S)
         self._claims.reflector = Reflector(client, claims, ClaimObject, self._claims, watch_s=WATCH_S)

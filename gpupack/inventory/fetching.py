@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from allocator.claims import ClaimObject
+from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.names import NODE_SERVES, SERVES_CLAIMS
 from gpupack.errors import InputError
 from gpupack.inventory.objects import InventoryNode, NodesAndPods, make_unknown_node_error
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
 
-from allocator.claims import ClaimObject
+from allocator.claims import CLAIMS_PATH, ClaimObject
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
 from gpupack.inventory.objects import InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
@@ -19,7 +19,6 @@ from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import PodLite
 
 T = TypeVar("T", InventoryNode, PodLite, ClaimObject)

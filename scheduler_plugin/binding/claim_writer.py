@@ -20,10 +20,11 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from allocator.names import CLAIM_LABEL, DRA_API
+from allocator.claims import CLAIMS_PATH, ClaimObject, make_claims_path
+from allocator.names import CLAIM_LABEL
 from kubeapi.errors import UNREADABLE, Conflict, KubeApiError, NotFound
 from kubeapi.paths import make_pod_path
-from scheduler_plugin.binding.pod_claims import BoundPodClaim, claims_path
+from scheduler_plugin.binding.pod_claims import BoundPodClaim
 from scheduler_plugin.errors import CommitError
 
 log = structlog.get_logger(__name__)
@@ -122,17 +123,17 @@ class ClaimWriter:
         """
         try:
             body = await self._api.get(
-                f"{DRA_API}/resourceclaims",
+                CLAIMS_PATH,
                 timeout_s=self._timeout_s,
                 labelSelector=f"{CLAIM_LABEL}=true",
             )
-            claims = msgspec.json.decode(body)["items"]
+            claims = [(found, _read(found)) for found in msgspec.json.decode(body)["items"]]
         except (KubeApiError, KeyError, *UNREADABLE) as error:
             log.warning("claims of pods not listed", error=str(error))
             return
-        for found in claims:
-            uid = _owner(found)
-            if _shares(found) and self._is_pending(uid):
+        for found, claim in claims:
+            uid = claim.owner_pod_uid
+            if claim.share_ids and self._is_pending(uid):
                 async with self._lock(uid):
                     await self._deallocate(found)
 
@@ -145,20 +146,23 @@ class ClaimWriter:
     async def _create(self, claim: BoundPodClaim) -> dict[str, Any]:
         """Create the claim, or find the one that an attempt before created."""
         try:
-            answer = await self._api.post(claims_path(claim.namespace), claim.body, timeout_s=self._timeout_s)
+            answer = await self._api.post(
+                make_claims_path(claim.namespace), claim.body, timeout_s=self._timeout_s
+            )
         except Conflict:
             answer = await self._api.get(claim.path, timeout_s=self._timeout_s)
         found: dict[str, Any] = msgspec.json.decode(answer)
-        if _owner(found) != claim.pod_uid:
+        if _read(found).owner_pod_uid != claim.pod_uid:
             raise CommitError(f"claim {claim.namespace}/{claim.name} belongs to another pod")
         if found["metadata"].get("deletionTimestamp"):
             raise CommitError(f"claim {claim.namespace}/{claim.name} is being deleted; it is tried again")
         return found
 
     async def _allocate(self, claim: BoundPodClaim, found: dict[str, Any]) -> dict[str, Any]:
-        if _shares(found) == claim.shares:
+        shares = _read(found).share_ids
+        if shares == claim.shares:
             return found
-        if _shares(found):
+        if shares:
             # An allocation cannot be changed, only ended.
             found = await self._put_status(found, _DEALLOCATED)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -171,7 +175,7 @@ class ClaimWriter:
 
     async def _put_status(self, found: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
         metadata = found["metadata"]
-        path = f"{claims_path(metadata['namespace'])}/{metadata['name']}/status"
+        path = f"{make_claims_path(metadata['namespace'])}/{metadata['name']}/status"
         answer = await self._api.put(path, {**found, "status": status}, timeout_s=self._timeout_s)
         written: dict[str, Any] = msgspec.json.decode(answer)
         return written
@@ -184,7 +188,7 @@ class ClaimWriter:
                         return
                     body = await self._api.get(claim.path, timeout_s=self._timeout_s)
                     found = msgspec.json.decode(body)
-                    if _shares(found) == claim.shares:
+                    if _read(found).share_ids == claim.shares:
                         await self._put_status(found, _DEALLOCATED)
                     return
             except NotFound:
@@ -213,13 +217,6 @@ class ClaimWriter:
 _MOST_LOCKS: Final = 1024
 
 
-def _owner(found: dict[str, Any]) -> str:
-    owners = found["metadata"].get("ownerReferences") or ()
-    return next((str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod"), "")
-
-
-def _shares(found: dict[str, Any]) -> frozenset[str]:
-    """IDs of the shares that a claim is allocated; empty where it is not."""
-    allocation = (found.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return frozenset(str(result.get("shareID", "")) for result in results)
+def _read(found: dict[str, Any]) -> ClaimObject:
+    """Read a claim that is written back as it was found, with another status."""
+    return msgspec.convert(found, ClaimObject)

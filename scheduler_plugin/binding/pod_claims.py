@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
+from allocator.claims import AllocatedDevice, make_claims_path
 from allocator.ids import device_names
 from allocator.names import (
     CLAIM_LABEL,
     DEVICE_CLASS,
-    DRA_API,
     DRA_DRIVER,
     DRA_MEMORY,
     PERCENT_RESOURCE,
@@ -63,17 +65,12 @@ class BoundPodClaim:
     @property
     def path(self) -> str:
         """Path of the claim."""
-        return f"{claims_path(self.namespace)}/{self.name}"
+        return f"{make_claims_path(self.namespace)}/{self.name}"
 
     @property
     def shares(self) -> frozenset[str]:
         """IDs of its shares, which follow from the pod, the node and the cards."""
         return frozenset(result["shareID"] for result in self.allocation["devices"]["results"])
-
-
-def claims_path(namespace: str) -> str:
-    """Path of a namespace's claims."""
-    return f"{DRA_API}/namespaces/{namespace}/resourceclaims"
 
 
 def claim_of(
@@ -99,14 +96,14 @@ def claim_of(
         raise CommitError(f"pod {pod.namespace}/{pod.name} asks for no card")
     shares = _shares(request, sizes, assigned)
     results = [
-        {
-            "request": name,
-            "driver": DRA_DRIVER,
-            "pool": node,
-            "device": device_names(sizes)[card],
-            "shareID": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.uid}/{node}/{name}/{card}/{units}")),
-            "consumedCapacity": {DRA_MEMORY: canonical(f"{units * unit_mib}Mi")},
-        }
+        AllocatedDevice(
+            request=name,
+            driver=DRA_DRIVER,
+            pool=node,
+            device=device_names(sizes)[card],
+            share_id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{pod.uid}/{node}/{name}/{card}/{units}")),
+            consumed_capacity={DRA_MEMORY: canonical(f"{units * unit_mib}Mi")},
+        )
         for name, cards in shares.items()
         for card, units in cards
     ]
@@ -122,7 +119,7 @@ def claim_of(
         pod_uid=pod.uid,
         body=_body(pod, {name: len(cards) for name, cards in shares.items()}),
         allocation={
-            "devices": {"results": results},
+            "devices": {"results": msgspec.to_builtins(results)},
             "nodeSelector": {
                 "nodeSelectorTerms": [
                     {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}

@@ -4,17 +4,13 @@ A claim that the extender wrote for a pod that asks by its limits is not here: t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 from allocator.claims import ClaimObject
-from allocator.names import DRA_API
 from kubeapi.metadata import parse_resource_version
 from scheduler_plugin.cache.charges import TOMBSTONE_S
 from scheduler_plugin.cache.claim_charges import NOT_ENDED, ClaimTombstone, read_claim
 from scheduler_plugin.cache.node_records import NodeRecords
 from scheduler_plugin.cache.versions import ObjectVersions, is_other_history
-
-CLAIMS_PATH: Final = f"{DRA_API}/resourceclaims"
 
 
 class ClaimCache:

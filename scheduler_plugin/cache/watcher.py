@@ -6,11 +6,10 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from allocator.claims import ClaimObject
+from allocator.claims import CLAIMS_PATH, ClaimObject
 from kubeapi.client import WATCH_TIMEOUT_S, KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector, has_gone_back
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 from scheduler_plugin.cache.objects import NodeLite, PodLite
 from scheduler_plugin.cache.signals import Signal
 from scheduler_plugin.cache.state import ClusterState

@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from allocator.claims import ClaimObject
+from allocator.claims import CLAIMS_PATH, ClaimObject
 from allocator.packing import NodeWords, node_resources
 from gpupack.errors import InputError
 from gpupack.inventory.objects import InventoryNode, NodeMetadata
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.watch_rows import WatchedObjects, _Screen, watch
 from kubeapi.errors import Unreachable
-from scheduler_plugin.cache.claims import CLAIMS_PATH
 from standins.apiserver.server import ApiServer
 
 GIB = "gpupack.io/gpu-memory-gib"
