@@ -4,14 +4,14 @@ From kubectl's JSON, or from the API server's lists. Everything else is skipped 
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from allocator.claims import ClaimObject
-from allocator.errors import shown
 from allocator.names import PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER, POD_REQUEUED
 from gpupack.errors import InputError
+from gpupack.inventory.kubectl_json import ALL_ALLOWED, read_items
 from scheduler_plugin.cache.disruption_budgets import DisruptionBudget
 from scheduler_plugin.cache.host_objects import NodeAffinity
 from scheduler_plugin.cache.objects import ContainerLite, KubeStruct
@@ -23,8 +23,6 @@ from scheduler_plugin.queue.cache.pods import (
     QueueSpec,
     QueueStatus,
 )
-
-_ALLOWED: Final = "allowed: the output of `kubectl get nodes,pods -A -o json`"
 
 
 class NodeCondition(KubeStruct):
@@ -194,19 +192,6 @@ class KubeObjects:
     claims: list[KubeClaim]
 
 
-class _List(msgspec.Struct):
-    items: list[KubeNode | KubePod | KubeBudget | KubeClaim]
-
-
-class _Kind(msgspec.Struct):
-    class Metadata(msgspec.Struct):
-        name: str = ""
-
-    kind: str = ""
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
-    items: list[msgspec.Raw] | None = None
-
-
 def load_nodes_and_pods(text: str | bytes) -> tuple[list[KubeNode], list[KubePod]]:
     """Read the output of `kubectl get nodes,pods -A -o json`; raises as `load_objects`."""
     found = load_objects(text)
@@ -219,37 +204,16 @@ def load_objects(text: str | bytes) -> KubeObjects:
     Raises:
         InputError: not JSON, something else than a list of nodes and pods, or no nodes in it.
     """
-    if not text.strip():
-        raise InputError(f"the input is empty; {_ALLOWED}")
-    try:
-        items = msgspec.json.decode(text, type=_List).items
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InputError(f"{_wrong(text, error)}; {_ALLOWED}") from error
-    nodes = [item for item in items if isinstance(item, KubeNode)]
-    pods = [item for item in items if isinstance(item, KubePod)]
-    if not nodes:
-        raise InputError(f"the input holds {'no nodes' if pods else 'nothing'}; {_ALLOWED}")
-    budgets = [item for item in items if isinstance(item, KubeBudget)]
-    return KubeObjects(nodes, pods, budgets, [item for item in items if isinstance(item, KubeClaim)])
-
-
-def _wrong(text: str | bytes, error: Exception) -> str:
-    """Say what is wrong with an input: where it is no JSON at all that, else the first odd object."""
-    try:
-        msgspec.json.decode(text)
-        found = msgspec.json.decode(text, type=_Kind)
-        for item in [msgspec.json.decode(raw, type=_Kind) for raw in found.items or ()]:
-            if item.kind not in {"Node", "Pod", "PodDisruptionBudget"}:
-                return f"the input holds a {shown(item.kind or 'thing')}, {shown(item.metadata.name)}"
-    except msgspec.ValidationError:
-        return f"the input does not hold nodes and pods ({error})"
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
-        return f"the input is not JSON ({problem})"
-    if found.items is None and found.kind.endswith("List"):
-        return f"the input is a {shown(found.kind)} without items"
-    if found.items is None:
-        return f"the input is a {shown(found.kind or 'value')}, not a list"
-    return f"the input does not hold nodes and pods ({error})"
+    kinds = {
+        "Node": KubeNode,
+        "Pod": KubePod,
+        "PodDisruptionBudget": KubeBudget,
+        "ResourceClaim": KubeClaim,
+    }
+    found = read_items(text, kinds, content="nodes and pods", allowed=ALL_ALLOWED)
+    if not found["Node"]:
+        raise InputError(f"the input holds {'no nodes' if found['Pod'] else 'nothing'}; {ALL_ALLOWED}")
+    return KubeObjects(*(found[kind] for kind in kinds))
 
 
 def is_placeholder(pod: KubePod) -> bool:

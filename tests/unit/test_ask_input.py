@@ -62,9 +62,14 @@ def test_a_pod_as_kubectl_and_our_own_answers_write_it():
         ('{"kind": "Node", "metadata": {"name": "n"}}', 'a "Node", not a list'),
         ('{"items": [{"kind": "Service", "metadata": {"name": "web"}}]}', 'a "Service", "web"'),
         ('{"items": []}', "holds nothing"),
+        ('{"kind": "NodeList"}', 'the input is a "NodeList" without items; allowed:'),
         ('{"kind": "List", "items": null}', 'the input is a "List" without items; allowed:'),
         ('{"items": [{"kind": "Pod", "metadata": {"name": "p"}}]}', "holds no nodes"),
         ('{"items": [{"kind": "Node", "metadata": 4}]}', "$.items[0].metadata"),
+        (
+            '{"items": [{"kind": "ResourceClaim", "metadata": {"name": "c"}}, {"kind": "Node", "spec": 4}]}',
+            "$.items[1].spec",
+        ),
     ],
 )
 def test_a_file_of_something_else(text, said):
