@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,101 +13,29 @@ from scheduler_plugin.cache.objects import PodLite
 from scheduler_plugin.cache.pods import read_pod
 from tests.cluster.harness import Cluster, workload
 from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.dra import (
+    API,
+    CLAIMS,
+    DRIVER,
+    allocate,
+    cdi_files,
+    cdi_folder,
+    claim,
+    claim_pod,
+    clear,
+    prepared_units,
+    shares,
+    slices,
+    start_with_claims,
+)
 from tests.cluster.harness.polling import until
-from tests.cluster.harness.rest import Json
-from tests.cluster.harness.versions import picked
 
-API = "/apis/resource.k8s.io/v1"
-CLAIMS = f"{API}/namespaces/default/resourceclaims"
-DRIVER = "gpu.gpupack.io"
 PODS = "/api/v1/namespaces/default/pods"
 SMALL, LARGE = (f"GPU-00000000-0000-4000-8000-{index:012d}" for index in range(2))
 
 
-def device_class() -> Json:
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "metadata": {"name": "gpupack"},
-        "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
-    }
-
-
-def claim(name: str, gib: int, cel: str | None = None) -> Json:
-    exactly: Json = {"deviceClassName": "gpupack", "capacity": {"requests": {"memory": f"{gib}Gi"}}}
-    if cel is not None:
-        exactly["selectors"] = [{"cel": {"expression": cel}}]
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
-    }
-
-
-def claim_pod(name: str, claim_name: str, **spec: Any) -> Json:
-    container = workload.container()
-    container["resources"] = {"claims": [{"name": "card"}]}
-    claims = [{"name": "card", "resourceClaimName": claim_name}]
-    return workload.pod(name, container, resourceClaims=claims, **spec)
-
-
-def start_with_claims(cluster: Cluster) -> None:
-    """Start a cluster whose node serves claims, and nothing else."""
-    config = json.loads(cluster.control.scheduler_config.read_text())
-    for managed in config["extenders"][0]["managedResources"]:
-        # A node of claims has none of the resource: what fits is for the extender to say.
-        managed["ignoredByScheduler"] = True
-    cluster.control.use_scheduler_config(config)
-    cluster.control.start()
-    cluster.host.start()
-    until(cluster.node_ready, "node ready", 60)
-    cluster.daemon.flags = ["--serve", "dra", "--cdi-dirs", str(cdi_folder(cluster))]
-    cluster.daemon.start()
-    cluster.extender.start()
-    cluster.api.post(f"{API}/deviceclasses", device_class())
-    until(lambda: slices(cluster), "slices", 30)
-    until(
-        lambda: cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default"),
-        "default service account",
-    )
-
-
-def cdi_folder(cluster: Cluster) -> Path:
-    return cluster.home / "run" / "cdi"
-
-
-def cdi_files(cluster: Cluster) -> list[str]:
-    return sorted(path.name for path in cdi_folder(cluster).glob("*.json"))
-
-
-def slices(cluster: Cluster) -> list[Json]:
-    return [
-        one for one in cluster.api.get(f"{API}/resourceslices")["items"] if one["spec"]["driver"] == DRIVER
-    ]
-
-
-def shares(cluster: Cluster, name: str) -> list[tuple[str, str]]:
-    results = cluster.api.get(f"{CLAIMS}/{name}")["status"]["allocation"]["devices"]["results"]
-    return [(one["device"], one["consumedCapacity"]["memory"]) for one in results]
-
-
-def wait_running(cluster: Cluster, name: str) -> None:
-    """Wait long: a kubelet that may not read a claim yet, or is refused, asks again up to a minute later."""
-    cluster.wait_running(name, 150)
-
-
-def clear(cluster: Cluster) -> None:
-    cluster.clear()
-    for one in cluster.api.get(CLAIMS)["items"]:
-        cluster.api.delete(f"{CLAIMS}/{one['metadata']['name']}", grace_s=0)
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "claims gone", 30)
-
-
 @pytest.fixture(scope="module")
 def started(make_cluster: Any) -> Cluster:
-    if picked().minor in {"1.34", "1.35"}:
-        pytest.skip("shares of a device, KEP-5075, are on since 1.36")
     cluster: Cluster = make_cluster(two_kinds(), start=start_with_claims)
     return cluster
 
@@ -135,7 +62,7 @@ def cluster(started: Cluster) -> Iterator[Cluster]:
 def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c8", 8))
     cluster.create(claim_pod("p8", "c8"))
-    wait_running(cluster, "p8")
+    cluster.wait_running("p8")
 
     assert shares(cluster, "c8") == [(SMALL.lower(), "8Gi")]
     found = cluster.environment("p8")
@@ -153,7 +80,7 @@ def test_a_pod_with_a_claim_gets_its_share_of_a_card(cluster: Cluster) -> None:
 def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c20", 20))
     cluster.create(claim_pod("p20", "c20"))
-    wait_running(cluster, "p20")
+    cluster.wait_running("p20")
     cluster.wait_used([0, 20])
     file = cdi_files(cluster)
 
@@ -171,7 +98,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
     # The claim that the kubelet prepares now is another one, on what is left of the same card.
     cluster.api.post(CLAIMS, claim("c12", 12, f'device.attributes["{DRIVER}"].uuid == "{LARGE}"'))
     cluster.create(claim_pod("p12", "c12"))
-    wait_running(cluster, "p12")
+    cluster.wait_running("p12")
     cluster.wait_used([0, 32])
 
     cluster.delete("p20")
@@ -181,7 +108,7 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
 def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster: Cluster) -> None:
     cluster.api.post(CLAIMS, claim("c10", 10, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
     cluster.create(claim_pod("p10", "c10"))
-    wait_running(cluster, "p10")
+    cluster.wait_running("p10")
 
     cluster.api.post(CLAIMS, claim("by-hand", 10))
     pod = cluster.api.post(PODS, claim_pod("late", "by-hand", schedulerName="nobody"))
@@ -196,7 +123,7 @@ def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster
     cluster.wait_used([10, 0])
 
     cluster.delete("p10")
-    wait_running(cluster, "late")
+    cluster.wait_running("late")
     cluster.wait_used([10, 0])
 
 
@@ -212,7 +139,7 @@ def test_cordoned_cards_take_no_claims(cluster: Cluster) -> None:
         until(lambda: taints() == ["gpupack.io/cordoned"], "the cordoned card's taint")
         cluster.api.post(CLAIMS, claim("c4", 4))
         cluster.create(claim_pod("p4", "c4"))
-        wait_running(cluster, "p4")
+        cluster.wait_running("p4")
         assert shares(cluster, "c4") == [(LARGE.lower(), "4Gi")]
     finally:
         uncordon = {"metadata": {"annotations": {"gpupack.io/cordon": None}}}
@@ -225,7 +152,7 @@ def test_a_claim_that_names_no_amount_has_a_whole_card(cluster: Cluster) -> None
     del whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"]
     cluster.api.post(CLAIMS, whole)
     cluster.create(claim_pod("pw", "whole"))
-    wait_running(cluster, "pw")
+    cluster.wait_running("pw")
     assert shares(cluster, "whole") == [(SMALL.lower(), "16Gi")]
     cluster.wait_used([16, 0])
 
@@ -239,7 +166,7 @@ def assigned(cluster: Cluster, name: str) -> dict[str, list[list[Any]]]:
 
 def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cluster) -> None:
     cluster.create(workload.pod("ordinary", workload.container(gib=20)))
-    wait_running(cluster, "ordinary")
+    cluster.wait_running("ordinary")
     assert assigned(cluster, "ordinary") == {"main": [[LARGE, 20]]}
     found = cluster.environment("ordinary")
     assert (found["GPUPACK_CARDS"], found["GPUPACK_MEMORY_MIB"]) == (f"{LARGE}:20", "20480")
@@ -247,7 +174,7 @@ def test_an_unchanged_pod_runs_with_the_card_that_the_extender_chose(cluster: Cl
     # kube-scheduler counts the share when it allocates a claim.
     cluster.api.post(CLAIMS, claim("c14", 14))
     cluster.create(claim_pod("p14", "c14"))
-    wait_running(cluster, "p14")
+    cluster.wait_running("p14")
     assert shares(cluster, "c14") == [(SMALL.lower(), "14Gi")]
     cluster.wait_used([14, 20])
 
@@ -268,7 +195,7 @@ def test_percent_init_containers_sidecars_and_two_cards_by_claims(cluster: Clust
     helper = workload.container("helper", 1, sidecar=True)
     cluster.create(workload.pod("init", workload.container(gib=2), init=[first, helper]))
     for name in ("half", "wide", "init"):
-        wait_running(cluster, name)
+        cluster.wait_running(name)
     for name in ("half", "wide"):
         (cards,) = assigned(cluster, name).values()
         assert cluster.environment(name)["GPUPACK_CARDS"] == ",".join(
@@ -323,7 +250,7 @@ def test_what_a_killed_extender_left_is_put_right_when_the_pod_is_bound(
     cluster.create(workload.pod("again", workload.container(gib=20), **gate))
     name = leave_behind(cluster, "again", writes)
     cluster.api.merge(f"{PODS}/again", {"spec": {"schedulingGates": None}})
-    wait_running(cluster, "again")
+    cluster.wait_running("again")
     assert cluster.environment("again")["GPUPACK_CARDS"] == f"{LARGE}:20"
     assert [one["metadata"]["name"] for one in cluster.api.get(CLAIMS)["items"]] == [name]
     assert shares(cluster, name) == [(LARGE.lower(), "20Gi")]
@@ -342,7 +269,7 @@ def test_a_new_extender_takes_back_what_was_allocated_to_a_pod_that_is_not_bound
     # kube-scheduler gives the card to a claim.
     cluster.api.post(CLAIMS, claim("c16", 16, f'device.attributes["{DRIVER}"].uuid == "{SMALL}"'))
     cluster.create(claim_pod("p16", "c16"))
-    wait_running(cluster, "p16")
+    cluster.wait_running("p16")
 
 
 def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster) -> None:
@@ -356,7 +283,7 @@ def test_pods_that_come_while_the_daemon_is_away_wait_and_run(cluster: Cluster) 
     assert {cluster.pod(name)["status"]["phase"] for name in ("waits", "p8")} == {"Pending"}
     cluster.daemon.start()
     for name in ("waits", "p8"):
-        wait_running(cluster, name)
+        cluster.wait_running(name)
     cluster.wait_used([8, 20])
 
 
@@ -371,7 +298,7 @@ def test_after_a_reboot_the_kubelet_may_come_long_before_the_daemon(cluster: Clu
     cluster.wait_event("early", "FailedPrepareDynamicResources", 90)
     assert cluster.pod("early")["status"]["phase"] == "Pending"
     cluster.daemon.start()
-    wait_running(cluster, "early")
+    cluster.wait_running("early")
     assert cluster.environment("early")["GPUPACK_CARDS"] == f"{LARGE}:20"
     until(lambda: slices(cluster), "slices published again", 60)
 
@@ -389,7 +316,7 @@ def test_claims_from_a_template_and_a_claim_that_containers_share(cluster: Clust
         for name in ("a", "b"):
             cluster.create(workload.pod(name, *both, resourceClaims=claims))
         for name in ("a", "b"):
-            wait_running(cluster, name)
+            cluster.wait_running(name)
             (card,) = {cluster.environment(name, one)["GPUPACK_CARDS"] for one in ("one", "two")}
             assert card in {f"{SMALL}:6", f"{LARGE}:6"}
         until(lambda: sum(cluster.state().used) == 12, "units of both")
@@ -404,7 +331,7 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.api.post(CLAIMS, claim("shared", 10))
     for name in ("first", "second"):
         cluster.create(claim_pod(name, "shared"))
-        wait_running(cluster, name)
+        cluster.wait_running(name)
     cluster.wait_used([10, 0])
     cluster.delete("first")
     assert cluster.environment("second")["GPUPACK_CARDS"] == f"{SMALL}:10"
@@ -434,26 +361,11 @@ def test_selectors_on_what_a_card_is(cluster: Cluster) -> None:
     claims = [{"name": name, "resourceClaimName": name} for name in SELECTORS]
     cluster.create(workload.pod("picky", container, resourceClaims=claims))
     cluster.create(claim_pod("none", "old"))
-    wait_running(cluster, "picky")
+    cluster.wait_running("picky")
     found = {name: shares(cluster, name) for name in SELECTORS}
     assert found == {name: [(card.lower(), "1Gi")] for name, (_, card) in SELECTORS.items()}
     cluster.wait_used([3, 4])
     assert not cluster.pod("none")["spec"].get("nodeName")
-
-
-def allocate(cluster: Cluster, name: str, device: str, gib: int, **status: Any) -> None:
-    """Allocate a claim by hand."""
-    made = cluster.api.get(f"{CLAIMS}/{name}")
-    result = {
-        "request": "gpu",
-        "driver": DRIVER,
-        "pool": cluster.node_name,
-        "device": device,
-        "shareID": "6f3c9a52-6a3a-4d0c-8a3c-0f6a3c9a526a",
-        "consumedCapacity": {"memory": f"{gib}Gi"},
-    }
-    allocation = {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": [result]}}
-    cluster.api.put(f"{CLAIMS}/{name}/status", {**made, "status": {"allocation": allocation, **status}})
 
 
 def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> None:
@@ -475,7 +387,7 @@ def test_claims_and_ordinary_pods_fill_one_card_together(cluster: Cluster) -> No
         cluster.create(workload.pod("fills", workload.container(gib=5)))
         cluster.create(workload.pod("other", workload.container(gib=6)))
         for name in ("made", "first", "second", "fills", "other"):
-            wait_running(cluster, name)
+            cluster.wait_running(name)
         assert assigned(cluster, "other") == {"main": [[LARGE, 6]]}
         cluster.wait_used([16, 6] if assigned(cluster, "fills") == {"main": [[SMALL, 5]]} else [11, 11])
     finally:
@@ -486,27 +398,14 @@ def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(
     cluster.api.post(CLAIMS, claim("by-hand", 20))
     allocate(cluster, "by-hand", LARGE.lower(), 20)
     cluster.create(workload.pod("fits", workload.container(gib=12)))
-    wait_running(cluster, "fits")
+    cluster.wait_running("fits")
     cluster.create(workload.pod("does-not-fit", workload.container(gib=17)))
     cluster.wait_event("does-not-fit", "FailedScheduling", 30)
     cluster.wait_used([12, 0] if assigned(cluster, "fits") == {"main": [[SMALL, 12]]} else [0, 12])
     assert not cluster.pod("does-not-fit")["spec"].get("nodeName")
     cluster.api.delete(f"{CLAIMS}/by-hand", grace_s=0)
-    wait_running(cluster, "does-not-fit")
+    cluster.wait_running("does-not-fit")
     assert assigned(cluster, "does-not-fit") == {"main": [[LARGE, 17]]}
-
-
-def prepared_units(cluster: Cluster) -> dict[str, list[str]]:
-    """Device IDs of all prepared claims by card, as the daemon's files have them."""
-    found: dict[str, list[str]] = {}
-    for path in (cluster.host.kubelet_dir / "plugins" / DRIVER / "claims").glob("*.json"):
-        try:
-            claim_file = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        for identifier in {one for ids in claim_file["ids"].values() for one in ids}:
-            found.setdefault(identifier.partition("::")[0], []).append(identifier)
-    return found
 
 
 @pytest.mark.nightly

@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import test_dra as dra
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.installed import NAMESPACE, SCHEDULER, shipped_scheduler_config
 from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
 from tests.cluster.harness.rest import ApiError
-from tests.cluster.harness.versions import picked
 
 COMPONENTS = [MANIFESTS / "components" / name for name in ("dra", "dra-scheduler")]
 
@@ -31,6 +29,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.use_scheduler_config(shipped_scheduler_config(cluster, scheduler))
     control.start_scheduler(scheduler)
     cluster.extender.start()
+    cluster.patience_s = dra.PATIENCE_S
     cluster.daemon.flags = ["--serve", "dra", "--cdi-dirs", str(dra.cdi_folder(cluster))]
     cluster.daemon.start()
     until(lambda: dra.slices(cluster), "slices", 60)
@@ -42,19 +41,18 @@ def start_as_installed(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Any) -> Cluster:
-    if picked().minor in {"1.34", "1.35"}:
-        pytest.skip("shares of a device, KEP-5075, are on since 1.36")
+    dra.skip_without_shares()
     made: Cluster = make_cluster(w.cards(16 << 10, 32 << 10), start=start_as_installed)
     return made
 
 
 def test_the_rights_suffice_for_claims_and_for_unchanged_pods(cluster: Cluster) -> None:
     cluster.create(w.pod("ordinary", w.container(gib=20)))
-    dra.wait_running(cluster, "ordinary")
+    cluster.wait_running("ordinary")
     assert cluster.pod("ordinary")["spec"]["schedulerName"] == SCHEDULER
     cluster.api.post(dra.CLAIMS, dra.claim("c4", 4))
     cluster.create(dra.claim_pod("p4", "c4", schedulerName=SCHEDULER))
-    dra.wait_running(cluster, "p4")
+    cluster.wait_running("p4")
     assert sum(cluster.wait_used([4, 20], 30).used) == 24
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.harness import Cluster, cgroups, growing, until
+from tests.cluster.harness import Cluster, cgroups, dra, growing, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.rest import Json
 from tests.cluster.harness.views import grants
 
 
-@pytest.fixture(scope="module")
-def cluster(make_cluster) -> Cluster:
+@pytest.fixture(scope="module", params=dra.NODE_KINDS)
+def cluster(make_cluster, request) -> Cluster:
     def start(cluster: Cluster) -> None:
         cluster.daemon.module = growing.MODULE
         cluster.daemon.environment = {growing.DOOR: str(cluster.home / "door")}
@@ -27,7 +27,7 @@ def cluster(make_cluster) -> Cluster:
             "--over-use-mib",
             "100",
         ]
-        cluster.start()
+        dra.start_as(request.param, cluster)
 
     return make_cluster(w.cards(8192, 8192), start=start)
 
@@ -62,10 +62,13 @@ def test_every_container_is_held_to_its_own_share(cluster):
     cluster.create(w.pod("held", w.container(gib=3), init=init))
     cluster.wait_running("held")
     (card,) = grants(cluster, "held")
-    assert grants(cluster, "held", "side") == {card: 2}
-    main = limited(cluster, "held", "main", 3072)
-    assert (main["held"], main["promised_mib"], main["problem"]) == ("driver", 3072, "")
-    limited(cluster, "held", "side", 2048)
+    # By claims all containers of a pod with such an init container have its effective units.
+    main_units, side_units = (5, 5) if cluster.serves_claims else (3, 2)
+    main_mib, side_mib = main_units << 10, side_units << 10
+    assert grants(cluster, "held", "side") == {card: side_units}
+    main = limited(cluster, "held", "main", main_mib)
+    assert (main["held"], main["promised_mib"], main["problem"]) == ("driver", main_mib, "")
+    limited(cluster, "held", "side", side_mib)
     assert ("held", "prepare") not in memory(cluster), "it has ended"
     cluster.create(w.pod("other", w.container(gib=4)))
     cluster.wait_running("other")
@@ -75,18 +78,18 @@ def test_every_container_is_held_to_its_own_share(cluster):
         return growing.grow(cluster.home / "door", card, pid, mib, cgroup_of(cluster, "held", container))
 
     assert grow("main", 3000, 900_001) == ""
-    assert "is 3072 MiB" in grow("main", 3100, 900_001)
-    assert grow("side", 2048, 900_002) == ""
-    assert "is 2048 MiB" in grow("side", 2049, 900_002)
+    assert f"is {main_mib} MiB" in grow("main", main_mib + 28, 900_001)
+    assert grow("side", side_mib, 900_002) == ""
+    assert f"is {side_mib} MiB" in grow("side", side_mib + 1, 900_002)
     until(lambda: memory(cluster)["held", "main"]["used_mib"] == 3000, "use of main", 20)
     labels = f'{{container="main",namespace="default",pod="held",uuid="{card}"}}'
     values = dict(
         line.rsplit(" ", 1) for line in cluster.daemon.http("/metrics").splitlines() if labels in line
     )
     assert {name.partition("{")[0]: float(value) / 2**20 for name, value in values.items()} == {
-        "gpupack_container_promised_bytes": 3072,
+        "gpupack_container_promised_bytes": main_mib,
         "gpupack_container_used_bytes": 3000,
-        "gpupack_container_limit_bytes": 3072,
+        "gpupack_container_limit_bytes": main_mib,
         "gpupack_container_over_use_bytes": 0,
     }
     told = until(lambda: cluster.allocation("held").get("memory", {}).get("main"), "allocation annotation")
@@ -95,9 +98,13 @@ def test_every_container_is_held_to_its_own_share(cluster):
     # The simulated driver forgets with its process; a daemon that starts knows everything from the book.
     cluster.daemon.kill()
     cluster.daemon.start()
-    for pod, container, mib in (("held", "main", 3072), ("held", "side", 2048), ("other", "main", 4096)):
+    for pod, container, mib in (
+        ("held", "main", main_mib),
+        ("held", "side", side_mib),
+        ("other", "main", 4096),
+    ):
         limited(cluster, pod, container, mib)
-    assert "is 3072 MiB" in grow("main", 3073, 900_001)
+    assert f"is {main_mib} MiB" in grow("main", main_mib + 1, 900_001)
 
 
 def become(cluster: Cluster, limits: dict[str, Any], *, has_reserved: bool = False) -> None:

@@ -4,12 +4,13 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.harness import Cluster, kueue, until
+from tests.cluster.harness import Cluster, dra, kueue, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import ADMIN_TOKEN, free_ports
@@ -36,9 +37,9 @@ USER: list[dict[str, Any]] = [
 TWO = "queues: [{name: a, weight: 3}, {name: b}]\n"
 
 
-@pytest.fixture(scope="module")
-def shared(make_cluster: Any) -> Cluster:
-    cluster: Cluster = make_cluster(w.cards(8192, 8192))
+@pytest.fixture(scope="module", params=dra.NODE_KINDS)
+def shared(make_cluster: Any, request: pytest.FixtureRequest) -> Cluster:
+    cluster: Cluster = make_cluster(w.cards(8192, 8192), start=partial(dra.start_as, request.param))
     apply_all(cluster.api, build(REPOSITORY / "manifests" / "namespace"))
     return cluster
 

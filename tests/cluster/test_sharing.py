@@ -1,15 +1,19 @@
-"""Pods share two cards of 8 GiB on a real node: every container gets the card that the node's words say."""
+"""Pods share two cards of 8 GiB on a real node: every container gets the card that the node's words say.
+
+The pods are the same on nodes of both kinds.
+"""
 
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from allocator.names import NODE_CARDS
 from allocator.records import load_cards
 from deviceplugin.allocation.allocation_service import NOT_OURS
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import PERCENT
@@ -22,9 +26,12 @@ from tests.mps_world import make_program
 NO_ROOM = "no card with 3 GiB free"
 
 
-@pytest.fixture(scope="module")
-def shared(make_cluster) -> Cluster:
-    return make_cluster(w.cards(8192, 8192))
+ONLY_DEVICE_PLUGIN = pytest.mark.parametrize("shared", ["device-plugin"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=dra.NODE_KINDS)
+def shared(make_cluster, request) -> Cluster:
+    return make_cluster(w.cards(8192, 8192), start=partial(dra.start_as, request.param))
 
 
 @pytest.fixture
@@ -76,6 +83,7 @@ def test_fifth_pod_of_3_gib_waits_with_our_reason_and_runs_when_one_leaves(clust
 
 
 @pytest.mark.telling
+@ONLY_DEVICE_PLUGIN
 def test_a_pod_that_another_scheduler_bound_is_told_the_way_out(cluster):
     """The sum has room for it, no card has; all of the plugin's sentence reaches the pod and its Event."""
     for number in range(2):
@@ -98,6 +106,7 @@ def refused_elsewhere(cluster: Cluster, gib: int, sentence: str) -> None:
 
 
 @pytest.mark.telling
+@ONLY_DEVICE_PLUGIN
 def test_who_takes_exactly_what_is_left_has_it_and_not_what_a_share_took(cluster):
     """The kubelet offers units of which percent were given out; main gets its init container's, unasked."""
     uids = {cluster.create(w.pod("first", w.container(gib=8)))}
@@ -132,7 +141,8 @@ def test_init_container_and_main_share_one_card_and_cost_the_larger(cluster):
     (card,) = [card.uuid for card in state.cards if card.used]
     lines = cluster.output("initial", "prepare").splitlines()
     assert granted(dict(line.split("=", 1) for line in lines)) == {card: 4}
-    assert granted(cluster.environment("initial")) == {card: 2}
+    # By claims all containers of such a pod have its effective units.
+    assert granted(cluster.environment("initial")) == {card: 4 if cluster.serves_claims else 2}
     until(lambda: uid in cluster.state().holds, "held")
     # What the init container held is not given to others: 4 units fit beside it, 5 do not.
     cluster.create(w.pod("beside", w.container(gib=8)))
@@ -165,8 +175,9 @@ def test_sidecar_beside_an_init_container(cluster):
     cluster.wait_running("mixed")
     state = cluster.wait_used([6, 0])
     (card,) = [card.uuid for card in state.cards if card.used]
-    assert granted(cluster.environment("mixed", "proxy")) == {card: 2}
-    assert granted(cluster.environment("mixed")) == {card: 3}
+    proxy, main = (6, 6) if cluster.serves_claims else (2, 3)
+    assert granted(cluster.environment("mixed", "proxy")) == {card: proxy}
+    assert granted(cluster.environment("mixed")) == {card: main}
 
 
 def test_two_containers_each_get_their_card(cluster):
@@ -230,6 +241,7 @@ def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
 
 
 @pytest.mark.telling
+@ONLY_DEVICE_PLUGIN
 def test_a_runtime_that_knows_cdi_is_given_the_cards_of_our_specification(cluster):
     """No toolkit here: containerd finds the card in the file that the daemon writes."""
     folder = cluster.home / "run" / "cdi"
@@ -264,7 +276,7 @@ def test_a_client_of_mps_gets_its_mounts_on_a_real_runtime(cluster):
     cluster.daemon.stop()
     with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL) as mps:
         try:
-            cluster.daemon.flags = ["--sharing=mps", f"--mps-root={root}", "--memory-limits=off"]
+            cluster.daemon.flags = [*flags, "--sharing=mps", f"--mps-root={root}", "--memory-limits=off"]
             cluster.daemon.start()
             looks = "touch /dev/shm/from-the-container; ls /run/gpupack/mps; exec sleep 1000"
             until(lambda: {card.held for card in cards_of(cluster)} == {"mps"}, "MPS on both cards")

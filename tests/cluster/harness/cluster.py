@@ -25,7 +25,14 @@ class Cluster:
     """A cluster of one node; a context manager that leaves nothing behind.
 
     `control`, `node`, `daemon` and `extender` are its parts, each of which can be killed and started again.
+
+    Attributes:
+        serves_claims: whether its node gives pods their cards by claims.
+        patience_s: what waiting for a pod takes at least, before it is a failure.
     """
+
+    serves_claims = False
+    patience_s = 0.0
 
     def __init__(
         self, profile: dict[str, Any] | None = None, *, with_node: bool = True, name: str = "n1"
@@ -224,7 +231,7 @@ class Cluster:
             return pod if status.get("phase") == "Running" and started else None
 
         try:
-            pod = until(running, f"pod {name} running", timeout_s)
+            pod = until(running, f"pod {name} running", max(timeout_s, self.patience_s))
         except AssertionError as error:
             raise AssertionError(f"{error}\nevents: {self.events(name)}") from error
         status = pod["status"]
