@@ -24,6 +24,7 @@ from kubeapi.client import KubeClient
 from kubeapi.correlation import make_node_ref, make_pod_ref
 from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
+from kubeapi.serving import start_serving
 from scheduler_plugin.errors import SettingsError
 from scheduler_plugin.options import EVENTS, make_elector, make_leader_label
 
@@ -293,15 +294,8 @@ async def run(
             handle_signals=False,
             shutdown_timeout=SHUTDOWN_S,
         )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        candidate = web.TCPSite(runner, settings.host or None, settings.port)
-        try:
-            await candidate.start()
-        except OSError as error:
-            raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
-        host, port = runner.addresses[0][:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        host, port = await start_serving(stack, runner, settings.http, SettingsError)
+        url = f"http://{host}:{port}"
         log.info("serving", url=url, namespace=settings.namespace)
         if started is not None:
             started(url)

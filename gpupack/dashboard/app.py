@@ -26,6 +26,7 @@ from gpupack.usage.sampling import UsageSampler
 from gpupack.usage.store import HistoryFile, MemoryStore
 from gpupack.usage.times import parse_span
 from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.serving import start_serving
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 T = TypeVar("T")
@@ -288,17 +289,10 @@ async def start_listening(pages: DashboardHandlers, settings: Settings, stack: A
         shutdown_timeout=SHUTDOWN_S,
         handler_cancellation=True,
     )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    host, port = await start_serving(stack, runner, settings.http, InputError)
     stack.callback(pages.end_streams)
-    site = web.TCPSite(runner, settings.host or None, settings.port)
-    try:
-        await site.start()
-    except OSError as error:
-        raise InputError(f"http {settings.http!r}: {error.strerror or error}") from error
-    host, port = runner.addresses[0][:2]
-    host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104 - as a browser can name it
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    host = "127.0.0.1" if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - as a browser can name it
+    return f"http://{host}:{port}/"
 
 
 async def _yield_between(found: Iterable[T]) -> AsyncIterator[T]:

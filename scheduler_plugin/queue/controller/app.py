@@ -13,6 +13,7 @@ from kubeapi.events import EventRecorder
 from kubeapi.lease import LeaseElector
 from kubeapi.lease_follower import LeaseFollower
 from kubeapi.posting import make_post_client
+from kubeapi.serving import start_serving
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.errors import SettingsError
@@ -97,15 +98,8 @@ async def run(
         unready = (lambda: term.stale_view_reason) if label is not None else (lambda: term.pause_reason)
         app = make_app(controller, metrics, unready, lambda: term.pause_reason, lambda: file.fault, clock)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.host or None, settings.port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise SettingsError(f"http {settings.http!r}: {error.strerror or error}") from error
-        host, port = runner.addresses[0][:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        host, port = await start_serving(stack, runner, settings.http, SettingsError)
+        url = f"http://{host}:{port}"
         log.info("serving", url=url, queues=len(config.queues), mode=config.mode)
         if started is not None:
             started(url, queue)
