@@ -53,6 +53,7 @@ from deviceplugin.monitoring.sampling import (
     CardSampler,
     ProcessOwnerLookup,
 )
+from deviceplugin.monitoring.telemetry import TelemetryCollector
 from deviceplugin.node_events import NodeEvents
 from deviceplugin.option_values import DRA, MPS
 from deviceplugin.publishing.annotator import AllocationAnnotator
@@ -296,7 +297,11 @@ class Daemon:
         )
         self._fill(metrics, status)
         http = HttpServer(
-            metrics, status.explain_not_ready, status.explain, lambda: self._sampler.driver_gone_reason
+            metrics,
+            status.explain_not_ready,
+            status.explain,
+            lambda: self._sampler.driver_gone_reason,
+            telemetry=lambda history: self._sampler.telemetry.explain(history=history),
         )
         _, self.http_port = await http.start(settings.host, settings.port)
         stack.push_async_callback(http.stop)
@@ -369,6 +374,7 @@ class Daemon:
             self._source.vendor.fault,
         )
         metrics.add_collector(self._memory.make_metrics(), self._memory.read_use)
+        metrics.add_collector(TelemetryCollector(self._sampler.telemetry.list_activities))
 
     def _node_kind(self, client: KubeClient, account: LedgerService, nodes: OwnNode) -> NodeKindMark:
         return NodeKindMark(

@@ -1,4 +1,4 @@
-"""/healthz, /readyz, /metrics and /explain."""
+"""/healthz, /readyz, /metrics, /explain and /telemetry."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -29,6 +29,7 @@ class HttpServer:
         not_ready: why the node cannot serve pods yet; empty when it can.
         explain: everything of interest to a person, as JSON values.
         ends: why the process is of no use any more and must end; None while it is.
+        telemetry: what the cards do, as JSON values; with its course over the last minutes for True.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class HttpServer:
         not_ready: Callable[[], list[str]],
         explain: Callable[[], dict[str, Any]],
         ends: Callable[[], str | None] = lambda: None,
+        *,
+        telemetry: Callable[[bool], dict[str, Any]],
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
         self._explain = explain
         self._ends = ends
+        self._telemetry = telemetry
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -63,6 +67,7 @@ class HttpServer:
             web.get("/readyz", self._on_readyz),
             web.get("/metrics", self._on_metrics),
             web.get("/explain", self._on_explain),
+            web.get("/telemetry", self._on_telemetry),
         ]
         app[PLACES] = ", ".join(f"{route.method} {route.path}" for route in routes)
         app.add_routes(routes)
@@ -101,6 +106,10 @@ class HttpServer:
 
     async def _on_explain(self, _request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._explain()), content_type="application/json")
+
+    async def _on_telemetry(self, request: web.Request) -> web.Response:
+        told = self._telemetry(request.query.get("history", "1") != "0")
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
 
 @web.middleware

@@ -51,6 +51,11 @@ class Card:
     action: int = 0
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     pages: tuple[int, int, int] = (0, 0, 0)
+    utilization: tuple[int, int] = (0, 0)
+    temperature_c: int = 30
+    power_mw: int = 70_000
+    clocks_mhz: tuple[int, int] = (345, 2619)
+    clocks_reasons: int = 1
     mig: list["Card"] | None = None
     instance: int = 0
     compute_instance: int = 0
@@ -99,6 +104,13 @@ class Driver:
             "DeviceGetRetiredPages",
             "DeviceGetRetiredPagesPendingStatus",
             "DeviceGetFieldValues",
+            "DeviceGetUtilizationRates",
+            "DeviceGetTemperature",
+            "DeviceGetPowerUsage",
+            "DeviceGetEnforcedPowerLimit",
+            "DeviceGetClockInfo",
+            "DeviceGetCurrentClocksEventReasons",
+            "DeviceGetCurrentClocksThrottleReasons",
             "DeviceGetComputeRunningProcesses_v3",
             "DeviceGetComputeRunningProcesses_v2",
             "DeviceGetGraphicsRunningProcesses_v3",
@@ -240,6 +252,30 @@ class Driver:
     def DeviceGetFieldValues(self, card: Card, fields: list[int]) -> list[SimpleNamespace]:
         assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=card.action))]
+
+    def DeviceGetUtilizationRates(self, card: Card) -> SimpleNamespace:
+        if card.mig is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=card.utilization[0], memory=card.utilization[1])
+
+    def DeviceGetTemperature(self, card: Card, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return card.temperature_c
+
+    def DeviceGetPowerUsage(self, card: Card) -> int:
+        return card.power_mw
+
+    def DeviceGetEnforcedPowerLimit(self, card: Card) -> int:
+        return 700_000
+
+    def DeviceGetClockInfo(self, card: Card, kind: int) -> int:
+        return card.clocks_mhz[[pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM].index(kind)]
+
+    def DeviceGetCurrentClocksEventReasons(self, card: Card) -> int:
+        return card.clocks_reasons
+
+    def DeviceGetCurrentClocksThrottleReasons(self, card: Card) -> int:
+        return card.clocks_reasons
 
     def DeviceGetComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
         return card.compute

@@ -15,6 +15,7 @@ from deviceplugin.gpus.api.health import HealthTracker
 from deviceplugin.gpus.api.source import GpuCard, GpuSample, GpuSource, HealthEvent
 from deviceplugin.host.cgroups import ProcessPlace
 from deviceplugin.host.driver import DriverThread
+from deviceplugin.monitoring.telemetry import TelemetryHistory
 from deviceplugin.monitoring.unaccounted_use import UnaccountedUse, measure_unaccounted_use
 from deviceplugin.node_events import NodeEvents, make_silent_events
 
@@ -87,6 +88,7 @@ class CardSampler:
         places: where its processes run, None for those of no pod; of those left out nothing is known.
         uses: newest judgement of each card.
         memory_errors: what each card counts of its memory's errors.
+        telemetry: what the cards did during the last minutes.
         errors: measurements that failed as a whole.
         faults: how many numbered errors there were, by UUID and code; ignored ones too.
         health_changes: how often a card became healthy (True) or unhealthy, by UUID.
@@ -134,6 +136,7 @@ class CardSampler:
         self._told_s: dict[tuple[str, int], float] = {}
         self.uses: dict[str, UnaccountedUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
+        self.telemetry = TelemetryHistory(every_s, account.now_s)
         self.errors = 0
         self.faults: Counter[tuple[str, int]] = Counter()
         self.health_changes: Counter[tuple[str, bool]] = Counter()
@@ -228,6 +231,7 @@ class CardSampler:
         self.places = {pid: self._owners.place(pid) for pid in owners}
         self._judge(samples, owners, _larger(before, self._promises()))
         self.memory_errors = {sample.uuid: sample.memory_errors for sample in samples}
+        self.telemetry.add(gpus, samples)
         now_s = self._account.now_s()
         self._apply([sample.uuid for sample in samples if self._health.on_sample(sample, now_s)])
         self._attached()

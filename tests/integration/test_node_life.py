@@ -192,7 +192,7 @@ async def test_http_tells_probes_prometheus_and_people():
         async with session.get(f"{base}/explain") as answer:
             told = await answer.json()
         assert told["ledger"]["pods"][0]["in_holds"] is True
-        allowed = "allowed: GET /healthz, GET /readyz, GET /metrics, GET /explain\n"
+        allowed = "allowed: GET /healthz, GET /readyz, GET /metrics, GET /explain, GET /telemetry\n"
         async with session.get(f"{base}/nowhere") as answer:
             assert (answer.status, await answer.text()) == (404, f'GET "/nowhere"; {allowed}')
         async with session.post(f"{base}/healthz") as answer:

@@ -188,6 +188,17 @@ def test_memory_and_processes_are_measured(start: Callable[..., Child]) -> None:
         "error": None,
         "memory_errors": dict.fromkeys(MEMORY_ERRORS, 0),
         "keeps_pages": False,
+        # As the profile's sections power, thermal, clocks, clocks_throttle_reasons and utilization say.
+        "telemetry": {
+            "utilization_percent": 0.0,
+            "memory_utilization_percent": 0.0,
+            "temperature_c": 34.0,
+            "power_w": 95.0,
+            "power_limit_w": 700.0,
+            "sm_clock_mhz": 345.0,
+            "memory_clock_mhz": 1593.0,
+            "throttle_reasons": ["gpu_idle"],
+        },
     }
     processes = [
         {"pid": 4242, "type": "C", "name": "train", "used_memory_mib": 4096},

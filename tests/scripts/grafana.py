@@ -88,6 +88,47 @@ GRAPHS: Final[dict[str, list[Row]]] = {
             "By processes outside of gpupack's pods, or beyond their requests.",
         ),
     ],
+    "What cards do": [
+        (
+            "Utilization by card",
+            "percentunit",
+            {"{{node}} {{uuid}}": f"gpupack_card_utilization_ratio{NODES}"},
+            "Part of the last moments in which a kernel ran. A card in MIG mode tells none.",
+        ),
+        (
+            "Use of the memory's bandwidth by card",
+            "percentunit",
+            {"{{node}} {{uuid}}": f"gpupack_card_memory_utilization_ratio{NODES}"},
+            "Part of the last moments in which the card's memory was read or written.",
+        ),
+        (
+            "Power by card",
+            "watt",
+            {"{{node}} {{uuid}}": f"gpupack_card_power_watts{NODES}"},
+            "Of the chosen nodes.",
+        ),
+        (
+            "Temperature by card",
+            "celsius",
+            {"{{node}} {{uuid}}": f"gpupack_card_temperature_celsius{NODES}"},
+            "Of the chosen nodes.",
+        ),
+        (
+            "Clock of the multiprocessors by card",
+            "hertz",
+            {"{{node}} {{uuid}}": f"gpupack_card_sm_clock_hertz{NODES}"},
+            "Of the chosen nodes.",
+        ),
+        (
+            "Cards that are slowed down, by reason",
+            "none",
+            {
+                "{{reason}}": "sum by (reason) (gpupack_card_clocks_event_reason"
+                '{node=~"$node", reason=~".*(slowdown|cap)"})',
+            },
+            "Cards whose power or temperature limits the clocks.",
+        ),
+    ],
     "Scheduling": [
         (
             "Pods that wait, by reason",

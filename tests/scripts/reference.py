@@ -19,9 +19,11 @@ from prometheus_client.core import Metric
 from deviceplugin.container_memory import ContainerMemoryService
 from deviceplugin.container_memory_metrics import ContainerMemoryMetrics
 from deviceplugin.gpus.api.memory_limits import Enforcement
+from deviceplugin.gpus.api.telemetry import CardTelemetry
 from deviceplugin.metrics import CardState, NodeState
 from deviceplugin.metrics import Metrics as NodeMetrics
 from deviceplugin.monitoring.container_use import ContainerUse
+from deviceplugin.monitoring.telemetry import CardActivity, TelemetryCollector
 from deviceplugin.status import DaemonStatus
 from gpupack.autoscale.metrics import AutoscaleMetrics
 from gpupack.cli.app import cli
@@ -74,6 +76,8 @@ def node_metrics() -> str:
     metrics.add_collector(
         ContainerMemoryMetrics(lambda: [row], lambda _: True, lambda: held, lambda: forbidden)
     )
+    activity = CardActivity("x", "m", ("x",), _filled(CardTelemetry, throttle_reasons=()))
+    metrics.add_collector(TelemetryCollector(lambda: [activity]))
     metrics.count_call("Allocate", 0.001, "OK")
     return _metrics(metrics._registry)
 

@@ -18,7 +18,7 @@ async def test_a_slow_reader_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
         asked.set()
         return {"long": "x" * 2**26}
 
-    server = HttpServer(Metrics(), list, explain)
+    server = HttpServer(Metrics(), list, explain, telemetry=lambda _history: {})
     _, writer = await asyncio.open_connection(*await server.start("127.0.0.1", 0), limit=1)
     writer.write(b"GET /explain HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(LIMIT_S):

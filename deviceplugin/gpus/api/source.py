@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from deviceplugin.gpus.api.links import Links
 from deviceplugin.gpus.api.memory_limits import MemoryLimits
+from deviceplugin.gpus.api.telemetry import NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.api.vendor import Vendor
 
 GONE_S: Final = 120.0
@@ -90,6 +91,7 @@ class GpuSample:
         memory_errors: what the card counts of its memory's errors, by kind, for the metrics.
         keeps_pages: the operating system manages the card's memory, so that used_mib may have pages that no
             process uses: those of processes that ended, and cached files.
+        telemetry: what the card does, of an instance what the card does that it is part of.
     """
 
     uuid: str
@@ -98,6 +100,7 @@ class GpuSample:
     error: str | None = None
     memory_errors: Mapping[str, int] = field(default_factory=dict)
     keeps_pages: bool = False
+    telemetry: CardTelemetry = NO_TELEMETRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
@@ -32,7 +32,11 @@ from deviceplugin.gpus.nvidia.links import read_links
 from deviceplugin.gpus.nvidia.memory_limits import CALLS as LIMIT_CALLS
 from deviceplugin.gpus.nvidia.memory_limits import NvmlLimits
 from deviceplugin.gpus.nvidia.nvml_calls import MigDevice
+from deviceplugin.gpus.nvidia.telemetry import read_telemetry
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
+
+if TYPE_CHECKING:
+    from deviceplugin.gpus.api.telemetry import CardTelemetry
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -154,6 +158,7 @@ class NvmlGpus:
         self._shape: tuple[object, ...] = ()
         self._watched: tuple[object, ...] = ()
         self._memory_errors: Mapping[str, Mapping[str, int]] = {}
+        self._telemetry: dict[str, CardTelemetry] = {}
         self._events = HealthEventQueue()
         self._driver_events = NvmlEvents(self._report, self._events.wake)
         self._open = self._lost = False
@@ -199,6 +204,7 @@ class NvmlGpus:
         with self._sampling:
             self._follow()
             before, self._memory_errors = self._memory_errors, {}
+            self._telemetry = {}
             self._lost = False
             found = [self._sample(device, before) for device in self._devices]
             if not self._lost:
@@ -513,7 +519,11 @@ class NvmlGpus:
         if not processes and not self._sees_processes:
             processes = None
         keeps_pages = device.card.memory_node is not None
-        return GpuSample(uuid, used_mib, processes, trouble, errors, keeps_pages)
+        # Asked once for all instances of a card.
+        telemetry = self._telemetry.get(card)
+        if telemetry is None:
+            telemetry = self._telemetry[card] = read_telemetry(device.parent)
+        return GpuSample(uuid, used_mib, processes, trouble, errors, keeps_pages, telemetry)
 
     def _report(self, event: Any) -> None:
         """Queue an XID for the cards it concerns: all of them when the driver does not say which."""

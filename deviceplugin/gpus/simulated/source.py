@@ -29,6 +29,7 @@ from deviceplugin.gpus.simulated.profile import (
     SimulatedFailure,
 )
 from deviceplugin.gpus.simulated.script import ProcessGrowth, ScriptStep, SimulationScript
+from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
 
 POLL_S: Final = 0.5
 """How often to look whether the profile was changed."""
@@ -503,7 +504,18 @@ class SimulatedGpus:
             return GpuSample(card.uuid, 0, None, error=error)
         used_mib, processes = self._measure(card)
         measured = -(-board.memory_info(card, used_mib).used_by_processes // MIB)
-        return GpuSample(card.uuid, measured, processes, keeps_pages=card.memory_node is not None)
+        return GpuSample(
+            card.uuid,
+            measured,
+            processes,
+            keeps_pages=card.memory_node is not None,
+            telemetry=simulate_telemetry(
+                board.card.architecture,
+                [process for each in board.cards() for process in self._measure(each)[1]],
+                self._clock() - self._began_s,
+                partitioned=board.instances is not None,
+            ),
+        )
 
     def _measure(self, card: GpuCard) -> tuple[int, tuple[GpuProcess, ...]]:
         use = self._uses.setdefault(card.uuid, SimulatedUse())

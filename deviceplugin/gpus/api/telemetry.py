@@ -1,0 +1,64 @@
+"""What a card does at a moment: how busy, warm and fast it is, as far as its driver tells; pure."""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+THROTTLE_REASONS: Final = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""NVML's clocks event reasons, by the bit of its mask. `gpu_idle` says that the card has nothing to do."""
+
+UNKNOWN_REASON: Final = "unknown"
+"""A bit that this release has no name for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardTelemetry:
+    """CardTelemetry is what a physical card does; a value that its driver does not tell is None, never 0.
+
+    Attributes:
+        utilization_percent: of the last moments, how long a kernel ran on the card.
+        memory_utilization_percent: of the last moments, how long its memory was read or written.
+        temperature_c: of the GPU, degrees Celsius.
+        power_w: what it draws, watts.
+        power_limit_w: what it may draw, watts.
+        sm_clock_mhz: clock of the multiprocessors.
+        memory_clock_mhz: clock of the memory.
+        throttle_reasons: why the clocks are not higher, of `THROTTLE_REASONS`; empty where nothing is
+            in their way.
+    """
+
+    utilization_percent: float | None = None
+    memory_utilization_percent: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, float | list[str]]:
+        """Name what is known; what the driver does not tell is left out."""
+        found: dict[str, float | list[str]] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                found[field.name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+
+NO_TELEMETRY: Final = CardTelemetry()
+
+
+def name_throttle_reasons(mask: int) -> tuple[str, ...]:
+    """Name the bits of NVML's mask of clocks event reasons."""
+    names = [name for bit, name in enumerate(THROTTLE_REASONS) if mask >> bit & 1]
+    return (*names, *([UNKNOWN_REASON] if mask >> len(THROTTLE_REASONS) else []))
