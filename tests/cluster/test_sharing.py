@@ -6,7 +6,6 @@ The pods are the same on nodes of both kinds.
 import json
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 
@@ -31,7 +30,13 @@ ONLY_DEVICE_PLUGIN = pytest.mark.parametrize("shared", ["device-plugin"], indire
 
 @pytest.fixture(scope="module", params=dra.NODE_KINDS)
 def shared(make_cluster, request) -> Cluster:
-    return make_cluster(w.cards(8192, 8192), start=partial(dra.start_as, request.param))
+    def start(cluster: Cluster) -> None:
+        config = json.loads(cluster.control.scheduler_config.read_text())
+        config["extenders"][0]["preemptVerb"] = "preempt"
+        cluster.control.use_scheduler_config(config)
+        dra.start_as(request.param, cluster)
+
+    return make_cluster(w.cards(8192, 8192), start=start)
 
 
 @pytest.fixture
@@ -212,6 +217,23 @@ def test_two_cards_wait_until_both_have_room(cluster):
     cluster.delete("filler")
     cluster.wait_running("wide")
     assert wait_agree(cluster).used == [3, 3]
+
+
+def test_a_pod_of_high_priority_has_the_card_of_one_that_is_evicted(cluster):
+    """Both cards have 2 GiB free: of their pods the cheaper one goes, and leaves a whole card."""
+    for name, priority in (("cheap", 1), ("dear", 5), ("dearest", 10)):
+        body = {"metadata": {"name": name}, "value": priority}
+        cluster.api.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
+    for name in ("dear", "cheap"):
+        cluster.create(w.pod(name, w.container(gib=6), priorityClassName=name))
+        cluster.wait_running(name)
+    card = grants(cluster, "cheap")
+    cluster.create(w.pod("urgent", w.container(gib=8), priorityClassName="dearest"))
+    cluster.wait_running("urgent", 60)
+    assert set(grants(cluster, "urgent")) == set(card)
+    assert not cluster.exists("cheap")
+    assert cluster.pod("dear")["status"]["phase"] == "Running"
+    assert wait_agree(cluster).used_by_uuid == {**grants(cluster, "dear"), **dict.fromkeys(card, 8)}
 
 
 def test_a_card_that_is_cordoned_gets_no_pod_until_it_is_given_back(cluster):
