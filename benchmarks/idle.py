@@ -1,6 +1,6 @@
 """Measure what the queue costs while nothing happens: `python -m benchmarks.idle [--waiting W] [--nodes N]`.
 
-W gated pods of 20 shapes and T tenants wait for N full nodes, and have for an hour. The controller runs as
+W gated pods of 20 shapes and T queues wait for N full nodes, and have for an hour. The controller runs as
 shipped, without an API server, and nothing changes for `--seconds`; then something changes ten times a second
 for as long, and nobody can be released by it. Printed are, in this process:
 
@@ -48,9 +48,9 @@ class Silent:
         """Drop one."""
 
 
-def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
+def full_queue(queues: int, waiting_pods: int, nodes: int) -> Queue:
     """A queue on full nodes."""
-    names = [f"t{number:03}" for number in range(tenants)]
+    names = [f"t{number:03}" for number in range(queues)]
     config = parse_config("bench", json.dumps({"queues": [{"name": name} for name in names]}))
     state = ClusterState(rules=QueueChargeRules())
     queue = Queue(config, state, ClusterPolicies("fragmentation"))
@@ -63,8 +63,8 @@ def full_queue(tenants: int, waiting_pods: int, nodes: int) -> Queue:
         queue.set_node(node.metadata.name, read_node_facts(node))
     for number in range(waiting_pods):
         units = SHAPES[number % len(SHAPES)]
-        raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=names[number % tenants])
-        raw["metadata"]["labels"] = {QUEUE_NAME: names[number % tenants]}
+        raw = pod_object(f"p{number}", units, version=nodes + number + 1, namespace=names[number % queues])
+        raw["metadata"]["labels"] = {QUEUE_NAME: names[number % queues]}
         raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
         raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
         pod = msgspec.convert(raw, QueuePod)
@@ -97,17 +97,17 @@ async def shares(queue: Queue, seconds: float) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description=__doc__)
-    parser.add_argument("--tenants", type=int, default=100)
+    parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args(arguments)
-    for name in ("tenants", "waiting", "nodes", "seconds"):
+    for name in ("queues", "waiting", "nodes", "seconds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} {getattr(options, name)}; allowed: 1 or more")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"machine: {machine()}")
-    queue = full_queue(options.tenants, options.waiting, options.nodes)
+    queue = full_queue(options.queues, options.waiting, options.nodes)
     list(queue.admit_workloads(0.0))
     explain_waiting(queue, 0.0)
     used = time.process_time()

@@ -1,6 +1,6 @@
-"""Admission decisions of the queue: `python -m benchmarks.queue [--tenants T] [--waiting W] [--nodes N]`.
+"""Admission decisions of the queue: `python -m benchmarks.queue [--queues T] [--waiting W] [--nodes N]`.
 
-N nodes of 8 cards of 79 units, full of pods of T tenants; W gated pods of 20 shapes wait, evenly by tenant, a
+N nodes of 8 cards of 79 units, full of pods of T queues; W gated pods of 20 shapes wait, evenly by queue, a
 third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides until
 nobody can be released. Measured, all in this process and without an API server:
 
@@ -43,16 +43,16 @@ class Bench:
     """A queue on a full cluster.
 
     Args:
-        tenants: How many.
+        queue_names: How many.
         nodes: How many.
         seed: Of everything random.
         slots: Every card has slots.
     """
 
-    def __init__(self, tenants: int, nodes: int, seed: int, *, slots: bool) -> None:
+    def __init__(self, queue_names: int, nodes: int, seed: int, *, slots: bool) -> None:
         self.random = random.Random(seed)
-        self.tenants = [f"t{number:03}" for number in range(tenants)]
-        queues = [{"name": name, "weight": 1 + at % 4} for at, name in enumerate(self.tenants)]
+        self.queue_names = [f"t{number:03}" for number in range(queue_names)]
+        queues = [{"name": name, "weight": 1 + at % 4} for at, name in enumerate(self.queue_names)]
         text = json.dumps({"queues": queues})[:-1] + "}"
         self.state = ClusterState(rules=QueueChargeRules())
         config = parse_config("bench", text + "\n" if not slots else _with_slots(queues))
@@ -73,8 +73,8 @@ class Bench:
 
     def pod(self, number: int) -> None:
         """Let one more pod wait."""
-        tenant = self.tenants[number % len(self.tenants)]
-        job = f"j{number // 6 // len(self.tenants)}" if number % 3 == 0 else ""
+        queue = self.queue_names[number % len(self.queue_names)]
+        job = f"j{number // 6 // len(self.queue_names)}" if number % 3 == 0 else ""
         notes = {POD_JOB: job} if job else {}
         if job and self.random.random() < 0.5:
             notes[POD_DATA] = "d0"
@@ -84,9 +84,9 @@ class Bench:
             self.random.choice(SHAPES),
             version=self.version,
             annotations=notes,
-            namespace=tenant,
+            namespace=queue,
         )
-        raw["metadata"]["labels"] = {QUEUE_NAME: tenant}
+        raw["metadata"]["labels"] = {QUEUE_NAME: queue}
         raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
         raw["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
         self._send(raw)
@@ -99,9 +99,9 @@ class Bench:
     def decide(self, most: int | None = None) -> list[float]:
         """Decide until nobody can be released, or so many are; seconds of each decision."""
         took, began = [], time.perf_counter()
-        for release in self.queue.admit_workloads(0.0):
+        for admitted in self.queue.admit_workloads(0.0):
             took.append(time.perf_counter() - began)
-            self.running += [{"uid": member.uid, "node": member.node} for member in release.members]
+            self.running += [{"uid": member.uid, "node": member.node} for member in admitted.members]
             if len(took) == most:
                 return took
             began = time.perf_counter()
@@ -112,9 +112,9 @@ class Bench:
         at = self.random.randrange(len(self.running))
         self.running[at], self.running[-1] = self.running[-1], self.running[at]
         uid = self.running.pop()["uid"]
-        take = self.state.get_assumed(uid)
-        if take is not None:
-            self.state.forget(take, 0.0)
+        assumed = self.state.get_assumed(uid)
+        if assumed is not None:
+            self.state.forget(assumed, 0.0)
         self.queue.delete_pod(uid, 0.0)
 
 
@@ -126,27 +126,27 @@ def _with_slots(queues: list[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__)
-    parser.add_argument("--tenants", type=int, default=100)
+    parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", action="store_true")
     options = parser.parse_args(arguments)
-    for name, least in (("tenants", 1), ("waiting", ENDED), ("nodes", 1)):
+    for name, least in (("queues", 1), ("waiting", ENDED), ("nodes", 1)):
         if getattr(options, name) < least:
             parser.error(f"--{name} {getattr(options, name)}; allowed: {least} or more")
     print(f"machine: {machine()}")
-    bench = Bench(options.tenants, options.nodes, options.seed, slots=options.slots)
+    bench = Bench(options.queues, options.nodes, options.seed, slots=options.slots)
     number = 0
     while True:
         for _ in range(min(1000, options.waiting)):
             bench.pod(number)
             number += 1
         bench.decide()
-        if sum(len(tenant.waiting) for tenant in bench.queue.queues) > min(500, options.waiting // 2):
+        if sum(len(queue.waiting) for queue in bench.queue.queues) > min(500, options.waiting // 2):
             break
     print(f"full: {len(bench.running)} pods run on {options.nodes} nodes")
-    while sum(len(tenant.waiting) for tenant in bench.queue.queues) < options.waiting:
+    while sum(len(queue.waiting) for queue in bench.queue.queues) < options.waiting:
         bench.pod(number)
         number += 1
     bench.decide()
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         json.dumps(
             {
-                "tenants": options.tenants,
+                "queues": options.queues,
                 "waiting": options.waiting,
                 "decision_p50_ms": round(p50, 3),
                 "decision_p99_ms": round(p99, 3),

@@ -50,8 +50,8 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
             if choice is not None:
                 owner.waiting.remove(choice.workload.uid)
                 running.append(choice.workload)
-        for task in running:
-            owner.waiting.finish_first_stage(task.uid, task.job)
+        for workload in running:
+            owner.waiting.finish_first_stage(workload.uid, workload.job)
     return sat
 
 
@@ -65,17 +65,17 @@ def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Pat
     pyplot = load_matplotlib()
     figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)
     for axes, (title, slots) in zip(panels, rounds.items(), strict=True):
-        busy = [task for slot in slots for task in slot]
+        busy = [workload for slot in slots for workload in slot]
         share = 100 * sum(map(bool, busy)) / len(busy)
         axes.set_title(f"{title}: {len(slots[0])} rounds, {share:.0f} % busy")
         axes.set_yticks(range(4), ["local 1", "local 2", "free 1", "free 2"])
         axes.set_xlabel("round")
         for at, slot in enumerate(slots):
-            for number, task in enumerate(slot):
-                if task:
-                    color = "C0" if task.startswith("m") else "C1"
+            for number, workload in enumerate(slot):
+                if workload:
+                    color = "C0" if workload.startswith("m") else "C1"
                     axes.barh(at, 0.95, left=number + 0.5, height=0.85, color=color)
-                    axes.text(number + 0.97, at, task, ha="center", va="center", color="white")
+                    axes.text(number + 0.97, at, workload, ha="center", va="center", color="white")
     return save_figure(figure, None, path)
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plot_slots(options.file, both)
     figures: dict[str, dict[str, float]] = {}
     for name, slots in both.items():
-        busy = [bool(task) for slot in slots for task in slot]
+        busy = [bool(workload) for slot in slots for workload in slot]
         figures[name] = {"rounds": len(slots[0]), "busy_percent": 100 * sum(busy) / len(busy)}
     print(json.dumps(figures))
 

@@ -181,12 +181,12 @@ class QueueWorld:
 
     def bind(self, uid: str, node: str = "") -> None:
         """Bind a released pod, where its room was taken unless a node is named."""
-        take = self.state.get_assumed(uid)
-        assert take is not None
-        assert take.assigned is not None
-        if not node or node == take.node:
-            self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(take.assigned)
-        self.change(uid, spec={"nodeName": node or take.node})
+        assumed = self.state.get_assumed(uid)
+        assert assumed is not None
+        assert assumed.assigned is not None
+        if not node or node == assumed.node:
+            self.objects[uid]["metadata"]["annotations"][POD_ASSIGNED] = dump_assigned(assumed.assigned)
+        self.change(uid, spec={"nodeName": node or assumed.node})
 
     def bind_to(self, uid: str, node: str) -> None:
         """Bind a released pod that has no room, to the first cards of a node."""

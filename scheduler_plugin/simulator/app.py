@@ -214,7 +214,7 @@ def _run_tasks(
     jobs: int,
     prepare: Callable[[], None],
 ) -> Iterator[tuple[Task, Run]]:
-    """Run tasks here or in processes, each of which is prepared first, and give results as they come."""
+    """Run workloads here or in processes, each of which is prepared first, and give results as they come."""
     if jobs == 1:
         for task in tasks:
             yield task, one(*task)

@@ -140,7 +140,7 @@ class SimulatedCluster:
         if pod.models:
             nodes = self.mask_admitted(selector)
             admits = np.broadcast_to(nodes[:, None], self.arrays.size.shape)
-        ask = PolicyRequest(
+        policy_request = PolicyRequest(
             cpu_milli=pod.cpu_milli,
             memory_bytes=pod.memory_mib * MIB,
             demands=tuple(
@@ -167,9 +167,11 @@ class SimulatedCluster:
                     percent=pod.percent,
                     places="apart" if pod.apart else "",
                 ),
-                ask,
+                policy_request,
             )
-        return SimulatedPodKind(ask, nodes, ask.gpu_units, pod.asked_milli, query, ask.host)
+        return SimulatedPodKind(
+            policy_request, nodes, policy_request.gpu_units, pod.asked_milli, query, policy_request.host
+        )
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
@@ -198,7 +200,7 @@ class SimulatedCluster:
 
     def can_place(self, kind: SimulatedPodKind, row: int) -> bool:
         """Tell whether a row can take a pod now."""
-        arrays, ask = self.arrays, kind.request
+        arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes[row]:
             return False
         if not fits_host(arrays, kind.host, row):
@@ -208,17 +210,17 @@ class SimulatedCluster:
         return all(
             demand.cards <= len(arrays.free_order)
             and arrays.free_order[demand.cards - 1, row] >= demand.units
-            for demand in ask.demands
+            for demand in policy_request.demands
         )
 
     def explain_misfit(self, kind: SimulatedPodKind) -> str:
         """Say what a pod that fits nowhere is short of, by the first class that rules out all nodes left."""
-        arrays, ask = self.arrays, kind.request
+        arrays, policy_request = self.arrays, kind.request
         if kind.nodes is not None and not kind.nodes.any():
             return "no node of that model"
         left = self._mask_with_cards(kind)
         if left is not None and not left.any():
-            alone = len(ask.demands) == ask.demands[0].cards == 1
+            alone = len(policy_request.demands) == policy_request.demands[0].cards == 1
             return "no card with enough free" if alone else "not enough cards free"
         if left is None:
             left = arrays.usable
@@ -229,7 +231,7 @@ class SimulatedCluster:
             if left.any():
                 continue
             if name == "cpu":
-                return "not enough cpu beside the cards" if ask.demands else "not enough cpu"
+                return "not enough cpu beside the cards" if policy_request.demands else "not enough cpu"
             return f"not enough {name} beside the rest"
         # Each of its containers would find its cards, but for the others.
         return "not enough cards free"
@@ -266,7 +268,7 @@ class SimulatedCluster:
         self._add_charge(kind, row, charge, -1)
 
     def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
-        arrays, ask = self.arrays, kind.request
+        arrays, policy_request = self.arrays, kind.request
         if charge:
             taken = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
@@ -277,11 +279,11 @@ class SimulatedCluster:
             arrays.set_assumed(row, taken)
         arrays.set_requested(
             row,
-            int(arrays.cpu_used[row]) + times * ask.cpu_milli,
-            int(arrays.memory_used[row]) + times * ask.memory_bytes,
+            int(arrays.cpu_used[row]) + times * policy_request.cpu_milli,
+            int(arrays.memory_used[row]) + times * policy_request.memory_bytes,
         )
         if arrays.other_resources:
-            amounts = dict(ask.other_resources)
+            amounts = dict(policy_request.other_resources)
             used = zip(arrays.other_resources, arrays.other_used[:, row].tolist(), strict=True)
             arrays.set_other_amounts(
                 row,

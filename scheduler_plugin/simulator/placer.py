@@ -121,10 +121,12 @@ class Placer:
 
     def _score_rows(self, kind: SimulatedPodKind, uid: str, rows: RowArray) -> FloatArray:
         """Score the nodes that fit."""
-        ask = kind.request if self._counter is None else replace(kind.request, pod=uid)
+        policy_request = kind.request if self._counter is None else replace(kind.request, pod=uid)
         if kind.is_plain or kind.query is None:
-            return compute_scores(self._policy, self._cluster.arrays, ask, rows)
-        return score_nodes(self._policy, self._cluster.arrays, replace(kind.query, policy_request=ask), rows)
+            return compute_scores(self._policy, self._cluster.arrays, policy_request, rows)
+        return score_nodes(
+            self._policy, self._cluster.arrays, replace(kind.query, policy_request=policy_request), rows
+        )
 
     def remove_pod(self, kind: SimulatedPodKind, place: PlacedPod, uid: str) -> None:
         """Take a pod away that has ended."""

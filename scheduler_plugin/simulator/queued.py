@@ -144,11 +144,11 @@ class QueuedReplayState(ReplayState):
 
     def _could_admit(self, number: int) -> bool:
         """Tell whether a pod that has come changes anything: nobody else could be admitted before."""
-        entry = self.queue.queued_pods.get(self._uids[number])
-        room = self.queue.capacity
-        if entry is None or entry.requirements is None or room.held_back or room.policies.backlog_readers:
+        pod = self.queue.queued_pods.get(self._uids[number])
+        capacity = self.queue.capacity
+        if pod is None or pod.requirements is None or capacity.held_back or capacity.policies.backlog_readers:
             return True
-        return bool(room.mask_fits(entry.requirements).any())
+        return bool(capacity.mask_fits(pod.requirements).any())
 
     def remove_pod(self, ended: Running) -> None:
         """Take a pod away that has ended."""
@@ -159,9 +159,9 @@ class QueuedReplayState(ReplayState):
         super().record_sample(at)
         if self.shares and self.shares[-1].at_s == at:
             self.shares.pop()
-        tenants = [self.queue.queues[name] for name in self._names]
-        used = tuple(tenant.units for tenant in tenants)
-        self.shares.append(QueueShare(at, used, tuple(len(tenant.waiting) for tenant in tenants)))
+        queues = [self.queue.queues[name] for name in self._names]
+        used = tuple(queue.units for queue in queues)
+        self.shares.append(QueueShare(at, used, tuple(len(queue.waiting) for queue in queues)))
 
     # Pods.
 
@@ -181,8 +181,8 @@ class QueuedReplayState(ReplayState):
         pod = self._pods.make(number, uid, kind)
         self._state.apply_pod(pod, now)
         self.queue.apply_pod(pod, now, live=True)
-        entry = self.queue.queued_pods[uid]
-        refusal = self.queue.explain_refusal(entry)
+        queued_pod = self.queue.queued_pods[uid]
+        refusal = self.queue.explain_refusal(queued_pod)
         if refusal:
             raise SettingsError(f"pod {self.arrivals[number].pod.name!r} of the pod list: {refusal}")
 

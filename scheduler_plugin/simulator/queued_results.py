@@ -97,15 +97,16 @@ def average_queue_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label: what `make_queue_result` has, but for the series."""
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
-        mine = [run for run in runs if run["label"] == label]
+        runs_of_label = [run for run in runs if run["label"] == label]
         result[label] = {
-            "fairness": _average_fairness([run["fairness"] for run in mine]),
-            "evicted": round(fmean(run["evicted"] for run in mine), 1),
-            "room_kept": round(fmean(run["room_kept"] for run in mine), 1),
-            "quota_units": mine[0]["quota_units"],
-            "cluster_units": round(fmean(run["cluster_units"] for run in mine), 1),
+            "fairness": _average_fairness([run["fairness"] for run in runs_of_label]),
+            "evicted": round(fmean(run["evicted"] for run in runs_of_label), 1),
+            "room_kept": round(fmean(run["room_kept"] for run in runs_of_label), 1),
+            "quota_units": runs_of_label[0]["quota_units"],
+            "cluster_units": round(fmean(run["cluster_units"] for run in runs_of_label), 1),
             "queues": {
-                name: _average_queue([run["queues"][name] for run in mine]) for name in mine[0]["queues"]
+                name: _average_queue([run["queues"][name] for run in runs_of_label])
+                for name in runs_of_label[0]["queues"]
             },
         }
     return result

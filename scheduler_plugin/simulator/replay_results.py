@@ -66,8 +66,8 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         for number in counted
         if (placed := story.placed_s[number]) is not None
     }
-    mine = set(counted)
-    away = [number for number in story.turned_away if number in mine]
+    runs_of_label = set(counted)
+    away = [number for number in story.turned_away if number in runs_of_label]
     edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
     times = [sample.at_s for sample in story.samples]
     whole = 100.0 / cluster.units
@@ -104,8 +104,8 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         "waiting": round(float(waiting.mean()), 3),
         "waiting_most": max(in_time, default=0),
         "waiting_gpus_percent": round(float(milli.mean()) / (CARD * cluster.gpus) * 100.0, 4),
-        "impossible": len(story.impossible & mine),
-        "never_placed": len(counted) - len(waits) - len(story.impossible & mine),
+        "impossible": len(story.impossible & runs_of_label),
+        "never_placed": len(counted) - len(waits) - len(story.impossible & runs_of_label),
         "series": [
             [round(float(value), 4) for value in row]
             for row in zip(days, asked, used, waiting, came, strict=True)
@@ -118,14 +118,14 @@ def average_replays(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Average the runs of each label: `card_policy, runs`, FIGURES, `spread` of allocation, the waits."""
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
-        mine = [run for run in runs if run["label"] == label]
+        runs_of_label = [run for run in runs if run["label"] == label]
         result[label] = {
-            "card_policy": mine[0]["card_policy"],
-            "runs": len(mine),
-            **{name: round(fmean(run[name] for run in mine), 4) for name in FIGURES},
-            "spread": round(pstdev(run["allocated_percent"] for run in mine), 4),
-            "wait_s": _average_by_key([run["wait_s"] for run in mine]),
-            "wait_mean_s": _average_by_key([run["wait_mean_s"] for run in mine]),
+            "card_policy": runs_of_label[0]["card_policy"],
+            "runs": len(runs_of_label),
+            **{name: round(fmean(run[name] for run in runs_of_label), 4) for name in FIGURES},
+            "spread": round(pstdev(run["allocated_percent"] for run in runs_of_label), 4),
+            "wait_s": _average_by_key([run["wait_s"] for run in runs_of_label]),
+            "wait_mean_s": _average_by_key([run["wait_mean_s"] for run in runs_of_label]),
         }
     return result
 

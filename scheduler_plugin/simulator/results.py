@@ -60,20 +60,20 @@ def average_runs(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """
     result: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(run["label"] for run in runs):
-        mine = [run for run in runs if run["label"] == label]
-        allocated = [run["allocated_percent"] for run in mine]
+        runs_of_label = [run for run in runs if run["label"] == label]
+        allocated = [run["allocated_percent"] for run in runs_of_label]
         result[label] = {
-            "card_policy": mine[0]["card_policy"],
-            "runs": len(mine),
-            "pods": round(fmean(run["pods"] for run in mine), 1),
+            "card_policy": runs_of_label[0]["card_policy"],
+            "runs": len(runs_of_label),
+            "pods": round(fmean(run["pods"] for run in runs_of_label), 1),
             "allocated_percent": _average_tables(allocated),
             "spread": {at: _compute_spread([each[at] for each in allocated]) for at in _list_keys(allocated)},
-            "whole_percent": _average_known([run["whole_percent"] for run in mine]),
-            "failed": _average_totals([run["failed"] for run in mine]),
-            "free_percent": round(fmean(run["free_percent"] for run in mine), 6),
-            "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in mine), 6),
-            "fragmentation": _average_tables([run["fragmentation"] for run in mine]),
-            "wall_s": round(fmean(run["wall_s"] for run in mine), 3),
+            "whole_percent": _average_known([run["whole_percent"] for run in runs_of_label]),
+            "failed": _average_totals([run["failed"] for run in runs_of_label]),
+            "free_percent": round(fmean(run["free_percent"] for run in runs_of_label), 6),
+            "unavoidable_percent": round(fmean(run["unavoidable_percent"] for run in runs_of_label), 6),
+            "fragmentation": _average_tables([run["fragmentation"] for run in runs_of_label]),
+            "wall_s": round(fmean(run["wall_s"] for run in runs_of_label), 3),
         }
     return result
 

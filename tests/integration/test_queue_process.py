@@ -147,8 +147,8 @@ async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path)
 
             await until(said)
             assert running.events("one")[-1].startswith("Released: released from queue a for node n1")
-            (tenant,) = (await running.status())["queues"]
-            assert (tenant["used"], tenant["running"], tenant["waiting"]) == (20, 2, 0)
+            (queue_report,) = (await running.status())["queues"]
+            assert (queue_report["used"], queue_report["running"], queue_report["waiting"]) == (20, 2, 0)
             text = (await running.get("/metrics"))[1]
             assert 'gpupack_queue_released_total{queue="a"} 3.0' in text
             assert 'gpupack_queue_units{kind="used",queue="a"} 20.0' in text

@@ -58,8 +58,8 @@ class NoFence(Replica):
 class Forgetful(QueueChargeRules):
     """What was released loses its room when anything about the pod changes."""
 
-    def is_binding_stale(self, take: AssumedPod, pod: PodRecord) -> bool:
-        return ChargeRules.is_binding_stale(self, take, pod)
+    def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
+        return ChargeRules.is_binding_stale(self, assumed, pod)
 
 
 class ForgetsReleases(Replica):

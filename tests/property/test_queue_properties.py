@@ -82,7 +82,7 @@ class History(QueueWorld):
         )
         self.random.choice(happens)()
         self.queue.find_requeues(self.now)
-        self.kept_for_gangs += sum(bool(entry.gang) for entry, _ in self.queue.update_reservations(self.now))
+        self.kept_for_gangs += sum(bool(pod.gang) for pod, _ in self.queue.update_reservations(self.now))
         self._decide()
 
     def _gang(self) -> None:
@@ -119,31 +119,33 @@ class History(QueueWorld):
     def check(self) -> None:
         """What holds after every step."""
         for uid in self.queue.capacity.reservations.workload_uids:
-            (task,) = (task for tenant in self.queue.queues for task in tenant.waiting if task.uid == uid)
-            members = {pod for pod, _ in self.queue.quota_usage.list_members(task.requirements, uid)}
+            (workload,) = (
+                workload for queue in self.queue.queues for workload in queue.waiting if workload.uid == uid
+            )
+            members = {pod for pod, _ in self.queue.quota_usage.list_members(workload.requirements, uid)}
             assert self.queue.capacity.reservations.get_by_pod(uid).keys() == members, (
                 f"room is kept for all of {uid} or none"
             )
         for name, record in self.state.node_records.items():
             taken = [0] * len(record.sizes)
             pods = [(pod.charged, pod.assigned) for pod in record.pods.values()]
-            pods += [(take.pod.charged, take.assigned) for take in record.assumed.values()]
+            pods += [(assumed.pod.charged, assumed.assigned) for assumed in record.assumed.values()]
             for asked, assigned in pods:
                 assert asked is not None
                 assert assigned is not None
                 for uuid, units in charge(asked, assigned).items():
                     taken[record.uuids.index(uuid)] += units
             assert all(n <= size for n, size in zip(taken, record.sizes, strict=True)), f"{name}: {taken}"
-        ungated: dict[str, int] = {tenant.name: 0 for tenant in self.queue.queues}
-        for entry in self.queue.queued_pods.values():
-            if entry.phase is not Phase.GATED and entry.requirements is not None:
-                ungated[entry.queue_info.queue] += entry.requirements.units
+        ungated: dict[str, int] = {queue.name: 0 for queue in self.queue.queues}
+        for queued_pod in self.queue.queued_pods.values():
+            if queued_pod.phase is not Phase.GATED and queued_pod.requirements is not None:
+                ungated[queued_pod.queue_info.queue] += queued_pod.requirements.units
         for name, units in ungated.items():
             cohort = self.queue.queues.get_cohort(name)
             room = None if cohort is None else cohort.compute_headroom(name)
             assert self.queue.queues[name].units == units, f"{name}: who is not bound may be bound any time"
             assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
-        idle = [(tenant.name, task.uid) for tenant, task in self._admissible() if self._fits(task)]
+        idle = [(queue.name, workload.uid) for queue, workload in self._admissible() if self._fits(workload)]
         assert not idle, f"{idle} could be released and were not"
 
     def _decide(self) -> None:
@@ -152,20 +154,24 @@ class History(QueueWorld):
             # With slots a node is offered, without them the whole cluster.
             offers = list(self.state.nodes.rows) if self.slots else [""]
             near = {
-                offer: [task.uid for _, task in self._admissible() if self._fits(task, near=True, on=offer)]
+                offer: [
+                    workload.uid
+                    for _, workload in self._admissible()
+                    if self._fits(workload, near=True, on=offer)
+                ]
                 for offer in offers
             }
-            release = next(decisions, None)
-            if release is None:
+            admitted = next(decisions, None)
+            if admitted is None:
                 return
-            self._check_locality(release, near[release.members[0].node if self.slots else ""])
-            for member in release.members:
+            self._check_locality(admitted, near[admitted.members[0].node if self.slots else ""])
+            for member in admitted.members:
                 self.change(member.uid, spec={"schedulingGates": []})
 
-    def _check_locality(self, release: AdmittedWorkload, near: list[str]) -> None:
+    def _check_locality(self, admitted: AdmittedWorkload, near: list[str]) -> None:
         """Data is passed by only when nobody is near it, or needs none."""
-        if release.relaxed and not isinstance(release.workload.requirements, GangRequirements):
-            assert not near, f"{release.workload.uid} goes far from its data and {near} would not"
+        if admitted.relaxed and not isinstance(admitted.workload.requirements, GangRequirements):
+            assert not near, f"{admitted.workload.uid} goes far from its data and {near} would not"
 
     def _pods(self, count: int = 1, gang: str = "") -> None:
         queue = self.random.choice("abc")
@@ -179,43 +185,43 @@ class History(QueueWorld):
             self.pod(name, units, queue=queue, created=self.count, data=data, job=job, gang=gang, size=size)
 
     def _in(self, phase: Phase) -> list[str]:
-        return [uid for uid, entry in self.queue.queued_pods.items() if entry.phase is phase]
+        return [uid for uid, pod in self.queue.queued_pods.items() if pod.phase is phase]
 
     def _admissible(self) -> Iterator[tuple[QueueState, QueuedWorkload[Needs]]]:
         """Waiting tasks that stage, order and quota would let go; gangs are not looked at."""
-        for tenant in self.queue.queues:
-            tasks = [task for task in tenant.waiting if not tenant.waiting.is_held(task.uid)]
-            tasks.sort(key=lambda task: task.age_key)
-            if tenant.form is not None and tenant.form.queueing_strategy == "StrictFIFO":
-                tasks = tasks[:1]
-            for task in tasks:
-                single = not isinstance(task.requirements, GangRequirements)
+        for queue in self.queue.queues:
+            workloads = [workload for workload in queue.waiting if not queue.waiting.is_held(workload.uid)]
+            workloads.sort(key=lambda workload: workload.age_key)
+            if queue.form is not None and queue.form.queueing_strategy == "StrictFIFO":
+                workloads = workloads[:1]
+            for workload in workloads:
+                single = not isinstance(workload.requirements, GangRequirements)
                 if (
                     single
-                    and tenant.is_open
-                    and self.queue.queues.allows_units(tenant.name, task.requirements.units, task.uid)
+                    and queue.is_open
+                    and self.queue.queues.allows_units(queue.name, workload.requirements.units, workload.uid)
                 ):
-                    yield tenant, task
+                    yield queue, workload
 
-    def _fits(self, task: QueuedWorkload[Needs], *, near: bool = False, on: str = "") -> bool:
+    def _fits(self, workload: QueuedWorkload[Needs], *, near: bool = False, on: str = "") -> bool:
         """Whether a card can take a task now, by the scalar code; `near`: one near its data; `on` a node."""
-        assert isinstance(task.requirements, PodRequirements)
+        assert isinstance(workload.requirements, PodRequirements)
         for name, row in self.state.nodes.rows.items():
             if on not in {"", name}:
                 continue
             if self.slots and not any(self.queue.slots.count_idle(name, kind) for kind in SlotType):
                 continue
-            if near and task.data and not self.queue.locality.is_near(name, task.data):
+            if near and workload.data and not self.queue.locality.is_near(name, workload.data):
                 continue
             kept = self.queue.capacity.reservations.sum_others(
-                task.uid, name, self.state.nodes.uuids[row]
+                workload.uid, name, self.state.nodes.uuids[row]
             ).cards
             cards = [
                 replace(card, used_units=card.size_units) if card.index in kept else card
                 for card in build_cards(self.state.nodes, row)
             ]
-            fits = place(cards, task.requirements.request, "least-used") is not None
-            if fits and self.queue.capacity.is_allowed(task.requirements, name):
+            fits = place(cards, workload.requirements.request, "least-used") is not None
+            if fits and self.queue.capacity.is_allowed(workload.requirements, name):
                 return True
         return False
 
@@ -243,8 +249,8 @@ def _tenants(weights: list[int], room: int) -> tuple[QueueWorld, list[str]]:
 
 def _is_fair(world: QueueWorld, weights: list[int]) -> bool:
     """Nobody would have more by its weight than another one, if it had one pod less."""
-    tenants = sorted(world.queue.queues, key=lambda tenant: tenant.name)
-    has = [(tenant.units // 2, weight) for tenant, weight in zip(tenants, weights, strict=True)]
+    queues = sorted(world.queue.queues, key=lambda queue: queue.name)
+    has = [(queue.units // 2, weight) for queue, weight in zip(queues, weights, strict=True)]
     return all((one - 1) / of_one <= other / of_other for one, of_one in has for other, of_other in has)
 
 
@@ -290,7 +296,9 @@ def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
 
     for _ in names[1:]:
         end(rng.choice(sorted(first)))
-    assert all(tenant.units for tenant in world.queue.queues), "each has a pod before one of them has two"
+    assert all(queue_state.units for queue_state in world.queue.queues), (
+        "each has a pod before one of them has two"
+    )
     for _ in range(room):
         end(rng.choice(running))
     for uid in sorted(first):
@@ -316,8 +324,8 @@ def test_no_pod_starves(seed: int) -> None:
             del ends[uid]
             world.delete(uid)
         world.queue.update_reservations(world.now)
-        for release in world.decide():
-            (member,) = release.members
+        for admitted in world.decide():
+            (member,) = admitted.members
             world.bind(member.uid)
             ends[member.uid] = step + 3
         if large in ends:

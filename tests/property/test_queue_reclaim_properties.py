@@ -58,7 +58,7 @@ class Cluster:
                 spec={"priority": rng.choice((0, 0, 0, 3))},
                 cpu=rng.choice(("1", "2")),
             )
-        running = [member.uid for release in world.decide() for member in release.members]
+        running = [member.uid for admitted in world.decide() for member in admitted.members]
         for uid in running:
             world.bind(uid)
         for uid in [uid for uid in world.objects if uid not in running]:
@@ -130,7 +130,7 @@ def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
     priority = world.queue.queued_pods["uid-b0"].record.priority
     assert all(victim.record.priority <= priority for victim in reclaim.victims)
     # Pods of several sizes are placed one after the other, not in every way.
-    sizes = {entry.requirements for entry in world.queue.queued_pods.values() if entry.gang}
+    sizes = {pod.requirements for pod in world.queue.queued_pods.values() if pod.gang}
     for uid in gone if len(sizes) <= 1 else ():
         assert not cluster.starts_without(gone - {uid}), f"{uid} need not go"
     reclaim.reserve(world.queue)

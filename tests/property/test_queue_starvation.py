@@ -53,8 +53,8 @@ class Busy:
             del self.ends[uid]
             world.delete(uid)
         world.queue.update_reservations(world.now)
-        for release in world.decide():
-            for member in release.members:
+        for admitted in world.decide():
+            for member in admitted.members:
                 world.bind(member.uid)
                 self.ends[member.uid] = step + self.rng.randint(*self.runs)
                 self.released.append(world.name(member.uid))

@@ -55,11 +55,11 @@ async def test_the_newest_reason_is_written_for_pods_of_batch_mode_that_still_wa
         await asyncio.sleep(0)
 
     conditions = BatchConditions(Api(), lambda: True, lambda: False, 1.0, sleep=sleep)
-    entries = world.queue.queued_pods
+    queued_pods = world.queue.queued_pods
     for uid in (*uids, gated):
-        conditions.record_reason(entries[uid], WaitReason.ROOM, "first")
-    conditions.record_reason(entries[uids[1]], WaitReason.QUOTA, "then")
-    entries[uids[2]].phase = Phase.ADMITTED
+        conditions.record_reason(queued_pods[uid], WaitReason.ROOM, "first")
+    conditions.record_reason(queued_pods[uids[1]], WaitReason.QUOTA, "then")
+    queued_pods[uids[2]].phase = Phase.ADMITTED
     running = asyncio.create_task(conditions.run())
     for _ in range(20):
         await asyncio.sleep(0)

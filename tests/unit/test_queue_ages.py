@@ -82,8 +82,8 @@ def test_a_pod_of_a_later_list_does_not_overtake_one_that_came_before() -> None:
     late.spec.scheduling_gates = [SchedulingGate("gpupack.io/queue")]
     world.state.apply_pod(late, world.now)
     sinks.pod_sink.replaced([late, *_listed(world)])
-    order = sorted(world.queue.queued_pods.values(), key=lambda entry: entry.waiting_since)
-    assert [entry.record.name for entry in order] == ["running", "ahead", "early", "late"]
+    order = sorted(world.queue.queued_pods.values(), key=lambda pod: pod.waiting_since)
+    assert [pod.record.name for pod in order] == ["running", "ahead", "early", "late"]
 
 
 def _listed(world: QueueWorld) -> list[QueuePod]:

@@ -41,9 +41,9 @@ def placed(made: QueueWorld, seed: int) -> list[tuple[str, str]]:
     for at, release in enumerate(made.queue.admit_workloads(0.0)):
         found += [(member.uid, member.node) for member in release.members]
         if at % 7 == 0:
-            take = made.state.get_assumed(rng.choice(found)[0])
-            if take is not None:
-                made.state.forget(take, 0.0)
+            assumed = made.state.get_assumed(rng.choice(found)[0])
+            if assumed is not None:
+                made.state.forget(assumed, 0.0)
         if at % 31 == 0:
             made.node(f"n{rng.randrange(42):02}", (80,) * 4, [rng.choice((0, 40, 76)) for _ in range(4)])
         if at % 71 == 0:
@@ -143,8 +143,8 @@ def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
     """What is remembered, and renewed where a row has changed, is what is found from nothing."""
     made = world(seed, "best-fit")
     rng = random.Random(seed)
-    wants = {
-        entry.requirements for entry in made.queue.queued_pods.values() if entry.requirements is not None
+    requirements = {
+        pod.requirements for pod in made.queue.queued_pods.values() if pod.requirements is not None
     }
     for at, _ in enumerate(made.queue.admit_workloads(0.0)):
         change = rng.randrange(4)
@@ -159,5 +159,5 @@ def test_where_pods_fit_is_followed_through_every_change(seed: int) -> None:
             fresh = FreeCapacity(made.state, made.queue.capacity.policies)
             for node, facts in made.queue.capacity.facts.items():
                 fresh.set_facts(node, facts)
-            for each in wants:
+            for each in requirements:
                 assert fresh.mask_fits(each).tolist() == made.queue.capacity.mask_fits(each).tolist()

@@ -67,19 +67,22 @@ def test_room_is_kept_where_the_least_must_become_free(seed: int) -> None:
         used = [rng.randint(size // 2, size) for size in sizes]
         world.node(f"n{at:02}", sizes, used, spec={"unschedulable": rng.random() < 0.3})
     cards = {"gpupack.io/cards": str(rng.randint(1, 3))}
-    wants = world.queue.queued_pods[world.pod("p", rng.choice((12, 60)), annotations=cards)].requirements
-    assert wants is not None
+    requirements = world.queue.queued_pods[
+        world.pod("p", rng.choice((12, 60)), annotations=cards)
+    ].requirements
+    assert requirements is not None
     room = world.queue.capacity
     clearing = ReservationPlanner(room, "uid-p")
     expected = min(
         (
             (spot.missing, name)
             for name, row in world.state.nodes.rows.items()
-            if room.is_allowed(wants, name) and (spot := clearing._find_place(wants, row)) is not None
+            if room.is_allowed(requirements, name)
+            and (spot := clearing._find_place(requirements, row)) is not None
         ),
         default=(0, ""),
     )
-    found = clearing.plan_workload([("uid-p", wants)])
+    found = clearing.plan_workload([("uid-p", requirements)])
     assert [kept.node for kept in found.values()] == [name for name in expected[1:] if name]
 
 
@@ -116,5 +119,5 @@ async def test_decisions_come_in_between_while_it_is_said_why_pods_wait() -> Non
 
 def test_the_benchmark_s_bare_client_writes_what_batch_mode_writes() -> None:
     world = QueueWorld("mode: batch\nqueues: [{name: a}]")
-    entry = world.queue.queued_pods[world.pod("p")]
-    assert floors.release(entry.uid, "n") == make_admission_patch(entry, "n")
+    pod = world.queue.queued_pods[world.pod("p")]
+    assert floors.release(pod.uid, "n") == make_admission_patch(pod, "n")

@@ -58,8 +58,8 @@ class Committer:
 def test_a_pod_waits_until_its_whole_spec_was_read_and_somebody_binds() -> None:
     world = batch_world()
     uid = batch_pod(world, "p", read=False)
-    entry = world.queue.queued_pods[uid]
-    assert world.queue.explain_refusal(entry) == NOT_READ
+    pod = world.queue.queued_pods[uid]
+    assert world.queue.explain_refusal(pod) == NOT_READ
     assert not list(world.queue.admit_workloads(0))
     world.queue.set_batch_spec(uid, SPEC)
     assert [release.workload.uid for release in world.queue.admit_workloads(0)] == [uid]

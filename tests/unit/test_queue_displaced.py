@@ -7,8 +7,8 @@ from tests.queue_world import QueueWorld
 
 
 def where(world: QueueWorld, uid: str) -> str:
-    take = world.state.get_assumed(uid)
-    return take.node if take is not None else ""
+    assumed = world.state.get_assumed(uid)
+    return assumed.node if assumed is not None else ""
 
 
 def test_who_finds_its_card_taken_moves_and_keeps_others_from_its_new_room() -> None:

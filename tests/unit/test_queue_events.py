@@ -287,8 +287,8 @@ async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None
     await running.pass_time()
     released = {name for name in ("p0", "p60", "other") if running.is_released(name)}
     assert released == {"p0", "other"}
-    tenants = {each.name: each for each in status.report_queues(world.queue, world.now)}
-    assert (tenants["a"].waiting, tenants["b"].waiting) == (9_999, 0)
+    queues = {each.name: each for each in status.report_queues(world.queue, world.now)}
+    assert (queues["a"].waiting, queues["b"].waiting) == (9_999, 0)
     for name in ("p0", "other"):
         world.bind(f"uid-{name}")
         world.delete(f"uid-{name}")

@@ -26,10 +26,10 @@ class Told:
         self.explainer = Explainer(self.world.queue, self, lambda: self.world.now)
         found_why = status.explain_pod
 
-        def counted(queue: Any, entry: Any, now: float, position: int) -> Any:
+        def counted(queue: Any, pod: Any, now: float, position: int) -> Any:
             self.world.now += COST_S
-            self.looked.append(entry.record.name)
-            return found_why(queue, entry, now, position)
+            self.looked.append(pod.record.name)
+            return found_why(queue, pod, now, position)
 
         monkeypatch.setattr(explainer, "explain_pod", counted)
 

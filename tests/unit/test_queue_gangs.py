@@ -39,7 +39,9 @@ def test_a_gang_is_released_whole_or_not_at_all() -> None:
         world.pod(f"g{i}", 10, gang="g", size=3)
     world.pod("small", 4)
     assert world.released() == ["small"]
-    assert [take for uid in ("uid-g0", "uid-g1", "uid-g2") if (take := world.state.get_assumed(uid))] == []
+    assert [
+        assumed for uid in ("uid-g0", "uid-g1", "uid-g2") if (assumed := world.state.get_assumed(uid))
+    ] == []
     world.node("n2", (16,))
     assert sorted(world.released()) == ["g0", "g1", "g2"]
 

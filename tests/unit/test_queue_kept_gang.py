@@ -54,7 +54,7 @@ def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
     world.now = 599
     assert world.queue.update_reservations(world.now) == []
     world.now = 601
-    told = [(entry.uid, node) for entry, node in world.queue.update_reservations(world.now)]
+    told = [(pod.uid, node) for pod, node in world.queue.update_reservations(world.now)]
     assert told == [("uid-g0", "n2"), ("uid-g1", "n3")]
     assert world.queue.update_reservations(world.now) == [], "it is told once"
     world.pod("small", 4, created=700)
@@ -93,12 +93,12 @@ def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
     keep(world)
     world.node("n2", (16,), (0,))
     tries = []
-    look = AdmissionCycle.pick_workload
+    pick = AdmissionCycle.pick_workload
 
     def counted(*arguments: Any) -> Any:
         tries.append(arguments)
         assert len(tries) < 9, "it is tried for ever"
-        return look(*arguments)
+        return pick(*arguments)
 
     monkeypatch.setattr(AdmissionCycle, "pick_workload", counted)
     assert world.released() == []

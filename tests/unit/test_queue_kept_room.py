@@ -51,8 +51,8 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     world.pod("s4", 8, created=6)
     assert world.released() == ["s4"], "it passes while there is time"
     world.now = 600
-    ((entry, node),) = world.queue.update_reservations(world.now)
-    assert (entry.uid, node) == (large, "n1")
+    ((queued_pod, node),) = world.queue.update_reservations(world.now)
+    assert (queued_pod.uid, node) == (large, "n1")
     world.bind("uid-s4")
     record = world.state.node_records["n1"]
     (held,) = world.queue.capacity.reservations.get_by_pod(large)[large].cards
@@ -152,9 +152,9 @@ def test_the_card_that_comes_to_a_kept_position_is_not_kept() -> None:
     world.node("n1", (16, 16), uuids=("B", "C"))
     world.pod("small", 6, queue="b", created=11)
     assert world.released() == ["small"]
-    take = world.state.get_assumed("uid-small")
-    assert take is not None
-    assert take.assigned == {"main": (("C", 6),)}
+    assumed = world.state.get_assumed("uid-small")
+    assert assumed is not None
+    assert assumed.assigned == {"main": (("C", 6),)}
 
 
 def test_another_card_is_kept_where_the_kept_one_goes() -> None:
@@ -182,7 +182,7 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
     world.bind(filler)
     world.pod("younger", 16, created=2)
     world.now = 20.0
-    assert [entry.record.name for entry, _ in world.queue.update_reservations(world.now)] == ["younger"]
+    assert [pod.record.name for pod, _ in world.queue.update_reservations(world.now)] == ["younger"]
     world.pod("older", 16, created=1)
     world.delete(filler)
     world.queue.update_reservations(world.now)

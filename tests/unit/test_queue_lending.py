@@ -28,25 +28,25 @@ class User:
 
 
 def local(uid: str, data: str = "", since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
-    """A task whose data is on a node."""
+    """A workload whose data is on a node."""
     return QueuedWorkload(uid, SlotType.LOCAL, since, "", frozenset([data] if data else []), job)
 
 
 def free(uid: str, since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
-    """A task without data."""
+    """A workload without data."""
     return QueuedWorkload(uid, SlotType.FREE, since, "", frozenset(), job)
 
 
-def user(name: str, *tasks: QueuedWorkload[str], weight: float = 1.0, allocated: float = 0.0) -> User:
-    """A tenant with tasks that wait."""
-    tenant = User(name, weight, allocated)
-    for task in tasks:
-        tenant.waiting.add(task)
-    return tenant
+def user(name: str, *workloads: QueuedWorkload[str], weight: float = 1.0, allocated: float = 0.0) -> User:
+    """A tenant with workloads that wait."""
+    queue = User(name, weight, allocated)
+    for workload in workloads:
+        queue.waiting.add(workload)
+    return queue
 
 
 def offer(
-    slot: SlotType | None, node: str, tenants: Sequence[User], *, locality: bool = True
+    slot: SlotType | None, node: str, queues: Sequence[User], *, locality: bool = True
 ) -> SlotChoice[str] | None:
     """Offer a slot on a node; data is named after the node that it is on."""
 
@@ -54,12 +54,12 @@ def offer(
         return all(RACKS[name] == RACKS[node] for name in group.key.data)
 
     return pick_workload(
-        slot, sort_by_share(tenants), near=near, may=lambda _tenant, _group: True, locality=locality
+        slot, sort_by_share(queues), near=near, may=lambda _tenant, _group: True, locality=locality
     )
 
 
 @pytest.mark.parametrize(
-    ("slot", "tasks", "chosen", "case", "relaxed"),
+    ("slot", "workloads", "chosen", "case", "relaxed"),
     [
         (SlotType.LOCAL, [local("m1", "n1", 5), local("m2", "n2", 3), free("r1", 1)], "m2", 1, False),
         (SlotType.FREE, [local("m1", "n1", 1), free("r1", 5)], "r1", 2, False),
@@ -69,10 +69,10 @@ def offer(
     ],
 )
 def test_the_golden_picks_of_one_tenant(
-    slot: SlotType, tasks: list[QueuedWorkload[str]], chosen: str, case: int, *, relaxed: bool
+    slot: SlotType, workloads: list[QueuedWorkload[str]], chosen: str, case: int, *, relaxed: bool
 ) -> None:
     """A slot on n1 goes to these."""
-    choice = offer(slot, "n1", [user("u1", *tasks)])
+    choice = offer(slot, "n1", [user("u1", *workloads)])
     assert choice is not None
     assert (choice.workload.uid, choice.slot_match, choice.relaxed) == (chosen, SlotMatch(case), relaxed)
     assert choice.lender == ""
@@ -87,8 +87,8 @@ def test_a_tenant_without_near_data_lends_its_turn() -> None:
 
 def test_without_locality_the_head_is_not_passed_over() -> None:
     """The same offer, and nobody looks at data."""
-    tenants = [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))]
-    choice = offer(SlotType.LOCAL, "n1", tenants, locality=False)
+    queues = [user("u1", local("m1", "n3")), user("u2", local("m9", "n1"))]
+    choice = offer(SlotType.LOCAL, "n1", queues, locality=False)
     assert choice is not None
     assert (choice.queue, choice.workload.uid, choice.relaxed) == ("u1", "m1", True)
 
@@ -100,12 +100,12 @@ def test_nobody_waits_and_the_slot_stays_idle() -> None:
 
 def test_the_smallest_share_of_its_worth_comes_first_then_the_name() -> None:
     """4 of weight 4 is less than 2 of weight 1."""
-    tenants = [
+    queues = [
         user("c", weight=1, allocated=2),
         user("b", weight=4, allocated=4),
         user("a", weight=1, allocated=1),
     ]
-    assert [tenant.name for tenant in sort_by_share(tenants)] == ["a", "b", "c"]
+    assert [queue.name for queue in sort_by_share(queues)] == ["a", "b", "c"]
 
 
 def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
@@ -117,34 +117,34 @@ def test_without_slot_types_the_oldest_task_of_the_tenant_comes_first() -> None:
 
 def test_the_golden_launch_order() -> None:
     """The second stage first; by age alone as an option."""
-    tasks = [local("m1", "n1", 1), local("m2", "n1", 2), free("r1", 3)]
-    assert [task.uid for task in sort_by_launch_order(tasks)][:2] == ["r1", "m1"]
-    assert [task.uid for task in sort_by_launch_order(tasks, plain=True)][:2] == ["m1", "m2"]
+    workloads = [local("m1", "n1", 1), local("m2", "n1", 2), free("r1", 3)]
+    assert [workload.uid for workload in sort_by_launch_order(workloads)][:2] == ["r1", "m1"]
+    assert [workload.uid for workload in sort_by_launch_order(workloads, plain=True)][:2] == ["m1", "m2"]
 
 
 def rounds(*, borrowing: bool) -> tuple[int, float]:
-    """Run the headline: 2 local and 2 free slots, 8 local tasks of one round each, then 4 free ones.
+    """Run the headline: 2 local and 2 free slots, 8 local workloads of one round each, then 4 free ones.
 
     Returns:
         Rounds until all is done, and the share of slots that were busy.
     """
-    tenant = user(
+    queue = user(
         "u1", *[local(f"m{i}", "n1", i, "j") for i in range(8)], *[free(f"r{i}", i, "j") for i in range(4)]
     )
     count = busy = 0
-    while len(tenant.waiting):
+    while len(queue.waiting):
         running: list[QueuedWorkload[str]] = []
         for slot in (SlotType.LOCAL, SlotType.LOCAL, SlotType.FREE, SlotType.FREE):
 
             def may(_tenant: object, group: WorkloadGroup[str], slot: SlotType = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick_workload(slot, [tenant], near=lambda _tenant, _group: True, may=may)
+            choice = pick_workload(slot, [queue], near=lambda _tenant, _group: True, may=may)
             if choice is not None:
-                tenant.waiting.remove(choice.workload.uid)
+                queue.waiting.remove(choice.workload.uid)
                 running.append(choice.workload)
-        for task in running:
-            tenant.waiting.finish_first_stage(task.uid, task.job)
+        for workload in running:
+            queue.waiting.finish_first_stage(workload.uid, workload.job)
         busy += len(running)
         count += 1
     return count, busy / (4 * count)
@@ -157,7 +157,7 @@ def test_the_headline() -> None:
 
 
 def test_the_second_stage_waits_for_the_first() -> None:
-    """Also for a first-stage task that is added when the second stage was eligible already."""
+    """Also for a first-stage workload that is added when the second stage was eligible already."""
     waiting: WaitingWorkloads[str] = WaitingWorkloads()
     waiting.add(free("r1", job="j"))
     assert not waiting.is_held("r1")

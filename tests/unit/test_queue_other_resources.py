@@ -39,9 +39,9 @@ def test_another_configuration_counts_it_from_then_on() -> None:
     world.node("n1", used=(0, 0))
     world.node("n2", used=(8, 8), resources={NIC: "4"})
     uid = world.pod("p", containers=asks(1))
-    entry = world.queue.queued_pods[uid]
-    assert entry.requirements is not None
-    assert world.queue.capacity.mask_fits(entry.requirements).sum() == 2
+    pod = world.queue.queued_pods[uid]
+    assert pod.requirements is not None
+    assert world.queue.capacity.mask_fits(pod.requirements).sum() == 2
     world.configure(ONE_QUEUE + COUNTED)
     assert where(world) == {"p": "n2"}
     world.configure(ONE_QUEUE)
@@ -71,9 +71,7 @@ def test_room_is_kept_where_it_can_become_free() -> None:
     large = world.pod("large", containers=asks(3, units=10), created=1)
     assert where(world) == {}
     world.now = 1000.0
-    assert [(entry.uid, node) for entry, node in world.queue.update_reservations(world.now)] == [
-        (large, "n2")
-    ]
+    assert [(pod.uid, node) for pod, node in world.queue.update_reservations(world.now)] == [(large, "n2")]
     world.pod("small", containers=asks(1, units=1), created=2)
     assert where(world) == {"small": "n1"}
     world.pod("more", containers=asks(1, units=1), created=3)

@@ -9,7 +9,7 @@ from tests.queue_world import TEN_HOURS_S, QueueWorld, long_runners
 
 def kept_at(world: QueueWorld, hours: float) -> list[str]:
     world.now = TEN_HOURS_S + 3600 * hours
-    return [world.name(entry.uid) for entry, _ in world.queue.update_reservations(world.now)]
+    return [world.name(pod.uid) for pod, _ in world.queue.update_reservations(world.now)]
 
 
 def test_room_is_kept_no_sooner_than_the_pods_that_run_have_run() -> None:
@@ -60,7 +60,7 @@ def test_a_node_with_a_wrong_clock_does_not_switch_the_keeping_of_room_off(
             again._send(raw)
         world = again
     for world.now, kept in ((599.0, []), (600.0, ["large"])):
-        assert [world.name(entry.uid) for entry, _ in world.queue.update_reservations(world.now)] == kept
+        assert [world.name(pod.uid) for pod, _ in world.queue.update_reservations(world.now)] == kept
 
 
 def test_an_api_server_that_was_a_year_ahead_once_changes_nothing() -> None:
@@ -76,7 +76,7 @@ def test_an_api_server_that_was_a_year_ahead_once_changes_nothing() -> None:
     raw["metadata"] |= {"uid": "uid-ahead", "name": "ahead", "creationTimestamp": "2027-01-01T00:00:00Z"}
     world._send(raw)
     world.now = 600.0
-    assert [world.name(entry.uid) for entry, _ in world.queue.update_reservations(world.now)] == ["large"]
+    assert [world.name(pod.uid) for pod, _ in world.queue.update_reservations(world.now)] == ["large"]
 
 
 def test_no_pod_counts_for_more_than_the_latest() -> None:

@@ -172,8 +172,8 @@ def test_room_is_kept_for_a_share_that_waits_long() -> None:
     world.decide()
     ask(world, "a0", 100, created=1)
     world.now = 600
-    ((entry, node),) = world.queue.update_reservations(world.now)
-    assert (world.name(entry.uid), node) == ("a0", "small")
+    ((pod, node),) = world.queue.update_reservations(world.now)
+    assert (world.name(pod.uid), node) == ("a0", "small")
 
 
 def test_a_share_near_its_data_that_another_tenant_can_pay() -> None:

@@ -101,12 +101,12 @@ def test_a_pod_is_held_back_for_its_rounds_and_no_longer() -> None:
 def test_asking_in_the_queue_is_no_round() -> None:
     with holding(1) as world:
         uid = world.pod("p", containers=asking(1, 0, 40))
-        wants = world.queue.queued_pods[uid].requirements
-        assert wants is not None
+        requirements = world.queue.queued_pods[uid].requirements
+        assert requirements is not None
         room = world.queue.capacity
-        rows = room.mask_fits(wants).nonzero()[0]
+        rows = room.mask_fits(requirements).nonzero()[0]
         for _ in range(5):
-            assert not len(room.rank_rows(wants, rows))
+            assert not len(room.rank_rows(requirements, rows))
         assert world.released() == []
         world.now = 1.0
         assert world.released() == ["p"]

@@ -355,7 +355,7 @@ def test_a_task_that_is_not_released_after_two_rounds_is_left_for_a_while() -> N
 
 def units_of(world: QueueWorld) -> dict[str, int]:
     """Units of the pods that run or are released, by UID."""
-    return {uid: units for tenant in world.queue.queues for uid, units in tenant.admitted.items()}
+    return {uid: units for queue in world.queue.queues for uid, units in queue.admitted.items()}
 
 
 def starts(world: QueueWorld, gone: Iterable[str], units: int) -> bool:

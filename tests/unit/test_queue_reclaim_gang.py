@@ -131,11 +131,11 @@ def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
 
 def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
     """Whether the gang has room once these pods are gone."""
-    wants = world.queue.queued_pods["uid-b0"].requirements
-    assert wants is not None
+    requirements = world.queue.queued_pods["uid-b0"].requirements
+    assert requirements is not None
     free: list[int] = []
     for name in world.state.nodes.rows:
-        room = read_node(world.state, name, world.queue.capacity.make_query(wants))
+        room = read_node(world.state, name, world.queue.capacity.make_query(requirements))
         assert room is not None
         free += [card.free_units for card in room.get_cards_without(gone)]
     return packs(free, units)

@@ -87,8 +87,8 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
 def test_a_requeued_pod_is_found_again_after_a_restart(world: QueueWorld) -> None:
     """The annotation says it, whoever reads it."""
     uid = world.pod("p", 16, gates=(), annotations={POD_REQUEUED: "true"})
-    entry = world.queue.queued_pods[uid]
-    assert entry.phase is Phase.GATED
+    pod = world.queue.queued_pods[uid]
+    assert pod.phase is Phase.GATED
     assert world.queue.queues["a"].units == 0
     assert world.released() == ["p"]
 
@@ -155,28 +155,28 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
     """One marks a pod that is as it was seen, the other takes mark and gate away."""
     uid = world.pod("p", annotations={"note": "x"} if annotated else None)
     world.decide()
-    entry = world.queue.queued_pods[uid]
+    pod = world.queue.queued_pods[uid]
     add: dict[str, Any] = {"op": "add", "path": "/metadata/annotations/gpupack.io~1requeued", "value": "true"}
     if not annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
-    assert make_requeue_patch(entry) == [
+    assert make_requeue_patch(pod) == [
         {"op": "test", "path": "/metadata/uid", "value": uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": pod.record.resource_version},
         add,
     ]
     world.requeue(uid)
     # A second try of a release without an answer must not undo that the release was taken back meanwhile.
     take_off = [
         {"op": "test", "path": "/metadata/uid", "value": uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": pod.record.resource_version},
         {"op": "remove", "path": "/metadata/annotations/gpupack.io~1requeued"},
     ]
-    assert make_admission_patch(entry, "n1") == take_off, (
+    assert make_admission_patch(pod, "n1") == take_off, (
         "the affinity of a pod without a gate cannot be changed"
     )
     world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
-    take_off[1]["value"] = entry.record.resource_version
-    assert make_admission_patch(entry) == [
+    take_off[1]["value"] = pod.record.resource_version
+    assert make_admission_patch(pod) == [
         *take_off,
         {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]},
         {"op": "remove", "path": "/spec/schedulingGates"},

@@ -132,9 +132,9 @@ def test_a_pod_alone_hears_nothing_of_a_gang() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16,))
     world.pod("alone", 4)
-    (entry,) = world.queue.queued_pods.values()
-    assert entry.requirements is not None
-    world.queue.admission.unplaced.add(entry.requirements)
+    (pod,) = world.queue.queued_pods.values()
+    assert pod.requirements is not None
+    world.queue.admission.unplaced.add(pod.requirements)
     assert reasons(world) == [("alone", "NoRoom", status.NOT_TAKEN)]
 
 
@@ -315,16 +315,16 @@ def test_capacity_follows_nodes_and_forgets_needs() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16,))
     world.pod("p", 20)
-    (entry,) = world.queue.queued_pods.values()
+    (pod,) = world.queue.queued_pods.values()
     capacity = world.queue.capacity.capacity
-    assert capacity.count_pods(entry.requirements) == 0
+    assert capacity.count_pods(pod.requirements) == 0
     world.node("n1", (24, 24))
-    assert capacity.count_pods(entry.requirements) == 2
+    assert capacity.count_pods(pod.requirements) == 2
     world.node("n2", (24,), healthy=[False])
     world.node("n3", (24,), spec={"unschedulable": True})
-    assert capacity.count_pods(entry.requirements) == 2
+    assert capacity.count_pods(pod.requirements) == 2
     world.queue.capacity.forget_unused(set())
-    assert capacity.count_pods(entry.requirements) == 2
+    assert capacity.count_pods(pod.requirements) == 2
 
 
 def test_a_queue_is_asked_at_its_own_address() -> None:

@@ -35,7 +35,7 @@ class _StagePart(Enum):
     DONE = auto()
     """Of the first stage, and it has succeeded."""
     WAITS = auto()
-    """Of the second stage, and it waits for its release."""
+    """Of the second stage, and it waits for its admission."""
     REST = auto()
     """Of the second stage, and it does not."""
 
@@ -76,7 +76,7 @@ class _FirstStage:
         done: Pods that have succeeded, by the UID of their Job; also those that are gone.
         makers: Jobs whose pods name the job, by UID; of both stages.
         lost: UIDs of Jobs that are gone.
-        waits: Pods of the second stage that wait for their release, by queue.
+        waits: Pods of the second stage that wait for their admission, by queue.
         held: Queues in which the second stage is held for pods to come.
     """
 
@@ -98,14 +98,14 @@ class JobStages:
     and it ends there.
 
     Args:
-        tenants: Whose jobs they are.
+        queues: Whose jobs they are.
 
     Attributes:
         failed: Failed pods that a job waits for, by UID.
     """
 
-    def __init__(self, tenants: Queues) -> None:
-        self._queues = tenants
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
         self.failed: dict[str, FailedStagePod] = {}
         self._pods: dict[str, _StagePod] = {}
         self._stages: dict[str, _FirstStage] = {}
@@ -119,18 +119,18 @@ class JobStages:
         """UIDs of all pods that name a job."""
         return self._pods.keys()
 
-    def update_pod(self, entry: QueuedPod) -> None:
+    def update_pod(self, pod: QueuedPod) -> None:
         """Take a pod that waits or runs, or what is new about it."""
-        if entry.kind is SlotType.LOCAL:
+        if pod.kind is SlotType.LOCAL:
             part = _StagePart.FIRST
         else:
-            part = _StagePart.WAITS if entry.phase is Phase.GATED else _StagePart.REST
-        self._set_part(entry.record, entry.queue_info, part)
+            part = _StagePart.WAITS if pod.phase is Phase.GATED else _StagePart.REST
+        self._set_part(pod.record, pod.queue_info, part)
 
-    def end_pod(self, record: PodRecord, ticket: PodQueueInfo, *, succeeded: bool) -> None:
+    def end_pod(self, record: PodRecord, queue_info: PodQueueInfo, *, succeeded: bool) -> None:
         """Take a pod that has ended and exists still."""
         part = _StagePart.DONE if succeeded else _StagePart.FAILED
-        self._set_part(record, ticket, part if ticket.data else _StagePart.REST)
+        self._set_part(record, queue_info, part if queue_info.data else _StagePart.REST)
 
     def forget_pod(self, uid: str) -> None:
         """Forget a pod that is gone; if it has succeeded that stays."""
@@ -176,7 +176,7 @@ class JobStages:
         return self._update_made_by(uid, job.job)
 
     def configure(self) -> None:
-        """Count all of them again, after the tenants took another configuration."""
+        """Count all of them again, after the queues took another configuration."""
         for uid, (queue, job) in self._counted.items():
             self._queues[queue].waiting.begin_first_stage(uid, job)
         for job, stage in self._stages.items():
@@ -210,13 +210,13 @@ class JobStages:
             return f"no pod with data of job {job} is known yet; {none}"
         return next((maker.missing for maker in known if maker.missing), "")
 
-    def _set_part(self, record: PodRecord, ticket: PodQueueInfo, part: _StagePart) -> None:
+    def _set_part(self, record: PodRecord, queue_info: PodQueueInfo, part: _StagePart) -> None:
         """Note what a pod is for its job, and no more what it was."""
         uid = record.uid
         new = None
-        if ticket.job:
-            name, job = f"{record.namespace}/{record.name}", f"{record.namespace}/{ticket.job}"
-            new = _StagePod(name, job, ticket.queue, part, ticket.maker, ticket.first_stage_size)
+        if queue_info.job:
+            name, job = f"{record.namespace}/{record.name}", f"{record.namespace}/{queue_info.job}"
+            new = _StagePod(name, job, queue_info.queue, part, queue_info.maker, queue_info.first_stage_size)
         old = self._pods.get(uid)
         if old == new:
             return

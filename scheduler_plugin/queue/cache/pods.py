@@ -117,10 +117,10 @@ class PodQueueInfo:
     Attributes:
         queue: Name of its queue, empty when it names none.
         created: When it was created, seconds since 1970; 0 where the API server does not say.
-        gated: It waits for its release: it has our gate, is requeued, or waits to be bound by batch mode.
+        gated: It waits for its admission: it has our gate, is requeued, or waits to be bound by batch mode.
         has_gate: It has our gate.
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
-        requeued: Its release was taken back, see `is_requeued`.
+        requeued: Its admission was taken back, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
         job: Its job, within its namespace.
@@ -135,7 +135,7 @@ class PodQueueInfo:
             nothing, or only that the pod is requeued.
         scheduled: When it was bound, seconds since 1970; 0 before.
         affinity: How much of `spec.affinity` it has, see `Affinities`.
-        pinned: A release has named the one node that it may run on.
+        pinned: An admission has named the one node that it may run on.
         annotated: It has annotations.
         fault: What is wrong with it, in words, empty for nothing.
     """

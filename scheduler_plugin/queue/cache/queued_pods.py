@@ -32,7 +32,7 @@ from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 
 GATED_AGAIN_S: Final = 60.0
-"""A released pod that wears the gate so long after that was taken away waits again: no news are so late."""
+"""An admitted pod that wears the gate so long after that was taken away waits again: no news are so late."""
 
 VALUES_SHOWN: Final = 3
 """Values that a message names of those on which the pods of a gang disagree."""
@@ -115,16 +115,16 @@ class QueuedPod:
         """UID of its gang, empty for none."""
         return f"gang {self.record.namespace}/{self.queue_info.gang}" if self.queue_info.gang else ""
 
-    def admit(self, tenant: str, now: float) -> None:
+    def admit(self, queue: str, now: float) -> None:
         """Record the admission, on a queue's quota."""
-        self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, tenant, ""
+        self.phase, self.admitted_at, self.charged_queue, self.waiting_queue = Phase.ADMITTED, now, queue, ""
         self.capacity_freed = self.ungated = self.is_requeued = False
 
     def is_unschedulable(self) -> bool:
-        """Tell whether kube-scheduler has found no node for it since its release.
+        """Tell whether kube-scheduler has found no node for it since its admission.
 
         What it said before the pod was requeued stands in the pod until it says something else. From a node
-        that is nominated others are going on the pod's behalf: it has the time that every release has.
+        that is nominated others are going on the pod's behalf: it has the time that every admission has.
         """
         if self.phase is not Phase.ADMITTED or self.queue_info.gated or self.record.nominated:
             return False
@@ -136,22 +136,29 @@ class QueuedPod:
         return again and now - self.admitted_at >= GATED_AGAIN_S
 
     def update(
-        self, record: PodRecord, ticket: PodQueueInfo, wants: PodRequirements | None, fault: str, phase: Phase
+        self,
+        record: PodRecord,
+        queue_info: PodQueueInfo,
+        requirements: PodRequirements | None,
+        fault: str,
+        phase: Phase,
     ) -> None:
         """Take its newest version; for arguments see the attributes."""
         self.record, self.queue_info, self.requirements, self.fault, self.phase = (
             record,
-            ticket,
-            wants,
+            queue_info,
+            requirements,
             fault,
             phase,
         )
-        if ticket.requeued:
-            self.earlier_unschedulable = ticket.unschedulable
+        if queue_info.requeued:
+            self.earlier_unschedulable = queue_info.unschedulable
 
-    def make_workload(self, wants: Needs) -> QueuedWorkload[Needs]:
-        """The task that waits for it, where it is in no gang."""
-        return QueuedWorkload(self.uid, self.kind, self.waiting_since, wants, self.queue_info.data, self.job)
+    def make_workload(self, requirements: Needs) -> QueuedWorkload[Needs]:
+        """The workload that waits for it, where it is in no gang."""
+        return QueuedWorkload(
+            self.uid, self.kind, self.waiting_since, requirements, self.queue_info.data, self.job
+        )
 
 
 @dataclass(slots=True)
@@ -159,17 +166,18 @@ class Gang:
     """The pods of one gang.
 
     Attributes:
-        uid: Of the gang's task.
+        uid: Of the gang's workload.
         members: UIDs of all that exist and have not ended, in the order in which they were seen.
         ready_uids: UIDs of those that could wait in a queue.
-        admitted_at: When it was released, seconds; None: it was not.
+        admitted_at: When it was admitted, seconds; None: it was not.
         waiting_since: Since when the pods wait that go together, the first of them.
         template: What it has in common with other gangs, see `EquivalenceBackoff`.
-        binding: It was released, and not all of its pods have been bound since; for `EquivalenceBackoff`.
-        is_whole: After its release all pods were bound, those that were left; what is made again joins them.
+        binding: It was admitted, and not all of its pods have been bound since; for `EquivalenceBackoff`.
+        is_whole: After its admission all pods were bound, those that were left; what is made again joins
+            them.
         is_broken: It was taken back, and some of its pods are still bound.
-        unbound: UIDs of those that were released, or were to be with the others, and are not bound.
-        waiting_queue: Tenant in whose queue its task waits, empty for none.
+        unbound: UIDs of those that were admitted, or were to be with the others, and are not bound.
+        waiting_queue: Queue in whose queue its workload waits, empty for none.
         wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
         fault: Why it waits in none, in words.
     """
@@ -193,29 +201,33 @@ class Gang:
         """In words."""
         return self.uid
 
-    def make_workload(self, entries: list[QueuedPod]) -> QueuedWorkload[Needs]:
-        """The task that waits for all of them that are ready.
+    def make_workload(self, queued_pods: list[QueuedPod]) -> QueuedWorkload[Needs]:
+        """The workload that waits for all of them that are ready.
 
         Args:
-            entries: Its pods.
+            queued_pods: Its pods.
         """
-        ready = (entry for entry in entries if entry.uid in self.ready_uids)
-        pods = [(entry.uid, entry.requirements) for entry in ready if entry.requirements is not None]
+        ready = (queued_pod for queued_pod in queued_pods if queued_pod.uid in self.ready_uids)
+        pods = [
+            (queued_pod.uid, queued_pod.requirements)
+            for queued_pod in ready
+            if queued_pod.requirements is not None
+        ]
         pods.sort(key=lambda pod: (-pod[1].compute_hardness(0), pod[0]))
-        first = min(entries, key=lambda entry: (entry.waiting_since, entry.uid))
-        wants = GangRequirements(self.uid, tuple(pods))
-        data = frozenset().union(*(entry.queue_info.data for entry in entries))
+        first = min(queued_pods, key=lambda queued_pod: (queued_pod.waiting_since, queued_pod.uid))
+        requirements = GangRequirements(self.uid, tuple(pods))
+        data = frozenset().union(*(queued_pod.queue_info.data for queued_pod in queued_pods))
         if data:
             # Its job waits for its pods with data, each by itself, and not for the gang, which never ends.
-            return QueuedWorkload(self.uid, SlotType.LOCAL, first.waiting_since, wants, data)
-        return QueuedWorkload(self.uid, SlotType.FREE, first.waiting_since, wants, data, first.job)
+            return QueuedWorkload(self.uid, SlotType.LOCAL, first.waiting_since, requirements, data)
+        return QueuedWorkload(self.uid, SlotType.FREE, first.waiting_since, requirements, data, first.job)
 
-    def explain_disagreement(self, entries: list[QueuedPod]) -> str:
+    def explain_disagreement(self, pods: list[QueuedPod]) -> str:
         """What the pods of the gang do not agree on, in words; empty: nothing."""
         for what, values in (
-            ("gang-size", {str(entry.queue_info.gang_size) for entry in entries}),
-            ("queue-name", {entry.queue_info.queue for entry in entries}),
-            ("job", {entry.queue_info.job for entry in entries}),
+            ("gang-size", {str(pod.queue_info.gang_size) for pod in pods}),
+            ("queue-name", {pod.queue_info.queue for pod in pods}),
+            ("job", {pod.queue_info.job for pod in pods}),
         ):
             if len(values) > 1:
                 named = ", ".join(sorted(values)[:VALUES_SHOWN])
@@ -237,7 +249,7 @@ class FailedStagePod:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """A released pod whose room others have again.
+    """An admitted pod whose room others have again.
 
     Attributes:
         queued_pod: The pod.
@@ -245,7 +257,7 @@ class Requeue:
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
         requeue: It is to wait in its queue again.
         is_repeated: That was told before, and it is there still.
-        is_first: Of its release nothing was taken back before.
+        is_first: Of its admission nothing was taken back before.
     """
 
     queued_pod: QueuedPod

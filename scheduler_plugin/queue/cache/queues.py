@@ -1,4 +1,4 @@
-"""The tenants: their waiting tasks, what they have, and what they may have. Pure."""
+"""The queues: their waiting workloads, what they have, and what they may have. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -17,8 +17,8 @@ class QueueState:
 
     Attributes:
         form: Its configuration; None: pods name it and the configuration does not, so they wait.
-        waiting: Its tasks.
-        admitted: Units by UID of its pods that were released and have not ended.
+        waiting: Its workloads.
+        admitted: Units by UID of its pods that were admitted and have not ended.
         count_slots: What it has is counted in pods, each in a slot, and not in units.
         cluster: All that there is, where its dominant share counts; None: it does not.
     """
@@ -40,7 +40,7 @@ class QueueState:
 
     @property
     def units(self) -> int:
-        """Units of its released pods."""
+        """Units of its admitted pods."""
         return self._charges.units
 
     @property
@@ -57,11 +57,11 @@ class QueueState:
 
     @property
     def is_open(self) -> bool:
-        """Whether its pods are released at all."""
+        """Whether its pods are admitted at all."""
         return self.form is not None and self.form.stop_policy == "None"
 
     def charge_pod(self, uid: str, has: QueueResources) -> int:
-        """Count a released pod; return the units added."""
+        """Count an admitted pod; return the units added."""
         if uid in self.admitted:
             return 0
         self.admitted[uid] = has.units
@@ -82,7 +82,7 @@ class QueueState:
 
 
 class Queues:
-    """All tenants. A tenant that the configuration loses keeps its pods: they wait until it is back.
+    """All queues. A queue that the configuration loses keeps its pods: they wait until it is back.
 
     Args:
         config: The configuration.
@@ -97,12 +97,12 @@ class Queues:
         self.configure(config)
 
     def __getitem__(self, name: str) -> QueueState:
-        """A tenant; one that nobody configured is made, and its pods wait."""
-        tenant = self._known.get(name)
-        if tenant is None:
-            tenant = self._known[name] = QueueState(name, None, count_slots=self._count_slots)
-            tenant.cluster = self._cluster
-        return tenant
+        """A queue; one that nobody configured is made, and its pods wait."""
+        queue = self._known.get(name)
+        if queue is None:
+            queue = self._known[name] = QueueState(name, None, count_slots=self._count_slots)
+            queue.cluster = self._cluster
+        return queue
 
     def __iter__(self) -> Iterator[QueueState]:
         return iter(self._known.values())
@@ -113,9 +113,9 @@ class Queues:
         self._by_dominant_share = config.fair_sharing == "dominant"
         self.set_cluster(self._cluster or QueueResources())
         for name in [*config.queues, *self._known]:
-            tenant = self[name]
-            tenant.form = config.queues.get(name)
-            tenant.count_slots = self._count_slots
+            queue = self[name]
+            queue.form = config.queues.get(name)
+            queue.count_slots = self._count_slots
         for name in list(self._known):
             self.forget_if_unused(name)
         roots = find_cohorts(((name, form.cohort) for name, form in config.queues.items()), config.parents)
@@ -131,48 +131,48 @@ class Queues:
         cluster_or_none = cluster if self._by_dominant_share else None
         if cluster_or_none != self._cluster:
             self._cluster = cluster_or_none
-            for tenant in self._known.values():
-                tenant.cluster = cluster_or_none
+            for queue in self._known.values():
+                queue.cluster = cluster_or_none
 
     def forget_if_unused(self, name: str) -> None:
-        """Drop a tenant that is not configured and has nothing: pods may name what they like."""
-        tenant = self._known.get(name)
+        """Drop a queue that is not configured and has nothing: pods may name what they like."""
+        queue = self._known.get(name)
         if (
-            tenant is not None
-            and tenant.form is None
-            and not tenant.admitted
-            and not tenant.waiting.has_workloads
+            queue is not None
+            and queue.form is None
+            and not queue.admitted
+            and not queue.waiting.has_workloads
         ):
             del self._known[name]
 
     def get_cohort(self, name: str) -> Cohort | None:
-        """The cohort of a configured tenant."""
+        """The cohort of a configured queue."""
         return self._cohorts.get(name)
 
-    def allows_units(self, name: str, units: int, task: str = "") -> bool:
-        """Whether quotas let a task of a tenant have so many units more, see `compute_headroom`."""
+    def allows_units(self, name: str, units: int, workload_uid: str = "") -> bool:
+        """Whether quotas let a workload of a queue have so many units more, see `compute_headroom`."""
         if name not in self._cohorts:
             return False
-        most = self.compute_headroom(name, task)
+        most = self.compute_headroom(name, workload_uid)
         return most is None or units <= most
 
-    def compute_headroom(self, name: str, task: str = "") -> int | None:
-        """The most units that quotas let a task of a configured tenant have more; None: no limit.
+    def compute_headroom(self, name: str, workload_uid: str = "") -> int | None:
+        """The most units that quotas let a workload of a configured queue have more; None: no limit.
 
         Args:
-            name: The tenant.
-            task: UID of the task: what is kept for it is its own.
+            name: The queue.
+            workload_uid: UID of the workload: what is kept for it is its own.
         """
         cohort = self._cohorts.get(name)
         most = None if cohort is None else cohort.compute_headroom(name)
         if cohort is None or most is None or not self._reserved:
             return most
-        uid, mine = self._reserved.get(name, ("", 0))
-        others = self._reserved_in.get(id(cohort), 0) - mine
-        if uid != task:
-            most -= mine
+        uid, own = self._reserved.get(name, ("", 0))
+        others = self._reserved_in.get(id(cohort), 0) - own
+        if uid != workload_uid:
+            most -= own
         if others:
-            # What is its own a tenant has whatever others wait for.
+            # What is its own a queue has whatever others wait for.
             account = cohort.accounts[name]
             most = min(
                 most, max(cohort.compute_free(name) - others, (account.quota.nominal or 0) - account.used)
@@ -181,35 +181,36 @@ class Queues:
 
     @property
     def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
-        """For whom quota is kept: by tenant a task that waits long, and its units."""
+        """For whom quota is kept: by queue a workload that waits long, and its units."""
         return self._reserved
 
-    def reserve_quota(self, kept: Mapping[str, tuple[str, int]]) -> None:
-        """Keep quota for these tasks only, from others of the same tenant and from borrowers.
+    def reserve_quota(self, reservations: Mapping[str, tuple[str, int]]) -> None:
+        """Keep quota for these workloads only, from others of the same queue and from borrowers.
 
         Args:
-            kept: By tenant with a nominal quota the UID of a task, and units that are within that quota.
+            reservations: By queue with a nominal quota the UID of a workload, and units that are within that
+                quota.
         """
-        self._reserved = {name: each for name, each in kept.items() if name in self._cohorts}
+        self._reserved = {name: each for name, each in reservations.items() if name in self._cohorts}
         self._reserved_in = {}
         for name, (_, units) in self._reserved.items():
             cohort = id(self._cohorts[name])
             self._reserved_in[cohort] = self._reserved_in.get(cohort, 0) + units
 
-    def unreserve_quota(self, name: str, task: str) -> None:
-        """Keep no quota for a task, if that was done."""
-        if self._reserved.get(name, ("", 0))[0] == task:
+    def unreserve_quota(self, name: str, workload_uid: str) -> None:
+        """Keep no quota for a workload, if that was done."""
+        if self._reserved.get(name, ("", 0))[0] == workload_uid:
             self.reserve_quota({other: each for other, each in self._reserved.items() if other != name})
 
     def charge_pod(self, name: str, uid: str, has: QueueResources) -> None:
-        """Count a released pod of a tenant."""
+        """Count an admitted pod of a queue."""
         self._add_units(name, self[name].charge_pod(uid, has))
 
     def uncharge_pod(self, name: str, uid: str) -> None:
-        """Stop counting a pod of a tenant."""
-        tenant = self._known.get(name)
-        if tenant is not None:
-            self._add_units(name, -tenant.uncharge_pod(uid))
+        """Stop counting a pod of a queue."""
+        queue = self._known.get(name)
+        if queue is not None:
+            self._add_units(name, -queue.uncharge_pod(uid))
 
     def _add_units(self, name: str, units: int) -> None:
         cohort = self._cohorts.get(name)

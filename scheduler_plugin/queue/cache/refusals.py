@@ -22,28 +22,28 @@ def admits_namespace(form: QueueForm, namespace_labels: Mapping[str, str] | None
     return selector is None or (namespace_labels is not None and selector.matches(namespace_labels))
 
 
-def explain_refusal(entry: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
-    """Why a gated pod is not in its tenant's queue; empty when nothing is wrong with it.
+def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
+    """Why a gated pod is not in its queue's queue; empty when nothing is wrong with it.
 
     Args:
-        entry: The pod; it asks for cards.
+        pod: The pod; it asks for cards.
         config: The configuration.
         namespace_labels: Of the pod's namespace, None while they are not known.
     """
-    wrong = entry.fault or _explain_wrong_queue(entry, config, namespace_labels)
+    wrong = pod.fault or _explain_wrong_queue(pod, config, namespace_labels)
     if wrong:
         return wrong
-    if entry.queue_info.foreign_gates:
-        gates = entry.queue_info.foreign_gates
+    if pod.queue_info.foreign_gates:
+        gates = pod.queue_info.foreign_gates
         more = " ..." if len(gates) > NAMES_SHOWN else ""
         return f"it waits for the scheduling gates {', '.join(gates[:NAMES_SHOWN])}{more}"
-    return "it is being deleted" if entry.queue_info.ending else ""
+    return "it is being deleted" if pod.queue_info.ending else ""
 
 
 def _explain_wrong_queue(
-    entry: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None
+    pod: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None
 ) -> str:
-    name = entry.queue_info.queue
+    name = pod.queue_info.queue
     if not name:
         return f"label {QUEUE_NAME} is missing; allowed: {_format_names(config)}"
     form = config.queues.get(name)
@@ -51,7 +51,7 @@ def _explain_wrong_queue(
         return f"queue {shown(name)} does not exist; allowed: {_format_names(config)}"
     if admits_namespace(form, namespace_labels):
         return ""
-    namespace = shown(entry.record.namespace)
+    namespace = shown(pod.record.namespace)
     if namespace_labels is None:
         return f"the labels of namespace {namespace} are not known yet, and queue {shown(name)} asks for some"
     return f"queue {shown(name)} is not for namespace {namespace}"

@@ -18,14 +18,14 @@ class RequirementPool:
         return len(self._known)
 
     def get_requirements(
-        self, record: PodRecord, ticket: PodQueueInfo, pod: QueuePod
+        self, record: PodRecord, queue_info: PodQueueInfo, pod: QueuePod
     ) -> tuple[PodRequirements | None, str]:
         """What a pod needs, None where that cannot be given; and what is wrong with it, in words."""
         if record.charged is None:
             return None, record.error
         if record.request is None:
             return PodRequirements(record.charged, record.cpu_milli, record.memory_bytes), record.error
-        wants = PodRequirements(
+        requirements = PodRequirements(
             record.request,
             record.cpu_milli,
             record.memory_bytes,
@@ -34,9 +34,9 @@ class RequirementPool:
         )
         policy = record.request.node_policy
         if policy is not None and policy not in NODE_POLICIES:
-            return wants, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))
-        return self._known.setdefault(wants, wants), ticket.fault
+            return requirements, str(unknown_policy(POD_NODE_POLICY, policy, NODE_POLICIES))
+        return self._known.setdefault(requirements, requirements), queue_info.fault
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
         """Drop what no pod needs any more."""
-        self._known = {wants: wants for wants in used}
+        self._known = {requirements: requirements for requirements in used}

@@ -18,7 +18,7 @@ class NodeSlots:
 
     Attributes:
         total: By type.
-        running: UIDs of the released pods on the node, by class.
+        running: UIDs of the admitted pods on the node, by class.
     """
 
     total: dict[SlotType, int] = field(default_factory=lambda: dict.fromkeys(SlotType, 0))

@@ -1,4 +1,4 @@
-"""Pods that wait, in the order of their tenants, and the stages of their jobs. Pure."""
+"""Pods that wait, in the order of their queues, and the stages of their jobs. Pure."""
 
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ W = TypeVar("W", bound=Hashable)
 
 
 class SlotType(StrEnum):
-    """The two classes of tasks, and the two types of slots."""
+    """The two classes of workloads, and the two types of slots."""
 
     LOCAL = "local"
     """Bound to data: a dataset, an image or a model on some node or rack. The first stage of a job."""
@@ -26,7 +26,7 @@ class SlotType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuedWorkload(Generic[W]):
-    """A pod that waits for its release.
+    """A pod that waits for its admission.
 
     Attributes:
         uid: Of the pod.
@@ -52,7 +52,7 @@ class QueuedWorkload(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGroupKey(Generic[W]):
-    """What tasks have in common that answer every question alike, but for their age."""
+    """What workloads have in common that answer every question alike, but for their age."""
 
     kind: SlotType
     requirements: W
@@ -60,7 +60,7 @@ class WorkloadGroupKey(Generic[W]):
 
 
 class WorkloadGroup(Generic[W]):
-    """Tasks of one tenant that differ by age only; the oldest is known at once.
+    """Workloads of one queue that differ by age only; the oldest is known at once.
 
     Attributes:
         key: What they have in common.
@@ -77,25 +77,25 @@ class WorkloadGroup(Generic[W]):
     def __iter__(self) -> Iterator[QueuedWorkload[W]]:
         return iter(self._members.values())
 
-    def add(self, task: QueuedWorkload[W]) -> None:
-        """Let a task wait."""
-        self._members[task.uid] = task
-        heappush(self._by_age, task.age_key)
+    def add(self, workload: QueuedWorkload[W]) -> None:
+        """Let a workload wait."""
+        self._members[workload.uid] = workload
+        heappush(self._by_age, workload.age_key)
 
     def discard(self, uid: str) -> None:
-        """Forget a task, if it is here."""
+        """Forget a workload, if it is here."""
         self._members.pop(uid, None)
         # The heap drops it when it comes up; so that it does not grow for ever, now and then all of them.
         if len(self._by_age) > 2 * len(self._members) + 16:
-            self._by_age = sorted(task.age_key for task in self._members.values())
+            self._by_age = sorted(workload.age_key for workload in self._members.values())
 
     def get_oldest(self) -> QueuedWorkload[W]:
-        """The task that waits longest; the group has one."""
+        """The workload that waits longest; the group has one."""
         while True:
             since, uid = self._by_age[0]
-            task = self._members.get(uid)
-            if task is not None and task.waiting_since == since:
-                return task
+            workload = self._members.get(uid)
+            if workload is not None and workload.waiting_since == since:
+                return workload
             heappop(self._by_age)
 
 
@@ -104,8 +104,8 @@ class _WaitingJob(Generic[W]):
     """A job's stages.
 
     Attributes:
-        unfinished: UIDs of first-stage tasks that have not ended, in the order in which they came.
-        second: Waiting tasks of the second stage, eligible when `unfinished` is empty.
+        unfinished: UIDs of first-stage workloads that have not ended, in the order in which they came.
+        second: Waiting workloads of the second stage, eligible when `unfinished` is empty.
     """
 
     unfinished: dict[str, None] = field(default_factory=dict)
@@ -113,11 +113,11 @@ class _WaitingJob(Generic[W]):
 
 
 class WaitingWorkloads(Generic[W]):
-    """The waiting tasks of one tenant.
+    """The waiting workloads of one queue.
 
-    A task of the second stage is eligible when its job has no unfinished task of the first; until then it is
-    held. First-stage tasks count from `add` or `begin_first_stage` until `finish_first_stage`, also while
-    running.
+    A workload of the second stage is eligible when its job has no unfinished workload of the first; until
+    then it is held. First-stage workloads count from `add` or `begin_first_stage` until `finish_first_stage`,
+    also while running.
     """
 
     def __init__(self) -> None:
@@ -139,57 +139,57 @@ class WaitingWorkloads(Generic[W]):
 
     @property
     def has_workloads(self) -> bool:
-        """Whether there is anything: tasks that wait, or jobs with tasks that have not ended."""
+        """Whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
         return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
-        """The task of a UID, None when it does not wait."""
+        """The workload of a UID, None when it does not wait."""
         return self._workloads.get(uid)
 
     def list_known(self, uids: Collection[str]) -> list[QueuedWorkload[W]]:
         """List those of some workloads that wait."""
         return [self._workloads[uid] for uid in uids if uid in self._workloads]
 
-    def add(self, task: QueuedWorkload[W]) -> None:
-        """Let a task wait; one that waits already is replaced."""
-        self.remove(task.uid)
-        self._workloads[task.uid] = task
-        if task.kind is SlotType.LOCAL:
-            self.begin_first_stage(task.uid, task.job)
-        elif task.job:
-            job = self._jobs.setdefault(task.job, _WaitingJob())
-            job.second[task.uid] = task
+    def add(self, workload: QueuedWorkload[W]) -> None:
+        """Let a workload wait; one that waits already is replaced."""
+        self.remove(workload.uid)
+        self._workloads[workload.uid] = workload
+        if workload.kind is SlotType.LOCAL:
+            self.begin_first_stage(workload.uid, workload.job)
+        elif workload.job:
+            job = self._jobs.setdefault(workload.job, _WaitingJob())
+            job.second[workload.uid] = workload
             if job.unfinished:
                 return
-        self._add_to_group(task)
+        self._add_to_group(workload)
 
     def remove(self, uid: str) -> QueuedWorkload[W] | None:
-        """Take a task out of the queue, released or gone; the first stage of its job does not end by that."""
-        task = self._workloads.pop(uid, None)
-        if task is None:
+        """Remove a workload that is admitted or gone; that does not end the first stage of its job."""
+        workload = self._workloads.pop(uid, None)
+        if workload is None:
             return None
-        self._remove_from_group(task)
-        job = self._jobs.get(task.job)
+        self._remove_from_group(workload)
+        job = self._jobs.get(workload.job)
         if job is not None:
             job.second.pop(uid, None)
-            self._forget_empty(task.job, job)
-        return task
+            self._forget_empty(workload.job, job)
+        return workload
 
     def begin_first_stage(self, uid: str, job: str) -> None:
-        """Count a first-stage task, waiting or not, as unfinished."""
+        """Count a first-stage workload, waiting or not, as unfinished."""
         if not job:
             return
         known = self._jobs.setdefault(job, _WaitingJob())
         if not known.unfinished:
-            for task in known.second.values():
-                self._remove_from_group(task)
+            for workload in known.second.values():
+                self._remove_from_group(workload)
         known.unfinished[uid] = None
 
     def finish_first_stage(self, uid: str, job: str) -> bool:
-        """End a first-stage task; the last one of a job makes its second stage eligible.
+        """End a first-stage workload; the last one of a job makes its second stage eligible.
 
         Returns:
-            Whether tasks became eligible.
+            Whether workloads became eligible.
         """
         known = self._jobs.get(job)
         if known is None or uid not in known.unfinished:
@@ -197,65 +197,69 @@ class WaitingWorkloads(Generic[W]):
         del known.unfinished[uid]
         if known.unfinished:
             return False
-        for task in known.second.values():
-            self._add_to_group(task)
+        for workload in known.second.values():
+            self._add_to_group(workload)
         self._forget_empty(job, known)
         return bool(known.second)
 
     def list_held(self) -> Iterator[QueuedWorkload[W]]:
-        """Tasks that wait for the first stage of their job."""
+        """Workloads that wait for the first stage of their job."""
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
     def list_unfinished(self, job: str) -> Collection[str]:
-        """UIDs of the first-stage tasks that a job waits for, in the order in which they came."""
+        """UIDs of the first-stage workloads that a job waits for, in the order in which they came."""
         known = self._jobs.get(job)
         return known.unfinished.keys() if known is not None else ()
 
     def is_held(self, uid: str) -> bool:
-        """Whether a waiting task waits for the first stage of its job."""
-        task = self._workloads.get(uid)
-        return task is not None and task.kind is SlotType.FREE and bool(self.list_unfinished(task.job))
+        """Whether a waiting workload waits for the first stage of its job."""
+        workload = self._workloads.get(uid)
+        return (
+            workload is not None
+            and workload.kind is SlotType.FREE
+            and bool(self.list_unfinished(workload.job))
+        )
 
-    def is_first_of_group(self, task: QueuedWorkload[W]) -> bool:
-        """Whether a task is the oldest of those that differ by age only: the others go after it."""
-        group = self._groups[task.kind].get(task.requirements, {}).get(task.data)
-        return group is not None and group.get_oldest().uid == task.uid
+    def is_first_of_group(self, workload: QueuedWorkload[W]) -> bool:
+        """Whether a workload is the oldest of those that differ by age only: the others go after it."""
+        group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
+        return group is not None and group.get_oldest().uid == workload.uid
 
     def list_groups(self, kind: SlotType, among: Collection[W] | None = None) -> Iterator[WorkloadGroup[W]]:
-        """The eligible tasks of a class; only those with some of these needs, where they are given."""
+        """The eligible workloads of a class; only those with some of these needs, where they are given."""
         groups = self._groups[kind]
         if among is None:
             found: Iterable[dict[frozenset[str], WorkloadGroup[W]]] = groups.values()
         elif len(among) < len(groups):
-            found = [groups[wants] for wants in among if wants in groups]
+            found = [groups[requirements] for requirements in among if requirements in groups]
         else:
-            found = [by_data for wants, by_data in groups.items() if wants in among]
+            found = [by_data for requirements, by_data in groups.items() if requirements in among]
         return chain.from_iterable(by_data.values() for by_data in found)
 
     def list_requirements(self) -> Iterator[W]:
-        """The needs of eligible tasks; some of them twice."""
+        """The needs of eligible workloads; some of them twice."""
         return chain(*self._groups.values())
 
-    def _add_to_group(self, task: QueuedWorkload[W]) -> None:
-        by_data = self._groups[task.kind].setdefault(task.requirements, {})
-        group = by_data.get(task.data)
+    def _add_to_group(self, workload: QueuedWorkload[W]) -> None:
+        by_data = self._groups[workload.kind].setdefault(workload.requirements, {})
+        group = by_data.get(workload.data)
         if group is None:
-            group = by_data[task.data] = WorkloadGroup(
-                WorkloadGroupKey(task.kind, task.requirements, task.data)
+            group = by_data[workload.data] = WorkloadGroup(
+                WorkloadGroupKey(workload.kind, workload.requirements, workload.data)
             )
-        group.add(task)
+        group.add(workload)
 
-    def _remove_from_group(self, task: QueuedWorkload[W]) -> None:
-        """Take a task out of its group, if it is in one."""
-        by_data = self._groups[task.kind].get(task.requirements, {})
-        group = by_data.get(task.data)
+    def _remove_from_group(self, workload: QueuedWorkload[W]) -> None:
+        """Take a workload out of its group, if it is in one."""
+        by_data = self._groups[workload.kind].get(workload.requirements, {})
+        group = by_data.get(workload.data)
         if group is None:
             return
-        group.discard(task.uid)
+        group.discard(workload.uid)
         if not group:
-            del by_data[task.data]
+            del by_data[workload.data]
             if not by_data:
-                del self._groups[task.kind][task.requirements]
+                del self._groups[workload.kind][workload.requirements]
 
     def _forget_empty(self, name: str, job: _WaitingJob[W]) -> None:
         if not job.unfinished and not job.second:

@@ -62,14 +62,14 @@ class CandidateListPlacer:
     """Places pods one after the other, each as if all nodes were scored for it.
 
     Args:
-        room: The cluster.
+        capacity: The cluster.
 
     Attributes:
         lists: Lists that were made.
     """
 
-    def __init__(self, room: FreeCapacity) -> None:
-        self._capacity = room
+    def __init__(self, capacity: FreeCapacity) -> None:
+        self._capacity = capacity
         self._lists: dict[PodRequirements, _CandidateList] = {}
         self.lists = 0
         self._next_nodes: Callable[[], Iterable[str]] = tuple
@@ -86,12 +86,12 @@ class CandidateListPlacer:
         """Forget all lists: the policy that they were made by is another one now."""
         self._lists.clear()
 
-    def place_pod(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def place_pod(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take a pod's cards on the best node that has them.
 
         Args:
             uid: Of the pod.
-            wants: Its needs.
+            requirements: Its needs.
             fits: bool[R], where it fits now and may be placed.
             now: Seconds.
 
@@ -99,30 +99,30 @@ class CandidateListPlacer:
             The node's name, empty for none.
         """
         self._next_nodes = tuple
-        if not self._capacity.is_scored_by_row(wants):
-            return self._place_alone(uid, wants, fits, now)
-        known = self._lists.get(wants)
+        if not self._capacity.is_scored_by_row(requirements):
+            return self._place_alone(uid, requirements, fits, now)
+        known = self._lists.get(requirements)
         if known is not None:
-            node = self._commit_from_list(uid, wants, known, fits, now)
+            node = self._commit_from_list(uid, requirements, known, fits, now)
             if node is not None:
                 return node
-        return self._commit_from_list(uid, wants, self._make_list(wants, fits), fits, now) or ""
+        return self._commit_from_list(uid, requirements, self._make_list(requirements, fits), fits, now) or ""
 
-    def _place_alone(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def _place_alone(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
         """Score all nodes for this pod, or let the policy pick one."""
-        row = self._capacity.choose_row(uid, wants, fits, now)
-        if row is None or not self._capacity.assume_pod(uid, wants, row, now):
+        row = self._capacity.choose_row(uid, requirements, fits, now)
+        if row is None or not self._capacity.assume_pod(uid, requirements, row, now):
             return ""
-        self._next_nodes = partial(self._capacity.list_next_nodes, uid, wants, row, fits)
+        self._next_nodes = partial(self._capacity.list_next_nodes, uid, requirements, row, fits)
         return self._capacity.state.nodes.names[row]
 
-    def _make_list(self, wants: PodRequirements, fits: BoolArray) -> _CandidateList:
+    def _make_list(self, requirements: PodRequirements, fits: BoolArray) -> _CandidateList:
         """The first tier: score all nodes where the pod may be placed."""
         nodes = self._capacity.state.nodes
         rows = np.flatnonzero(fits)
-        scores = self._capacity.score_rows(wants, rows)
+        scores = self._capacity.score_rows(requirements, rows)
         first = rank_best(scores, nodes.name_rank[rows], LISTED)
-        epoch = self._capacity.get_policy_epoch(wants)
+        epoch = self._capacity.get_policy_epoch(requirements)
         offered = tuple(
             ScoredNode(nodes.names[row], score, int(nodes.version[row]), epoch)
             for row, score in zip(rows[first].tolist(), scores[first].tolist(), strict=True)
@@ -132,25 +132,25 @@ class CandidateListPlacer:
         made[~fits] = -1
         last = (offered[-1].score, offered[-1].node) if len(offered) == LISTED else None
         found = _CandidateList(offered, last, made, epoch, frozenset(rows[first].tolist()), nodes.epoch)
-        self._lists.pop(wants, None)
-        self._lists[wants] = found
+        self._lists.pop(requirements, None)
+        self._lists[requirements] = found
         if len(self._lists) > REMEMBERED:
             del self._lists[next(iter(self._lists))]
         self.lists += 1
         return found
 
     def _commit_from_list(
-        self, uid: str, wants: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
+        self, uid: str, requirements: PodRequirements, known: _CandidateList, fits: BoolArray, now: float
     ) -> str | None:
         """The second tier: commit a pod with a list; None where the list is used up."""
-        nodes, room = self._capacity.state.nodes, self._capacity
-        epoch = room.get_policy_epoch(wants)
+        nodes, capacity = self._capacity.state.nodes, self._capacity
+        epoch = capacity.get_policy_epoch(requirements)
         if known.names != nodes.epoch or epoch != known.epoch:
             return None
         changed = np.flatnonzero((nodes.version != known.made) & fits)
         if changed.size > CHANGED:
             return None
-        scores = dict(zip(changed.tolist(), room.score_rows(wants, changed).tolist(), strict=True))
+        scores = dict(zip(changed.tolist(), capacity.score_rows(requirements, changed).tolist(), strict=True))
         more = [ScoredNode(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
         offered = [each for each in known.offered if self._is_allowed(each.node, fits)]
 
@@ -167,7 +167,7 @@ class CandidateListPlacer:
             if known.last is not None and (scores.get(row, -np.inf), node) > known.last:
                 # Somebody who is not on the list may be better.
                 return False
-            return room.assume_pod(uid, wants, row, now)
+            return capacity.assume_pod(uid, requirements, row, now)
 
         decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:

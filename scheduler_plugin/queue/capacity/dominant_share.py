@@ -21,7 +21,7 @@ class QueueResources(NamedTuple):
 
     def plus(self, other: "QueueResources", times: int = 1) -> "QueueResources":
         """Add something so many times; -1 takes it away."""
-        return QueueResources(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+        return QueueResources(*(own + times * theirs for own, theirs in zip(self, other, strict=True)))
 
 
 def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, float]:
@@ -34,8 +34,8 @@ def find_dominant(has: QueueResources, total: QueueResources) -> tuple[str, floa
         `gpu-memory`, `cpu` or `memory`, and a fraction; an empty name and 0 for who has nothing.
     """
     parts = {
-        name: mine / all_of_it
-        for name, mine, all_of_it in zip(("gpu-memory", "cpu", "memory"), has, total, strict=True)
+        name: own / all_of_it
+        for name, own, all_of_it in zip(("gpu-memory", "cpu", "memory"), has, total, strict=True)
         if all_of_it > 0
     }
     name = max(parts, key=parts.__getitem__, default="")

@@ -111,7 +111,7 @@ class FreeCapacity:
     """The cluster's room, and what is kept free of it.
 
     Args:
-        state: The cluster, with what was released and is not bound as takes.
+        state: The cluster, with what was admitted and is not bound as assumed.
         policies: Of the cluster.
 
     Attributes:
@@ -162,19 +162,19 @@ class FreeCapacity:
 
     def forget_unused(self, used: set[PodRequirements]) -> None:
         """Drop what was remembered of needs that no waiting pod has any more."""
-        for wants in [wants for wants in self._masks if wants not in used]:
-            del self._masks[wants]
-        for wants in [wants for wants in self.faults if wants not in used]:
-            del self.faults[wants]
+        for requirements in [requirements for requirements in self._masks if requirements not in used]:
+            del self._masks[requirements]
+        for requirements in [requirements for requirements in self.faults if requirements not in used]:
+            del self.faults[requirements]
         self.held_back &= used
         self.capacity.forget_unused(used)
 
-    def mask_fits(self, wants: PodRequirements, *, holder: str = "") -> BoolArray:
+    def mask_fits(self, requirements: PodRequirements, *, holder: str = "") -> BoolArray:
         """Tell where a pod fits now.
 
         Args:
-            wants: The pod's needs.
-            holder: UID of the task that asks: what is kept free for it is free to it.
+            requirements: The pod's needs.
+            holder: UID of the workload that asks: what is kept free for it is free to it.
 
         Returns:
             bool[R]. Read it before anything changes.
@@ -182,7 +182,7 @@ class FreeCapacity:
         Raises:
             RequestError: it names a node policy that does not exist.
         """
-        mask = self._get_fit_mask(wants)
+        mask = self._get_fit_mask(requirements)
         if not self.reservations:
             return mask.fits
         fits = mask.fits.copy()
@@ -190,18 +190,18 @@ class FreeCapacity:
         for node in self.reservations.node_names:
             row = rows.get(node)
             if row is not None and fits[row]:
-                fits[row] = self._fits_beside(mask, wants, node, row, holder)
+                fits[row] = self._fits_beside(mask, requirements, node, row, holder)
         return fits
 
-    def fits_without_reservations(self, wants: PodRequirements) -> bool:
+    def fits_without_reservations(self, requirements: PodRequirements) -> bool:
         """Whether a pod would fit somewhere if nothing were kept free."""
-        return bool(self._get_fit_mask(wants).fits.any())
+        return bool(self._get_fit_mask(requirements).fits.any())
 
-    def rank_rows(self, wants: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
+    def rank_rows(self, requirements: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
         """Order rows that fit by the node policy.
 
         Args:
-            wants: The pod's needs.
+            requirements: The pod's needs.
             rows: intp[m], all of them fit.
             limit: How many at most.
 
@@ -209,14 +209,14 @@ class FreeCapacity:
             intp[k], best first; the policy may hold a pod back from every row.
         """
         ranks = self.state.nodes.name_rank[rows]
-        return rows[rank_best(self.score_rows(wants, rows), ranks, limit)] if len(rows) else rows
+        return rows[rank_best(self.score_rows(requirements, rows), ranks, limit)] if len(rows) else rows
 
-    def choose_row(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> int | None:
+    def choose_row(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> int | None:
         """Find the row where a pod whose turn it is goes; for policies an attempt to place it.
 
         Args:
             uid: Of the pod.
-            wants: Its needs.
+            requirements: Its needs.
             fits: bool[R].
             now: Seconds; a pod that was held back is tried again after `ROUND_S`.
 
@@ -225,78 +225,84 @@ class FreeCapacity:
         """
         if not fits.any() or now < self._rounds.get(uid, -ROUND_S) + ROUND_S:
             return None
-        query = self._make_query_of(uid, wants)
-        row = self._find_first_choice(wants, query, fits)
+        query = self._make_query_of(uid, requirements)
+        row = self._find_first_choice(requirements, query, fits)
         if row is not None:
             self._rounds.pop(uid, None)
-            self.held_back.discard(wants)
+            self.held_back.discard(requirements)
         else:
             self._rounds[uid] = now
-            self.held_back.add(wants)
+            self.held_back.add(requirements)
             if len(self._rounds) > REMEMBERED_ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
         self.policies.record_attempt(self.state.nodes, query, row)
         return row
 
-    def _make_query_of(self, uid: str, wants: PodRequirements) -> SchedulingRequest:
+    def _make_query_of(self, uid: str, requirements: PodRequirements) -> SchedulingRequest:
         """A pod's needs, with the pod for policies that count attempts."""
-        query = self.make_query(wants)
+        query = self.make_query(requirements)
         return replace(query, policy_request=replace(query.policy_request, pod=uid))
 
     def _find_first_choice(
-        self, wants: PodRequirements, query: SchedulingRequest, fits: BoolArray
+        self, requirements: PodRequirements, query: SchedulingRequest, fits: BoolArray
     ) -> int | None:
         """Find the row that the node policy takes first; None where it holds the pod back."""
         nodes, policy = self.state.nodes, self.policies.get_policy(query.request)
         if isinstance(policy, Picker) and policy.picks and not query.request.percent:
-            return self.call_policy(wants, partial(policy.pick_row, nodes, query.policy_request, fits), None)
+            return self.call_policy(
+                requirements, partial(policy.pick_row, nodes, query.policy_request, fits), None
+            )
         rows = np.flatnonzero(fits)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        scores = self.call_policy(wants, lambda: score_nodes(policy, nodes, query, rows), held)
+        scores = self.call_policy(requirements, lambda: score_nodes(policy, nodes, query, rows), held)
         first = rank_best(scores, nodes.name_rank[rows], 1)
         return int(rows[first[0]]) if len(first) else None
 
-    def list_next_nodes(self, uid: str, wants: PodRequirements, row: int, fits: BoolArray) -> Iterator[str]:
+    def list_next_nodes(
+        self, uid: str, requirements: PodRequirements, row: int, fits: BoolArray
+    ) -> Iterator[str]:
         """Name the nodes that the node policy would take next for a pod; no attempt to place it.
 
         Args:
             uid: Of the pod.
-            wants: Its needs.
+            requirements: Its needs.
             row: Where its cards were taken.
             fits: bool[R], where it did fit before.
         """
-        query, left = self._make_query_of(uid, wants), fits.copy()
+        query, left = self._make_query_of(uid, requirements), fits.copy()
         found: int | None = row
         while found is not None:
             left[found] = False
-            found = self._find_first_choice(wants, query, left)
+            found = self._find_first_choice(requirements, query, left)
             if found is not None:
                 yield self.state.nodes.names[found]
 
-    def score_rows(self, wants: PodRequirements, rows: RowArray) -> FloatArray:
+    def score_rows(self, requirements: PodRequirements, rows: RowArray) -> FloatArray:
         """Score rows that fit by the node policy, float64[m]; lower is better, infinite: held back."""
-        query = self.make_query(wants)
+        query = self.make_query(requirements)
         if not len(rows):
             return np.zeros(0, dtype=np.float64)
         policy = self.policies.get_policy(query.request)
         held: FloatArray = np.full(len(rows), np.inf, dtype=np.float64)
-        return self.call_policy(wants, lambda: score_nodes(policy, self.state.nodes, query, rows), held)
+        return self.call_policy(
+            requirements, lambda: score_nodes(policy, self.state.nodes, query, rows), held
+        )
 
-    def is_scored_by_row(self, wants: PodRequirements) -> bool:
+    def is_scored_by_row(self, requirements: PodRequirements) -> bool:
         """Whether the node policy for a pod scores each node by itself."""
-        return is_scored_by_row(self.policies.get_policy(wants.request))
+        return is_scored_by_row(self.policies.get_policy(requirements.request))
 
-    def get_policy_epoch(self, wants: PodRequirements) -> int:
+    def get_policy_epoch(self, requirements: PodRequirements) -> int:
         """Get the epoch of the policy's weights: scores of different epochs cannot be compared."""
-        return self.policies.get_policy(wants.request).epoch
+        return self.policies.get_policy(requirements.request).epoch
 
-    def assume_pod(self, uid: str, wants: PodRequirements, row: int, now: float) -> bool:
+    def assume_pod(self, uid: str, requirements: PodRequirements, row: int, now: float) -> bool:
         """Take a pod's cards on a node; False when it does not fit there (then nothing is taken)."""
         nodes = self.state.nodes
-        placement = self.call_policy(wants, lambda: self._choose_cards(uid, wants, row), None)
+        placement = self.call_policy(requirements, lambda: self._choose_cards(uid, requirements, row), None)
         if placement is None:
             return False
-        self.faults.pop(wants, None)
+        self.faults.pop(requirements, None)
         uuids = nodes.uuids[row]
         assigned: Assignment | None = None
         if uuids:
@@ -307,30 +313,32 @@ class FreeCapacity:
         self.state.assume(uid, nodes.names[row], assigned, now)
         return True
 
-    def _choose_cards(self, uid: str, wants: PodRequirements, row: int) -> Placement | None:
+    def _choose_cards(self, uid: str, requirements: PodRequirements, row: int) -> Placement | None:
         """Choose a pod's cards on a node beside what is kept there."""
-        nodes, query = self.state.nodes, self.make_query(wants)
-        mine, uuids = self.reservations.get_reservation(uid), nodes.uuids[row]
-        kept = self.reservations.sum_others(
-            uid if mine is None else mine.workload_uid, nodes.names[row], uuids
+        nodes, query = self.state.nodes, self.make_query(requirements)
+        own_reservation, uuids = self.reservations.get_reservation(uid), nodes.uuids[row]
+        reserved = self.reservations.sum_others(
+            uid if own_reservation is None else own_reservation.workload_uid, nodes.names[row], uuids
         ).cards
         placement = None
-        if mine is not None and mine.node == nodes.names[row]:
-            others = set(range(int(nodes.cards[row]))).difference(mine.get_positions(uuids))
+        if own_reservation is not None and own_reservation.node == nodes.names[row]:
+            others = set(range(int(nodes.cards[row]))).difference(own_reservation.get_positions(uuids))
             placement = place(
-                self._get_cards_without(row, [*kept, *others]),
+                self._get_cards_without(row, [*reserved, *others]),
                 query.request,
                 query.policy_request.card_policy,
             )
         if placement is None:
             placement = place_by_policy(self.policies.get_policy(query.request), nodes, row, query)
-        if placement is not None and not set(kept).isdisjoint(placement.charge):
+        if placement is not None and not set(reserved).isdisjoint(placement.charge):
             placement = place(
-                self._get_cards_without(row, kept), query.request, query.policy_request.card_policy
+                self._get_cards_without(row, reserved), query.request, query.policy_request.card_policy
             )
         return placement
 
-    def _fits_beside(self, mask: _FitMask, wants: PodRequirements, node: str, row: int, holder: str) -> bool:
+    def _fits_beside(
+        self, mask: _FitMask, requirements: PodRequirements, node: str, row: int, holder: str
+    ) -> bool:
         """Whether a pod that fits on a node also does beside what is kept there for others."""
         who = holder if self.reservations.has_on_node(holder, node) else ""
         version = int(self.state.nodes.version[row])
@@ -338,22 +346,22 @@ class FreeCapacity:
         if known is not None and known[:3] == (version, self.reservations.version, who):
             return known[3]
         others = self.reservations.sum_others(who, node, self.state.nodes.uuids[row])
-        found = self._leaves_reserved(mask.query, wants, row, others)
+        found = self._leaves_reserved(mask.query, requirements, row, others)
         mask.beside[node] = (version, self.reservations.version, who, found)
         return found
 
     def _leaves_reserved(
-        self, query: SchedulingRequest, wants: PodRequirements, row: int, others: NodeReservations
+        self, query: SchedulingRequest, requirements: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
         """Whether a pod that fits on a node leaves others what is kept for them there."""
         if not others.pods:
             return True
-        if not fits_host(self.state.nodes, others.host.add(wants.host), row):
+        if not fits_host(self.state.nodes, others.host.add(requirements.host), row):
             return False
         left = self._get_cards_without(row, others.cards)
         return (
             self.call_policy(
-                wants, lambda: place(left, query.request, query.policy_request.card_policy), None
+                requirements, lambda: place(left, query.request, query.policy_request.card_policy), None
             )
             is not None
         )
@@ -367,92 +375,108 @@ class FreeCapacity:
 
     # Masks.
 
-    def _get_fit_mask(self, wants: PodRequirements) -> _FitMask:
+    def _get_fit_mask(self, requirements: PodRequirements) -> _FitMask:
         nodes = self.state.nodes
-        mask = self._masks.get(wants)
+        mask = self._masks.get(requirements)
         size = nodes.row_count
-        if mask is not None and wants.request.selector.admits_all:
+        if mask is not None and requirements.request.selector.admits_all:
             query = mask.query
         else:
             query = self.policies.make_request(
-                nodes, wants.request, wants.cpu_milli, wants.memory_bytes, others=wants.others
+                nodes,
+                requirements.request,
+                requirements.cpu_milli,
+                requirements.memory_bytes,
+                others=requirements.others,
             )
         if mask is None or len(mask.made) != size or mask.facts != self.facts_version:
             made = np.full(size, -1, dtype=np.int64)
             mask = _FitMask(np.zeros(size, dtype=np.bool_), made, self.facts_version, query)
-            self._masks[wants] = mask
+            self._masks[requirements] = mask
         mask.query = query
         rows = nodes.list_changed_rows(mask.changes) if mask.changes else None
         if rows is None:
             rows = np.flatnonzero(mask.made != nodes.version)
         if rows.size:
             mask.fits[rows] = self.call_policy(
-                wants, partial(self._compute_fit, wants, query, rows), np.zeros(len(rows), dtype=np.bool_)
+                requirements,
+                partial(self._compute_fit, requirements, query, rows),
+                np.zeros(len(rows), dtype=np.bool_),
             )
             mask.made[rows] = nodes.version[rows]
         mask.changes = nodes.changes
         return mask
 
-    def call_policy(self, wants: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
+    def call_policy(self, requirements: PodRequirements, work: Callable[[], T], otherwise: T) -> T:
         """Do something; where a pod's policy gives what is none, remember why and answer `otherwise`."""
         try:
             found = work()
         except POLICY_FAULTS as error:
-            self.faults[wants] = str(error)
+            self.faults[requirements] = str(error)
             return otherwise
         return found
 
-    def lacks_sum(self, wants: PodRequirements, rows: RowArray) -> bool:
+    def lacks_sum(self, requirements: PodRequirements, rows: RowArray) -> bool:
         """Tell whether only kube-scheduler's count of a node's sum keeps a pod off some of these rows."""
-        rows = rows[self._mask_able(wants, self.make_query(wants), rows)]
-        return bool(len(rows)) and not self._has_sum(wants, rows).any()
+        rows = rows[self._mask_able(requirements, self.make_query(requirements), rows)]
+        return bool(len(rows)) and not self._has_sum(requirements, rows).any()
 
-    def _compute_fit(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
-        fits = self._mask_able(wants, query, rows)
-        fits[fits] = self._has_sum(wants, rows[fits])
+    def _compute_fit(
+        self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
+    ) -> BoolArray:
+        fits = self._mask_able(requirements, query, rows)
+        fits[fits] = self._has_sum(requirements, rows[fits])
         return fits
 
-    def _has_sum(self, wants: PodRequirements, rows: RowArray) -> BoolArray:
-        result: BoolArray = self._sums.get_left(rows, percent=wants.percent) >= wants.request.effective_units
+    def _has_sum(self, requirements: PodRequirements, rows: RowArray) -> BoolArray:
+        result: BoolArray = (
+            self._sums.get_left(rows, percent=requirements.percent) >= requirements.request.effective_units
+        )
         return result
 
-    def _mask_able(self, wants: PodRequirements, query: SchedulingRequest, rows: RowArray) -> BoolArray:
+    def _mask_able(
+        self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
+    ) -> BoolArray:
         """Where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
-        fits &= mask_host_fits(nodes, wants.host, rows)
+        fits &= mask_host_fits(nodes, requirements.host, rows)
         able = rows[fits]
         # What a few rows allow costs less than what all do; of many rows it is remembered.
         if len(able) > FEW_ROWS:
-            allowed = self.mask_allowed(wants)[able]
+            allowed = self.mask_allowed(requirements)[able]
         else:
-            allowed = np.array([self.is_allowed(wants, nodes.names[row]) for row in able], dtype=np.bool_)
+            allowed = np.array(
+                [self.is_allowed(requirements, nodes.names[row]) for row in able], dtype=np.bool_
+            )
         fits[fits] = allowed
         return fits
 
-    def make_query(self, wants: PodRequirements) -> SchedulingRequest:
+    def make_query(self, requirements: PodRequirements) -> SchedulingRequest:
         """A pod's needs, ready to be asked of the arrays."""
-        return self._get_fit_mask(wants).query
+        return self._get_fit_mask(requirements).query
 
-    def is_allowed(self, wants: PodRequirements, name: str) -> bool:
+    def is_allowed(self, requirements: PodRequirements, name: str) -> bool:
         """Whether labels and taints of a node let a pod run there."""
         facts = self.facts.get(name)
         if facts is None:
             return False
-        return wants.rules.allows_node(name, facts.labels, facts.taints, unschedulable=facts.unschedulable)
+        return requirements.rules.allows_node(
+            name, facts.labels, facts.taints, unschedulable=facts.unschedulable
+        )
 
-    def mask_allowed(self, wants: PodRequirements) -> BoolArray:
+    def mask_allowed(self, requirements: PodRequirements) -> BoolArray:
         """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
         nodes = self.state.nodes
         key = (self.facts_version, nodes.epoch, nodes.row_count)
         if key != self._allowed_key:
             self._allowed_key = key
             self._allowed.clear()
-        allowed = self._allowed.get(wants.rules)
+        allowed = self._allowed.get(requirements.rules)
         if allowed is None:
             if len(self._allowed) >= REMEMBERED_RULES:
                 del self._allowed[next(iter(self._allowed))]
-            allowed = self._allowed[wants.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
+            allowed = self._allowed[requirements.rules] = np.zeros(nodes.row_count, dtype=np.bool_)
             for name, row in nodes.rows.items():
-                allowed[row] = self.is_allowed(wants, name)
+                allowed[row] = self.is_allowed(requirements, name)
         return allowed

@@ -25,21 +25,21 @@ class QuotaUsage:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
-    def compute_units_by_row(self, wants: PodRequirements) -> LongArray:
+    def compute_units_by_row(self, requirements: PodRequirements) -> LongArray:
         """Units that a pod counts for on each row, int64[R], whether it fits there or not."""
         nodes = self._state.nodes
-        if not wants.percent:
-            return np.full(nodes.row_count, wants.units, dtype=np.int64)
+        if not requirements.percent:
+            return np.full(nodes.row_count, requirements.units, dtype=np.int64)
         largest, at = np.unique(nodes.size.max(axis=1, initial=0), return_inverse=True)
-        units = np.array([wants.compute_units(size) for size in largest.tolist()], dtype=np.int64)
+        units = np.array([requirements.compute_units(size) for size in largest.tolist()], dtype=np.int64)
         return units[at]
 
     def list_members(self, needs: Needs, uid: str) -> Sequence[tuple[str, PodRequirements]]:
-        """UID and needs of every pod of a task, the hardest to place first.
+        """UID and needs of every pod of a workload, the hardest to place first.
 
         Args:
-            needs: Of the task.
-            uid: Of the task.
+            needs: Of the workload.
+            uid: Of the workload.
         """
         if not isinstance(needs, GangRequirements):
             return ((uid, needs),)
@@ -56,7 +56,7 @@ class QuotaUsage:
             rows: bool[R], where it may go; None: on any node whose cards could serve it.
         """
         if isinstance(needs, GangRequirements):
-            return sum(self.compute_least_units(wants) for _, wants in needs.members)
+            return sum(self.compute_least_units(requirements) for _, requirements in needs.members)
         if not needs.percent:
             return needs.units
         if rows is None:
@@ -64,14 +64,16 @@ class QuotaUsage:
         units = self.compute_units_by_row(needs)[rows]
         return int(units.min()) if units.size else 0
 
-    def mask_within(self, wants: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
+    def mask_within(self, requirements: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
         """Where a pod fits and counts for no more than so many units, bool[R]; None: no limit."""
         return (
-            fits if most is None or not wants.percent else fits & (self.compute_units_by_row(wants) <= most)
+            fits
+            if most is None or not requirements.percent
+            else fits & (self.compute_units_by_row(requirements) <= most)
         )
 
     def compute_units_on_node(
-        self, wants: PodRequirements, node: str, assigned: Assignment | None = None
+        self, requirements: PodRequirements, node: str, assigned: Assignment | None = None
     ) -> int | None:
         """Units that a pod counts for on a node, with these cards where they are known.
 
@@ -79,23 +81,23 @@ class QuotaUsage:
             None where the node says nothing of its cards now and the pod asks for percent of them.
         """
         nodes = self._state.nodes
-        if not wants.percent:
-            return wants.units
+        if not requirements.percent:
+            return requirements.units
         row = nodes.rows.get(node)
         if row is None or not nodes.usable[row]:
             return None
         sizes = dict(zip(nodes.uuids[row], nodes.size[row].tolist(), strict=False))
-        found = _count_card_units(wants.request, assigned or {}, sizes)
-        return wants.compute_units(int(nodes.size[row].max())) if found is None else found
+        found = _count_card_units(requirements.request, assigned or {}, sizes)
+        return requirements.compute_units(int(nodes.size[row].max())) if found is None else found
 
-    def compute_pod_units(self, record: PodRecord, wants: PodRequirements) -> int | None:
-        """Units that a released pod counts for; None while its cards are not known."""
+    def compute_pod_units(self, record: PodRecord, requirements: PodRequirements) -> int | None:
+        """Units that an admitted pod counts for; None while its cards are not known."""
         if record.node:
-            return self.compute_units_on_node(wants, record.node, record.allocated or record.assigned)
-        take = self._state.get_assumed(record.uid)
-        if take is None:
-            return None if wants.percent else wants.units
-        return self.compute_units_on_node(wants, take.node, take.assigned)
+            return self.compute_units_on_node(requirements, record.node, record.allocated or record.assigned)
+        assumed = self._state.get_assumed(record.uid)
+        if assumed is None:
+            return None if requirements.percent else requirements.units
+        return self.compute_units_on_node(requirements, assumed.node, assumed.assigned)
 
 
 def _count_card_units(request: PodRequest, assigned: Assignment, sizes: dict[str, int]) -> int | None:

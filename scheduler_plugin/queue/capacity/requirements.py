@@ -86,12 +86,12 @@ class GangRequirements:
     @cached_property
     def percent(self) -> bool:
         """Some of its pods ask for percent of cards."""
-        return any(wants.percent for _, wants in self.members)
+        return any(requirements.percent for _, requirements in self.members)
 
     @cached_property
     def shape(self) -> tuple[PodRequirements, ...]:
         """What its pods need; gangs of one shape find room alike."""
-        return tuple(wants for _, wants in self.members)
+        return tuple(requirements for _, requirements in self.members)
 
     def __hash__(self) -> int:
         """By the gang: its members are many."""

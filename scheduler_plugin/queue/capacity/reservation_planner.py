@@ -1,7 +1,7 @@
 """Which cards are kept free for pods that start together: those that need the least to become free. Pure.
 
-Each pod gets the cards of one node on which the fewest units of others must go, beside the pods of its task
-that have theirs already. A single pod is a task of one.
+Each pod gets the cards of one node on which the fewest units of others must go, beside the pods of its
+workload that have theirs already. A single pod is a workload of one.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ _NEVER: Final = 1 << 40
 
 @dataclass(slots=True)
 class _PlannedLoad:
-    """What the pods of the task will have of one node, and what is kept on it for other tasks."""
+    """What the pods of the workload will have of one node, and what is kept on it for other workloads."""
 
     units: list[int]
     others: NodeReservations
@@ -48,17 +48,17 @@ class _PlannedPlace:
 
 
 class ReservationPlanner:
-    """Looks for the cards of one task; nothing is taken and nothing is kept.
+    """Looks for the cards of one workload; nothing is taken and nothing is kept.
 
     Args:
-        room: The cluster.
-        task: UID of the task.
-        alone: As if nothing were kept for other tasks.
+        capacity: The cluster.
+        workload_uid: UID of the workload.
+        alone: As if nothing were kept for other workloads.
     """
 
-    def __init__(self, room: FreeCapacity, task: str, *, alone: bool = False) -> None:
-        self._capacity = room
-        self._workload_uid = task
+    def __init__(self, capacity: FreeCapacity, workload_uid: str, *, alone: bool = False) -> None:
+        self._capacity = capacity
+        self._workload_uid = workload_uid
         self._alone = alone
         self._loads: dict[int, _PlannedLoad] = {}
         self._queues: dict[PodRequirements, list[tuple[int, int, int]]] = {}
@@ -69,7 +69,7 @@ class ReservationPlanner:
         """Find cards for all pods at once.
 
         Args:
-            pods: Of the task.
+            pods: Of the workload.
             among: bool[R], nodes that come into question for a pod; None: all.
 
         Returns:
@@ -79,30 +79,32 @@ class ReservationPlanner:
             self._loads.clear()
             self._queues.clear()
             found: dict[str, QueueReservation] = {}
-            for uid, wants in order:
-                spot = self._find_best(wants, among)
+            for uid, requirements in order:
+                spot = self._find_best(requirements, among)
                 if spot is None:
                     break
-                found[uid] = self._add_pod(wants, spot)
+                found[uid] = self._add_pod(requirements, spot)
             else:
                 return found
         return {}
 
     def can_serve(self, pods: Iterable[Pod]) -> bool:
         """Whether what is kept for these pods can become free still, for all of them at once."""
-        kept_rooms, nodes = self._capacity.reservations, self._capacity.state.nodes
-        for uid, wants in pods:
-            kept = kept_rooms.get_reservation(uid)
-            row = None if kept is None else nodes.rows.get(kept.node)
-            if kept is None or row is None or not nodes.usable[row]:
+        reservations, nodes = self._capacity.reservations, self._capacity.state.nodes
+        for uid, requirements in pods:
+            reservation = reservations.get_reservation(uid)
+            row = None if reservation is None else nodes.rows.get(reservation.node)
+            if reservation is None or row is None or not nodes.usable[row]:
                 return False
-            cards = kept.get_positions(nodes.uuids[row])
-            if len(cards) < len(kept.cards) or not self._capacity.is_allowed(wants, kept.node):
+            cards = reservation.get_positions(nodes.uuids[row])
+            if len(cards) < len(reservation.cards) or not self._capacity.is_allowed(
+                requirements, reservation.node
+            ):
                 return False
-            spot = self._find_place(wants, row, cards)
+            spot = self._find_place(requirements, row, cards)
             if spot is None:
                 return False
-            self._add_pod(wants, spot)
+            self._add_pod(requirements, spot)
         return True
 
     def _list_orders(
@@ -110,26 +112,28 @@ class ReservationPlanner:
     ) -> Iterator[Sequence[Pod]]:
         """Ways to go: the hardest to place first, as they come; or those first that have the least choice."""
         yield pods
-        if len({wants for _, wants in pods}) > 1:
-            choice = {wants: len(self._find_possible(wants, among)[0]) for _, wants in pods}
+        if len({requirements for _, requirements in pods}) > 1:
+            choice = {
+                requirements: len(self._find_possible(requirements, among)[0]) for _, requirements in pods
+            }
             yield sorted(pods, key=lambda pod: choice[pod[1]])
 
     def _find_best(
-        self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
+        self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> _PlannedPlace | None:
         """The spot that needs the least; of equal ones the first node by name."""
-        queue = self._queues.get(wants)
+        queue = self._queues.get(requirements)
         if queue is None:
-            rows, least = self._find_possible(wants, among)
+            rows, least = self._find_possible(requirements, among)
             ranks = self._capacity.state.nodes.name_rank[rows]
             queue = list(zip(least.tolist(), ranks.tolist(), rows.tolist(), strict=True))
             heapify(queue)
-            self._queues[wants] = queue
+            self._queues[requirements] = queue
         while queue:
             # What a row needs only grows with each pod that goes there: whoever is first with a figure that
             # holds is the best.
             known, rank, row = queue[0]
-            spot = self._find_place(wants, row)
+            spot = self._find_place(requirements, row)
             if spot is not None and spot.missing == known:
                 return spot
             heappop(queue)
@@ -138,29 +142,29 @@ class ReservationPlanner:
         return None
 
     def _find_possible(
-        self, wants: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
+        self, requirements: PodRequirements, among: Callable[[PodRequirements], BoolArray] | None
     ) -> tuple[RowArray, LongArray]:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._capacity.state.nodes
-        wanted = nodes.usable & self._capacity.mask_allowed(wants)
-        wanted &= mask_host_fits(nodes, wants.host, np.arange(nodes.row_count), emptied=True)
-        if wants.percent:
+        wanted = nodes.usable & self._capacity.mask_allowed(requirements)
+        wanted &= mask_host_fits(nodes, requirements.host, np.arange(nodes.row_count), emptied=True)
+        if requirements.percent:
             wanted &= nodes.percent
         if among is not None:
-            wanted &= among(wants)
+            wanted &= among(requirements)
         rows = np.flatnonzero(wanted)
-        least = self._compute_least_missing(wants, rows)
+        least = self._compute_least_missing(requirements, rows)
         can = least < _NEVER
         return rows[can], least[can]
 
-    def _compute_least_missing(self, wants: PodRequirements, rows: RowArray) -> LongArray:
+    def _compute_least_missing(self, requirements: PodRequirements, rows: RowArray) -> LongArray:
         """Units that must become free at least before a pod fits, int64[m]: for its largest demand."""
         nodes = self._capacity.state.nodes
         size = nodes.evictable[rows]
         if not size.size:
             return np.zeros(len(rows), dtype=np.int64)
         largest = int(size.max())
-        demand = max(wants.request.demands, key=lambda each: each.units_on(largest) * each.cards)
+        demand = max(requirements.request.demands, key=lambda each: each.units_on(largest) * each.cards)
         sizes, at = np.unique(size, return_inverse=True)
         units = np.array([demand.units_on(each) for each in sizes.tolist()])[at].reshape(size.shape)
         missing = np.maximum(0, nodes.occupied[rows] + units - size).astype(np.int64)
@@ -171,25 +175,25 @@ class ReservationPlanner:
         return least
 
     def _find_place(
-        self, wants: PodRequirements, row: int, among: Collection[int] | None = None
+        self, requirements: PodRequirements, row: int, among: Collection[int] | None = None
     ) -> _PlannedPlace | None:
         """Find the cards of a node for one more pod; None: they will never be free for it.
 
         Args:
-            wants: The pod's needs.
+            requirements: The pod's needs.
             row: Of the node.
             among: Cards that come into question; None: all.
         """
         nodes, load = self._capacity.state.nodes, self._get_load(row)
-        host = load.host.add(load.others.host).add(wants.host)
+        host = load.host.add(load.others.host).add(requirements.host)
         if not fits_host(nodes, host, row, emptied=True):
             return None
         open_units = nodes.evictable[row].tolist()
         occupied = nodes.occupied[row].tolist()
-        admits = self._capacity.make_query(wants).policy_request.admits
-        units, spot, rules = list(load.units), _PlannedPlace(0, row), wants.request.rules
+        admits = self._capacity.make_query(requirements).policy_request.admits
+        units, spot, rules = list(load.units), _PlannedPlace(0, row), requirements.request.rules
         models = nodes.model[row].tolist()
-        for demand in wants.request.demands:
+        for demand in requirements.request.demands:
             needs = [demand.units_on(size) for size in open_units]
             # Of cards that need equally much the one that the pod fills best: others stay whole.
             able = sorted(
@@ -214,16 +218,16 @@ class ReservationPlanner:
                 spot.units[card] = spot.units.get(card, 0) + needs[card]
         return spot
 
-    def _add_pod(self, wants: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
-        """Let a pod go there, beside those of its task that are there already."""
+    def _add_pod(self, requirements: PodRequirements, spot: _PlannedPlace) -> QueueReservation:
+        """Let a pod go there, beside those of its workload that are there already."""
         load = self._get_load(spot.row)
-        load.host = load.host.add(wants.host)
+        load.host = load.host.add(requirements.host)
         for card, units in spot.units.items():
             load.units[card] += units
         nodes = self._capacity.state.nodes
         name, uuids = nodes.names[spot.row], nodes.uuids[spot.row]
         cards = tuple(sorted(spot.units))
-        return QueueReservation(self._workload_uid, name, cards, wants.host, uuids)
+        return QueueReservation(self._workload_uid, name, cards, requirements.host, uuids)
 
     def _get_load(self, row: int) -> _PlannedLoad:
         load = self._loads.get(row)

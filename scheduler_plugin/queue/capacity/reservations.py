@@ -1,4 +1,4 @@
-"""What is kept free, and for whom: cards, processor and host memory, until pods are released. Pure."""
+"""What is kept free, and for whom: cards, processor and host memory, until pods are admitted. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ class QueueReservation:
     """What is kept free for a pod.
 
     Attributes:
-        workload_uid: UID of the task that waits: the pod's, or its gang's.
+        workload_uid: UID of the workload that waits: the pod's, or its gang's.
         node: Its name: rows are given to other nodes when one is gone.
-        cards: Of the node, by position in `uuids`. Pods of one task may share them, others get none of them.
+        cards: Of the node, by position in `uuids`. Pods of one workload may share them, others get none of
+            them.
         host: Of the node, beside cards.
         uuids: The node's cards by position when that was decided; empty where it published none.
     """
@@ -37,7 +38,7 @@ class QueueReservation:
 
 @dataclass(frozen=True, slots=True)
 class NodeReservations:
-    """What is kept on one node for some tasks; see `QueueReservation`.
+    """What is kept on one node for some workloads; see `QueueReservation`.
 
     Attributes:
         cards: By position now.
@@ -72,57 +73,69 @@ class QueueReservations:
         """What is kept for a pod."""
         return self._by_pod.get(uid)
 
-    def add_reservation(self, uid: str, kept: QueueReservation) -> None:
+    def add_reservation(self, uid: str, reservation: QueueReservation) -> None:
         """Keep that for a pod, and nothing else."""
         self._remove(uid)
-        self._by_pod[uid] = kept
-        self._by_node.setdefault(kept.node, {})[uid] = kept
+        self._by_pod[uid] = reservation
+        self._by_node.setdefault(reservation.node, {})[uid] = reservation
         self.version += 1
 
-    def remove_workload(self, task: str) -> None:
-        """Keep nothing for a task any more."""
-        for uid in [uid for uid, kept in self._by_pod.items() if kept.workload_uid == task]:
+    def remove_workload(self, workload_uid: str) -> None:
+        """Keep nothing for a workload any more."""
+        for uid in [
+            uid for uid, reservation in self._by_pod.items() if reservation.workload_uid == workload_uid
+        ]:
             self._remove(uid)
 
     @property
     def workload_uids(self) -> tuple[str, ...]:
-        """UIDs of the tasks for which something is kept, those that have had it longest first."""
-        return tuple(dict.fromkeys(kept.workload_uid for kept in self._by_pod.values()))
+        """UIDs of the workloads for which something is kept, those that have had it longest first."""
+        return tuple(dict.fromkeys(reservation.workload_uid for reservation in self._by_pod.values()))
 
-    def get_by_pod(self, task: str) -> dict[str, QueueReservation]:
-        """What is kept for the pods of a task, by UID."""
-        return {uid: kept for uid, kept in self._by_pod.items() if kept.workload_uid == task}
+    def get_by_pod(self, workload_uid: str) -> dict[str, QueueReservation]:
+        """What is kept for the pods of a workload, by UID."""
+        return {
+            uid: reservation
+            for uid, reservation in self._by_pod.items()
+            if reservation.workload_uid == workload_uid
+        }
 
     @property
     def node_names(self) -> Collection[str]:
         """Names of the nodes on which something is kept."""
         return self._by_node.keys()
 
-    def has_on_node(self, task: str, node: str) -> bool:
-        """Whether something is kept for a task on a node."""
-        return any(kept.workload_uid == task for kept in self._by_node.get(node, {}).values())
+    def has_on_node(self, workload_uid: str, node: str) -> bool:
+        """Whether something is kept for a workload on a node."""
+        return any(
+            reservation.workload_uid == workload_uid for reservation in self._by_node.get(node, {}).values()
+        )
 
-    def sum_others(self, task: str, node: str, uuids: Sequence[str]) -> NodeReservations:
-        """What is kept on a node for other tasks.
+    def sum_others(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
+        """What is kept on a node for other workloads.
 
         Args:
-            task: UID of the task.
+            workload_uid: UID of the workload.
             node: Its name.
             uuids: Its cards by position now; empty where it publishes none.
         """
-        others = [kept for kept in self._by_node.get(node, {}).values() if kept.workload_uid != task]
+        others = [
+            reservation
+            for reservation in self._by_node.get(node, {}).values()
+            if reservation.workload_uid != workload_uid
+        ]
         if not others:
             return NOTHING
         return NodeReservations(
-            frozenset(card for kept in others for card in kept.get_positions(uuids)),
-            reduce(HostRequest.add, (kept.host for kept in others)),
+            frozenset(card for reservation in others for card in reservation.get_positions(uuids)),
+            reduce(HostRequest.add, (reservation.host for reservation in others)),
             len(others),
         )
 
     def _remove(self, uid: str) -> None:
-        kept = self._by_pod.pop(uid, None)
-        if kept is not None:
-            del self._by_node[kept.node][uid]
-            if not self._by_node[kept.node]:
-                del self._by_node[kept.node]
+        reservation = self._by_pod.pop(uid, None)
+        if reservation is not None:
+            del self._by_node[reservation.node][uid]
+            if not self._by_node[reservation.node]:
+                del self._by_node[reservation.node]
             self.version += 1

@@ -55,7 +55,7 @@ class QueueForm(_Form, frozen=True):
         lending_limit: Units of its own that others may have; None: all.
         namespace_selector: Namespaces whose pods may use it; None: all.
         queueing_strategy: Whether a pod that does not fit holds up the younger ones of its queue.
-        stop_policy: Whether pods are admitted; `HoldAndDrain` evicts the released ones too.
+        stop_policy: Whether pods are admitted; `HoldAndDrain` evicts the admitted ones too.
     """
 
     name: Name
@@ -148,7 +148,7 @@ class QueueConfig(Struct, frozen=True):
     Attributes:
         queues: By name.
         parents: Parent cohort by cohort.
-        slots: None: a pod is released wherever a card can take it.
+        slots: None: a pod is admitted wherever a card can take it.
         locality: How data is found.
         mode: `gate` takes the gate away and names the node only where slots or data decide it, else
             kube-scheduler chooses; `batch` always names the node.
@@ -159,7 +159,7 @@ class QueueConfig(Struct, frozen=True):
         plain_launch: Pods that start on one node start by age alone.
         keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
         keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
-        bind_within_s: A released pod that is not bound by then is taken back.
+        bind_within_s: An admitted pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
         batch_headroom: Part of a node's cpu and memory that batch mode leaves free, 0 to 0.9.
     """

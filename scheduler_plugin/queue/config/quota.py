@@ -1,6 +1,6 @@
-"""What each tenant may have: its own quota, and what the others of its cohort lend. Pure.
+"""What each queue may have: its own quota, and what the others of its cohort lend. Pure.
 
-Amounts are units of GPU memory. A tenant without a nominal quota has no limit of its own: its weight alone
+Amounts are units of GPU memory. A queue without a nominal quota has no limit of its own: its weight alone
 decides, and it neither lends nor borrows.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quota of a tenant.
+    """The quota of a queue.
 
     Attributes:
         nominal: Units that are its own; None: no limit.
@@ -25,11 +25,11 @@ class Quota:
 
 @dataclass(slots=True)
 class QuotaState:
-    """What a tenant uses of its quota.
+    """What a queue uses of its quota.
 
     Attributes:
         quota: Its quota.
-        used: Units of its released pods.
+        used: Units of its admitted pods.
     """
 
     quota: Quota
@@ -53,13 +53,13 @@ class QuotaState:
 
 
 class Cohort:
-    """Tenants that lend to each other.
+    """Queues that lend to each other.
 
     Invariant: all together have at most what their nominal quotas sum up to, less what each keeps for itself,
     as long as `allows_units` was asked before every use and the quotas have not changed since.
 
     Args:
-        accounts: By tenant. Change what they use by `add_units` only.
+        accounts: By queue. Change what they use by `add_units` only.
     """
 
     def __init__(self, accounts: Mapping[str, QuotaState]) -> None:
@@ -69,9 +69,9 @@ class Cohort:
         self._used = sum(account.used for account in limited)
         self._reserved = sum(account.reserved for account in limited)
 
-    def add_units(self, tenant: str, units: int) -> None:
-        """Let a tenant have so many units more, or less where negative."""
-        account = self.accounts[tenant]
+    def add_units(self, queue: str, units: int) -> None:
+        """Let a queue have so many units more, or less where negative."""
+        account = self.accounts[queue]
         if account.quota.nominal is None:
             account.used += units
             return
@@ -80,28 +80,28 @@ class Cohort:
         self._used += units
         self._reserved += account.reserved
 
-    def allows_units(self, tenant: str, units: int) -> bool:
-        """Whether a tenant may have so many units more."""
-        most = self.compute_headroom(tenant)
+    def allows_units(self, queue: str, units: int) -> bool:
+        """Whether a queue may have so many units more."""
+        most = self.compute_headroom(queue)
         return most is None or units <= most
 
-    def compute_headroom(self, tenant: str) -> int | None:
-        """The most units that a tenant may have more, below 0 after a change; None: no limit."""
-        account = self.accounts[tenant]
+    def compute_headroom(self, queue: str) -> int | None:
+        """The most units that a queue may have more, below 0 after a change; None: no limit."""
+        account = self.accounts[queue]
         quota = account.quota
         if quota.nominal is None:
             return None
-        free = self.compute_free(tenant)
+        free = self.compute_free(queue)
         if quota.borrowing_limit is None:
             return free
         return min(free, quota.nominal + quota.borrowing_limit - account.used)
 
-    def compute_most(self, tenant: str) -> int | None:
-        """The most units that a tenant can ever have, with nothing in use anywhere; None: no limit."""
-        quota = self.accounts[tenant].quota
+    def compute_most(self, queue: str) -> int | None:
+        """The most units that a queue can ever have, with nothing in use anywhere; None: no limit."""
+        quota = self.accounts[queue].quota
         if quota.nominal is None:
             return None
-        others = (account.quota for name, account in self.accounts.items() if name != tenant)
+        others = (account.quota for name, account in self.accounts.items() if name != queue)
         lent = sum(
             other.nominal if other.lending_limit is None else min(other.nominal, other.lending_limit)
             for other in others
@@ -109,63 +109,63 @@ class Cohort:
         )
         return quota.nominal + (lent if quota.borrowing_limit is None else min(lent, quota.borrowing_limit))
 
-    def compute_free(self, tenant: str) -> int:
-        """Units that a tenant could have more but for its borrowing limit; below 0 after a change."""
-        return -self._compute_account_missing(self.accounts[tenant], 0)
+    def compute_free(self, queue: str) -> int:
+        """Units that a queue could have more but for its borrowing limit; below 0 after a change."""
+        return -self._compute_account_missing(self.accounts[queue], 0)
 
-    def fits_nominal(self, tenant: str, units: int) -> bool:
-        """Whether a tenant would have so many units more within its own quota; it has one."""
-        account = self.accounts[tenant]
+    def fits_nominal(self, queue: str, units: int) -> bool:
+        """Whether a queue would have so many units more within its own quota; it has one."""
+        account = self.accounts[queue]
         return account.quota.nominal is not None and account.used + units <= account.quota.nominal
 
-    def compute_missing(self, tenant: str, units: int, freed: Mapping[str, int] | None = None) -> int:
-        """Units that borrowers have and that a tenant misses to have so many more within its own quota.
+    def compute_missing(self, queue: str, units: int, freed: Mapping[str, int] | None = None) -> int:
+        """Units that borrowers have and that a queue misses to have so many more within its own quota.
 
         Args:
-            tenant: The lender.
+            queue: The lender.
             units: So many more.
-            freed: Units by tenant that are about to become free, below 0 where more are about to be used.
+            freed: Units by queue that are about to become free, below 0 where more are about to be used.
         """
-        if not self.fits_nominal(tenant, units):
+        if not self.fits_nominal(queue, units):
             return 0
-        lacks = self._compute_account_missing(self.accounts[tenant], units)
+        lacks = self._compute_account_missing(self.accounts[queue], units)
         for name, less in (freed or {}).items():
             account = self.accounts.get(name)
             if account is not None and account.quota.nominal is not None:
-                # What a tenant does not lend is of no use to others when it becomes free.
+                # What a queue does not lend is of no use to others when it becomes free.
                 after = QuotaState(account.quota, account.used - less)
-                lacks += (after.reserved - account.reserved if name != tenant else 0) - less
+                lacks += (after.reserved - account.reserved if name != queue else 0) - less
         return max(0, lacks)
 
-    def compute_lent(self, tenant: str) -> int:
-        """Units of a tenant's own quota that others have: each lender's share of what all borrow."""
+    def compute_lent(self, queue: str) -> int:
+        """Units of a queue's own quota that others have: each lender's share of what all borrow."""
         idle = {name: account.idle - account.reserved for name, account in self.accounts.items()}
         borrowed, lendable = sum(a.borrowed for a in self.accounts.values()), sum(idle.values())
-        return 0 if not lendable else min(idle[tenant], round(borrowed * idle[tenant] / lendable))
+        return 0 if not lendable else min(idle[queue], round(borrowed * idle[queue] / lendable))
 
-    def list_borrowers(self, tenant: str) -> list[str]:
-        """Other tenants of the cohort that have more than their own, the one that borrows most first."""
-        others = [(account.borrowed, name) for name, account in self.accounts.items() if name != tenant]
+    def list_borrowers(self, queue: str) -> list[str]:
+        """Other queues of the cohort that have more than their own, the one that borrows most first."""
+        others = [(account.borrowed, name) for name, account in self.accounts.items() if name != queue]
         return [name for borrowed, name in sorted(others, key=lambda each: (-each[0], each[1])) if borrowed]
 
     def _compute_account_missing(self, account: QuotaState, units: int) -> int:
         return self._used + units - (self._pool - (self._reserved - account.reserved))
 
 
-def find_cohorts(tenants: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
-    """Find the cohort whose tenants lend to each other: the root of each tenant's tree of cohorts.
+def find_cohorts(queues: Iterable[tuple[str, str]], parents: Mapping[str, str]) -> dict[str, str]:
+    """Find the cohort whose queues lend to each other: the root of each queue's tree of cohorts.
 
     Args:
-        tenants: Name and cohort of each, the cohort empty for none.
+        queues: Name and cohort of each, the cohort empty for none.
         parents: Parent cohort by cohort, without circles.
 
     Returns:
-        Root cohort by tenant; a tenant without a cohort is alone, under a name that no cohort has.
+        Root cohort by queue; a queue without a cohort is alone, under a name that no cohort has.
     """
     roots: dict[str, str] = {}
-    for name, cohort in tenants:
+    for name, cohort in queues:
         root = cohort
         while root in parents:
             root = parents[root]
-        roots[name] = f"cohort {root}" if root else f"tenant {name}"
+        roots[name] = f"cohort {root}" if root else f"queue {name}"
     return roots

@@ -49,7 +49,7 @@ async def run(
     stop: asyncio.Event,
     started: Callable[[str, Queue], None] | None = None,
 ) -> None:
-    """Release pods until `stop` is set.
+    """Admit pods until `stop` is set.
 
     Args:
         settings: How to run.
@@ -130,7 +130,7 @@ class LeadershipTerm:
     of pods made after that shows all that did.
 
     Args:
-        elector: None when nobody else can be releasing.
+        elector: None when nobody else can be admitting.
         watcher: The view.
         clock: Monotonic seconds.
         write_s: How long a write may take effect.
@@ -162,7 +162,7 @@ class LeadershipTerm:
 
     @property
     def pause_reason(self) -> str:
-        """Why nothing is released, empty for nothing."""
+        """Why nothing is admitted, empty for nothing."""
         if self._leading_since is None:
             return "another process is the leader"
         if blindness := self.stale_view_reason:
@@ -173,7 +173,7 @@ class LeadershipTerm:
 
     @property
     def stale_view_reason(self) -> str:
-        """Why not even a leader could release pods: its view is not whole or not fresh; empty if it is."""
+        """Why not even a leader could admit pods: its view is not whole or not fresh; empty if it is."""
         return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:

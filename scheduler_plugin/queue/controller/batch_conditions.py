@@ -67,10 +67,10 @@ class BatchConditions:
         self._due: dict[str, tuple[QueuedPod, WaitReason, str]] = {}
         self._more = asyncio.Event()
 
-    def record_reason(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
+    def record_reason(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
         """Take why a pod waits now."""
-        if entry.queue_info.is_batch:
-            self._due[entry.uid] = (entry, reason, message)
+        if pod.queue_info.is_batch:
+            self._due[pod.uid] = (pod, reason, message)
             self._more.set()
 
     async def run(self) -> None:
@@ -82,14 +82,14 @@ class BatchConditions:
                 if self._busy() or not self._due:
                     continue
                 uid = next(iter(self._due))
-                entry, reason, message = self._due.pop(uid)
+                pod, reason, message = self._due.pop(uid)
                 # Once it is on its way to a node, a write would only make its Binding fail.
-                if entry.phase is Phase.GATED and self._can_write():
-                    await self._write_condition(entry, reason, message)
+                if pod.phase is Phase.GATED and self._can_write():
+                    await self._write_condition(pod, reason, message)
             self._more.clear()
 
-    async def _write_condition(self, entry: QueuedPod, reason: WaitReason, message: str) -> None:
-        record = entry.record
+    async def _write_condition(self, pod: QueuedPod, reason: WaitReason, message: str) -> None:
+        record = pod.record
         body = make_condition_patch(record.uid, reason, message, self._wall())
         path = f"{make_pod_path(record.namespace, record.name)}/status"
         try:

@@ -1,4 +1,4 @@
-"""Releases of pods without a gate: each goes to the committer with its list of nodes."""
+"""Admissions of pods without a gate: each goes to the committer with its list of nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,10 +37,10 @@ class Handed:
 
 
 class Handover:
-    """Hands releases to the committer.
+    """Hands admissions to the committer.
 
     Args:
-        queue: Whose releases they are.
+        queue: Whose admissions they are.
         client: Calls the committer; None: there is none, and nothing is handed over.
     """
 
@@ -49,17 +49,17 @@ class Handover:
         self._client = client
         self._candidates: dict[str, tuple[NodeCandidate, ...]] = {}
 
-    def record_candidates(self, release: AdmittedWorkload) -> None:
-        """Remember the lists of a release, before the next pod takes room: they have the versions scored."""
-        for member in release.members if self._client is not None else ():
-            entry = self._queue.queued_pods.get(member.uid)
-            if entry is not None and entry.queue_info.is_batch:
+    def record_candidates(self, admitted: AdmittedWorkload) -> None:
+        """Remember the candidate nodes of an admission and their versions, before the next pod is placed."""
+        for member in admitted.members if self._client is not None else ():
+            pod = self._queue.queued_pods.get(member.uid)
+            if pod is not None and pod.queue_info.is_batch:
                 self._candidates[member.uid] = self._list_candidates(member)
 
-    def split_admission(self, release: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
-        """Part the pods of a release into those that the committer binds, and those that lose their gate."""
-        handed = [Handed(release, member) for member in release.members if member.uid in self._candidates]
-        return handed, [member for member in release.members if member.uid not in self._candidates]
+    def split_admission(self, admitted: AdmittedWorkload) -> tuple[list[Handed], list[AdmittedPod]]:
+        """Split an admission: the pods that the committer binds, and those that lose their gate."""
+        handed = [Handed(admitted, member) for member in admitted.members if member.uid in self._candidates]
+        return handed, [member for member in admitted.members if member.uid not in self._candidates]
 
     async def commit_groups(self, groups: Sequence[Sequence[Handed]]) -> list[tuple[Handed, WriteResult]]:
         """Hand groups over; the pods of each are bound together or not at all.
@@ -97,15 +97,15 @@ class Handover:
         """Write a group for the committer, empty where one of its pods is gone by now."""
         pods = []
         for each in group:
-            entry = self._queue.queued_pods.get(each.member.uid)
-            if entry is None:
+            pod = self._queue.queued_pods.get(each.member.uid)
+            if pod is None:
                 return ()
-            nodes = self._candidates[entry.uid]
-            pods.append(PodCandidates(entry.record.namespace, entry.record.name, entry.uid, nodes))
+            nodes = self._candidates[pod.uid]
+            pods.append(PodCandidates(pod.record.namespace, pod.record.name, pod.uid, nodes))
         return tuple(pods)
 
     def _list_candidates(self, member: AdmittedPod) -> tuple[NodeCandidate, ...]:
-        """List the nodes of a pod that was just released, with what their scores followed from."""
+        """List the nodes of a pod that was just admitted, with what their scores followed from."""
         state = self._queue.state
         assumed, rows = state.get_assumed(member.uid), state.nodes.rows
         return tuple(

@@ -55,7 +55,7 @@ class BatchPodSink:
         """Nothing changed up to this version."""
 
     def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do: a spec does not change while a pod waits, but for what a release does not need."""
+        """Do nothing: while a pod waits its spec changes in nothing that an admission needs."""
 
 
 def watch_batch_pods(

@@ -25,7 +25,7 @@ UNDER_WAY: Final = 16
 """Writes at once: more do not make the API server faster."""
 
 BATCH: Final = 64
-"""Releases that are decided before their writes begin; then other work of the process has its turn."""
+"""Admissions that are decided before their writes begin; then other work of the process has its turn."""
 
 COMMITS: Final = 2
 """Calls of the committer at once: while it sends the Bindings of one, it chooses the cards of the next."""
@@ -40,10 +40,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class QueueCounts:
-    """What happened since the start, by tenant.
+    """What happened since the start, by queue.
 
     Attributes:
-        admitted: Pods released.
+        admitted: Pods admitted.
         borrowed: Of them, with quota or a turn that others lent.
         requeued: Pods whose room was given to others again.
         reclaimed: Pods that were evicted for a lender.
@@ -115,7 +115,7 @@ class Controller:
 
     @property
     def is_busy(self) -> bool:
-        """Whether releases are on their way to the API server, or pods that were released are being bound."""
+        """Whether admissions are being written to the API server, or admitted pods are being bound."""
         return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
     @property
@@ -153,24 +153,24 @@ class Controller:
                 task.cancel()
 
     async def _admit_all(self) -> None:
-        """Decide, in batches, until nobody can be released."""
+        """Decide, in batches, until nobody can be admitted."""
         decisions = self.queue.admit_workloads(self._clock())
         while self._ready():
             began = self._clock()
             batch: list[AdmittedWorkload] = []
-            for release in decisions:
-                batch.append(release)
-                self._handover.record_candidates(release)
+            for admitted in decisions:
+                batch.append(admitted)
+                self._handover.record_candidates(admitted)
                 self._decided(self._clock() - began)
                 began = self._clock()
                 if len(batch) == BATCH:
                     break
             if not batch:
                 return
-            by_uid = {release.workload.uid: release for release in batch}
-            tasks = [release.workload for release in batch]
+            by_uid = {admitted.workload.uid: admitted for admitted in batch}
+            workloads = [admitted.workload for admitted in batch]
             groups: list[list[Handed]] = []
-            for task in sort_by_launch_order(tasks, plain=self.queue.config.plain_launch):
+            for task in sort_by_launch_order(workloads, plain=self.queue.config.plain_launch):
                 handed, rest = self._handover.split_admission(by_uid[task.uid])
                 groups += [handed] if handed else []
                 for member in rest:
@@ -186,27 +186,27 @@ class Controller:
         async with self._commit_turns:
             answers = await self._handover.commit_groups(groups)
         for handed, answer in answers:
-            entry = self.queue.queued_pods.get(handed.member.uid)
-            if entry is not None and answer.written is WriteOutcome.UNKNOWN:
-                task = asyncio.create_task(self._resolve(handed, entry, answer.why))
+            pod = self.queue.queued_pods.get(handed.member.uid)
+            if pod is not None and answer.written is WriteOutcome.UNKNOWN:
+                task = asyncio.create_task(self._resolve(handed, pod, answer.why))
                 self._doubts.add(task)
                 task.add_done_callback(self._doubts.discard)
-            elif entry is not None:
-                self._record_result(handed.admission, handed.member, entry, answer)
+            elif pod is not None:
+                self._record_result(handed.admission, handed.member, pod, answer)
 
-    async def _resolve(self, handed: Handed, entry: QueuedPod, why: str) -> None:
+    async def _resolve(self, handed: Handed, pod: QueuedPod, why: str) -> None:
         """Find out what became of a pod that may have been bound; so long it keeps room and quota."""
-        log.info("not known whether it was bound", pod=_describe_pod(entry), why=why)
-        answer = await self._writer.find_node(entry)
-        known = self.queue.queued_pods.get(entry.uid)
+        log.info("not known whether it was bound", pod=_describe_pod(pod), why=why)
+        answer = await self._writer.find_node(pod)
+        known = self.queue.queued_pods.get(pod.uid)
         if known is not None:
             answer = WriteResult(WriteOutcome.DONE) if known.phase is Phase.BOUND else answer
             self._record_result(
                 handed.admission, handed.member, known, answer._replace(why=answer.why or why)
             )
 
-    def _begin_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
-        self._begin_write(self._write_admission(release, member))
+    def _begin_admission(self, admitted: AdmittedWorkload, member: AdmittedPod) -> None:
+        self._begin_write(self._write_admission(admitted, member))
 
     def _begin_write(self, work: Coroutine[None, None, None]) -> None:
         """Begin a write."""
@@ -214,40 +214,40 @@ class Controller:
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def _write_admission(self, release: AdmittedWorkload, member: AdmittedPod) -> None:
-        entry = self.queue.queued_pods.get(member.uid)
-        if entry is None:
+    async def _write_admission(self, admitted: AdmittedWorkload, member: AdmittedPod) -> None:
+        pod = self.queue.queued_pods.get(member.uid)
+        if pod is None:
             return
-        node = member.node if release.names_node or self.queue.config.mode == "batch" else ""
+        node = member.node if admitted.names_node or self.queue.config.mode == "batch" else ""
         async with self._turns:
             cards = list_planned_cards(self.queue, member.uid)
-            answer = await self._writer.admit_pod(entry, node, cards, member.others)
-        self._record_result(release, member, entry, answer)
+            answer = await self._writer.admit_pod(pod, node, cards, member.others)
+        self._record_result(admitted, member, pod, answer)
 
     def _record_result(
-        self, release: AdmittedWorkload, member: AdmittedPod, entry: QueuedPod, answer: WriteResult
+        self, admitted: AdmittedWorkload, member: AdmittedPod, pod: QueuedPod, answer: WriteResult
     ) -> None:
-        """Take what became of a release."""
+        """Take what became of an admission."""
         self._wrote = self._clock()
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
             log.info(
-                "not released", pod=_describe_pod(entry), queue=release.queue, outcome=outcome, why=answer.why
+                "not released", pod=_describe_pod(pod), queue=admitted.queue, outcome=outcome, why=answer.why
             )
             self.queue.record_refused_admission(member.uid, self._clock(), answer.why)
-            if answer.why and entry.phase is Phase.GATED:
-                self.explainer.explain_pod(entry)
+            if answer.why and pod.phase is Phase.GATED:
+                self.explainer.explain_pod(pod)
             self.record_change()
             return
-        entry.ungated = True
-        message = format_decision(release, member)
+        pod.ungated = True
+        message = format_decision(admitted, member)
         self.explainer.forget_pod(member.uid)
         counts = self.counts
-        counts.admitted[release.queue] = counts.admitted.get(release.queue, 0) + 1
-        if release.borrowed or release.lender:
-            counts.borrowed[release.queue] = counts.borrowed.get(release.queue, 0) + 1
-        self._send_event(entry, "Normal", "Released", message)
-        log.info("released", pod=_describe_pod(entry), queue=release.queue, node=member.node, why=message)
+        counts.admitted[admitted.queue] = counts.admitted.get(admitted.queue, 0) + 1
+        if admitted.borrowed or admitted.lender:
+            counts.borrowed[admitted.queue] = counts.borrowed.get(admitted.queue, 0) + 1
+        self._send_event(pod, "Normal", "Released", message)
+        log.info("released", pod=_describe_pod(pod), queue=admitted.queue, node=member.node, why=message)
 
     def _run_once(self) -> None:
         now = self._clock()
@@ -256,11 +256,11 @@ class Controller:
             self._write_requeues(back)
         for reclaim in self._reclaimer.find_plans(now):
             self._evict_victims(reclaim)
-        for entry, node in self.queue.update_reservations(now):
-            long = "its gang waits long and finds no room" if entry.gang else "it waits long and fits nowhere"
+        for pod, node in self.queue.update_reservations(now):
+            long = "its gang waits long and finds no room" if pod.gang else "it waits long and fits nowhere"
             message = f"{long}: cards of node {node} are kept free for it"
-            self._send_event(entry, "Normal", "RoomKept", message)
-            log.info("room kept", pod=_describe_pod(entry), queue=entry.queue_info.queue, node=node)
+            self._send_event(pod, "Normal", "RoomKept", message)
+            log.info("room kept", pod=_describe_pod(pod), queue=pod.queue_info.queue, node=node)
         self.explainer.begin_round(changed=self._changed)
         self._changed = False
         self.queue.forget_unused()
@@ -286,77 +286,79 @@ class Controller:
             self._begin_removing(victim, reclaim.queue)
 
     def _write_requeues(self, back: Requeue) -> None:
-        entry = back.queued_pod
+        pod = back.queued_pod
         if back.is_repeated:
             self._begin_ending(back)
             return
-        queue = entry.queue_info.queue
+        queue = pod.queue_info.queue
         if back.is_first:
             self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
         end = "its room is given to others"
         if back.remove or back.requeue:
             end = "it is removed and waits again" if back.remove else "it waits in its queue again"
-        self._send_event(entry, "Warning", "TakenBack", f"{back.why}: {end}")
-        log.warning("taken back", pod=_describe_pod(entry), queue=queue, why=back.why, removed=back.remove)
+        self._send_event(pod, "Warning", "TakenBack", f"{back.why}: {end}")
+        log.warning("taken back", pod=_describe_pod(pod), queue=queue, why=back.why, removed=back.remove)
         self._begin_ending(back)
 
     def _begin_ending(self, back: Requeue) -> None:
-        """Begin to write the end of a release that is taken back."""
+        """Begin to write the end of an admission that is taken back."""
         if back.remove:
             self._begin_removing(back.queued_pod)
         elif back.requeue:
             self._begin_write(self._write_requeue(back.queued_pod))
 
-    def _begin_removing(self, entry: QueuedPod, lender: str = "") -> None:
-        self._begin_write(self._write_eviction(entry, lender))
+    def _begin_removing(self, pod: QueuedPod, lender: str = "") -> None:
+        self._begin_write(self._write_eviction(pod, lender))
 
-    async def _write_requeue(self, entry: QueuedPod) -> None:
+    async def _write_requeue(self, pod: QueuedPod) -> None:
         async with self._turns:
-            answer = await self._writer.requeue_pod(entry)
+            answer = await self._writer.requeue_pod(pod)
         if answer.why:
-            log.warning(
-                "not requeued", pod=_describe_pod(entry), queue=entry.queue_info.queue, why=answer.why
-            )
+            log.warning("not requeued", pod=_describe_pod(pod), queue=pod.queue_info.queue, why=answer.why)
             if answer.written is WriteOutcome.REFUSED:
                 message = f"the API server refuses to requeue it: {answer.why}"
-                self._send_event(entry, "Warning", "NotRequeued", message)
+                self._send_event(pod, "Warning", "NotRequeued", message)
 
-    async def _write_eviction(self, entry: QueuedPod, lender: str) -> None:
+    async def _write_eviction(self, pod: QueuedPod, lender: str) -> None:
         async with self._turns:
-            answer = await self._writer.evict_pod(entry)
+            answer = await self._writer.evict_pod(pod)
         if answer.written in {WriteOutcome.REFUSED, WriteOutcome.UNKNOWN}:
             stays = answer.written is WriteOutcome.REFUSED
-            self._reclaimer.record_refusal(lender, entry.uid, self._clock(), stays=stays)
-            log.warning("not removed", pod=_describe_pod(entry), queue=entry.queue_info.queue, why=answer.why)
+            self._reclaimer.record_refusal(lender, pod.uid, self._clock(), stays=stays)
+            log.warning("not removed", pod=_describe_pod(pod), queue=pod.queue_info.queue, why=answer.why)
             if stays and answer.why:
                 message = f"the API server refuses to remove it: {answer.why}"
-                self._send_event(entry, "Warning", "NotRemoved", message)
+                self._send_event(pod, "Warning", "NotRemoved", message)
 
-    def _send_event(self, entry: QueuedPod, type_: EventType, reason: str, message: str) -> None:
-        record = entry.record
+    def _send_event(self, pod: QueuedPod, type_: EventType, reason: str, message: str) -> None:
+        record = pod.record
         self._recorder.event(make_pod_ref(record.namespace, record.name, record.uid), type_, reason, message)
 
 
 def list_planned_cards(queue: Queue, uid: str) -> list[str]:
-    """UUIDs of the cards that are taken for a released pod, in order."""
-    take = queue.state.get_assumed(uid)
-    shares = chain.from_iterable(take.assigned.values()) if take is not None and take.assigned else ()
+    """UUIDs of the cards that are taken for an admitted pod, in order."""
+    assumed = queue.state.get_assumed(uid)
+    shares = (
+        chain.from_iterable(assumed.assigned.values()) if assumed is not None and assumed.assigned else ()
+    )
     return sorted({uuid for uuid, _ in shares})
 
 
-def format_decision(release: AdmittedWorkload, member: AdmittedPod) -> str:
-    """Say what decided a release."""
-    parts = [f"released from queue {release.queue} for node {member.node}"]
-    if release.slot_match is not None:
-        parts.append(f"case {release.slot_match.value} ({release.slot_match.name.lower().replace('_', ' ')})")
-    if release.relaxed:
+def format_decision(admitted: AdmittedWorkload, member: AdmittedPod) -> str:
+    """Say what decided an admission."""
+    parts = [f"released from queue {admitted.queue} for node {member.node}"]
+    if admitted.slot_match is not None:
+        parts.append(
+            f"case {admitted.slot_match.value} ({admitted.slot_match.name.lower().replace('_', ' ')})"
+        )
+    if admitted.relaxed:
         parts.append("its data is elsewhere")
-    if release.lender:
-        parts.append(f"it was the turn of queue {release.lender}, which has no pod that fits here")
-    if release.borrowed:
-        parts.append(f"{release.borrowed} units are borrowed")
+    if admitted.lender:
+        parts.append(f"it was the turn of queue {admitted.lender}, which has no pod that fits here")
+    if admitted.borrowed:
+        parts.append(f"{admitted.borrowed} units are borrowed")
     return "; ".join(parts)
 
 
-def _describe_pod(entry: QueuedPod) -> str:
-    return f"{entry.record.namespace}/{entry.record.name}"
+def _describe_pod(pod: QueuedPod) -> str:
+    return f"{pod.record.namespace}/{pod.record.name}"

@@ -72,17 +72,15 @@ class Explainer:
         self._changed |= changed
         if self._left:
             return
-        entries = self._queue.queued_pods
-        for uid in [uid for uid in self._told if uid not in entries]:
+        pods = self._queue.queued_pods
+        for uid in [uid for uid in self._told if uid not in pods]:
             del self._told[uid]
         now = self._clock()
         every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)
         if every:
             self._began_s, self._took_s, self._changed = now, 0.0, False
         self._left = [
-            uid
-            for uid, entry in entries.items()
-            if entry.phase is Phase.GATED and (every or uid not in self._told)
+            uid for uid, pod in pods.items() if pod.phase is Phase.GATED and (every or uid not in self._told)
         ]
         self._left.reverse()
 
@@ -93,9 +91,9 @@ class Explainer:
         began = self._clock()
         now = began
         while self._left and now < began + SLICE_S:
-            entry = self._queue.queued_pods.get(self._left.pop())
-            if entry is not None and entry.phase is Phase.GATED:
-                self.explain_pod(entry)
+            pod = self._queue.queued_pods.get(self._left.pop())
+            if pod is not None and pod.phase is Phase.GATED:
+                self.explain_pod(pod)
             now = self._clock()
         self._took_s += now - began
         self._next_s = self._began_s + self._took_s / SHARE
@@ -105,20 +103,20 @@ class Explainer:
         """Tell a pod anew if it waits again."""
         self._told.pop(uid, None)
 
-    def explain_pod(self, entry: QueuedPod) -> None:
+    def explain_pod(self, pod: QueuedPod) -> None:
         """Say why a pod waits, when that has changed."""
         now = self._clock()
-        found = explain_pod(self._queue, entry, now, position=0)
+        found = explain_pod(self._queue, pod, now, position=0)
         lasts = found.reason in _WAITS_FOR_PODS or found.reason is WaitReason.REFUSED
-        told = self._told.get(entry.uid)
+        reported = self._told.get(pod.uid)
         new = ReportedReason(found.reason, found.message if lasts else "", now)
-        if told is not None and told.reason is new.reason:
-            soon = new.reason in _WAITS_FOR_PODS and now - told.at_s < AGAIN_S
-            if soon or told.message == new.message:
+        if reported is not None and reported.reason is new.reason:
+            soon = new.reason in _WAITS_FOR_PODS and now - reported.at_s < AGAIN_S
+            if soon or reported.message == new.message:
                 return
-        self._told[entry.uid] = new
+        self._told[pod.uid] = new
         type_: EventType = "Warning" if found.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
-        record = entry.record
+        record = pod.record
         ref = make_pod_ref(record.namespace, record.name, record.uid)
         self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")
-        self.told(entry, found.reason, found.message)
+        self.told(pod, found.reason, found.message)

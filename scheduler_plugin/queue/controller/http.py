@@ -26,7 +26,7 @@ def make_app(
         controller: Of the queue.
         metrics: For Prometheus.
         unready: Why this process is not ready, empty if it is.
-        trouble: Why nothing is released, empty for nothing.
+        trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         clock: Monotonic seconds.
     """

@@ -10,7 +10,7 @@ _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 
 
 class QueueMetrics:
-    """The queue's metrics in a registry of their own; `queue` is the tenant.
+    """The queue's metrics in a registry of their own; `queue` is the queue.
 
     Attributes:
         decisions: Takes the seconds of each decision.
@@ -57,30 +57,30 @@ class QueueMetrics:
         """Write everything in Prometheus' text format."""
         for gauge in (self._units, self._pods, self._weight, self._shares, self._oldest):
             gauge.clear()
-        for tenant in report_queues(controller.queue, now):
+        for queue_state in report_queues(controller.queue, now):
             for kind, units in (
-                ("nominal", tenant.nominal),
-                ("used", tenant.used),
-                ("borrowed", tenant.borrowed),
-                ("lent", tenant.lent),
+                ("nominal", queue_state.nominal),
+                ("used", queue_state.used),
+                ("borrowed", queue_state.borrowed),
+                ("lent", queue_state.lent),
             ):
                 if units is not None:
-                    self._units.labels(tenant.name, kind).set(units)
-            self._pods.labels(tenant.name, "waiting").set(tenant.waiting)
-            self._pods.labels(tenant.name, "first_stage").set(tenant.first_stage)
-            self._pods.labels(tenant.name, "released").set(tenant.running)
-            self._weight.labels(tenant.name).set(tenant.weight)
+                    self._units.labels(queue_state.name, kind).set(units)
+            self._pods.labels(queue_state.name, "waiting").set(queue_state.waiting)
+            self._pods.labels(queue_state.name, "first_stage").set(queue_state.first_stage)
+            self._pods.labels(queue_state.name, "released").set(queue_state.running)
+            self._weight.labels(queue_state.name).set(queue_state.weight)
             if controller.queue.config.fair_sharing == "dominant":
-                self._shares.labels(tenant.name).set(tenant.weighted_share)
-            self._oldest.labels(tenant.name).set(tenant.oldest_wait_s)
+                self._shares.labels(queue_state.name).set(queue_state.weighted_share)
+            self._oldest.labels(queue_state.name).set(queue_state.oldest_wait_s)
         counts = controller.counts
-        for name, by_tenant in (
+        for name, by_queue in (
             ("released", counts.admitted),
             ("borrowed", counts.borrowed),
             ("taken_back", counts.requeued),
             ("reclaimed", counts.reclaimed),
         ):
-            for queue, count in by_tenant.items():
+            for queue, count in by_queue.items():
                 self._counters[name].labels(queue).inc(count)
-            by_tenant.clear()
+            by_queue.clear()
         return generate_latest(self.registry)

@@ -104,19 +104,19 @@ class PodWriter:
         self._uniform = uniform
 
     async def admit_pod(
-        self, entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+        self, pod: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
     ) -> WriteResult:
         """Take our gate off a pod, the only one that it wears, and the mark that it is requeued.
 
         Args:
-            entry: The pod, as the queue saw it.
+            pod: The pod, as the queue saw it.
             node: The one node that it may run on from now on, empty: as it says itself.
             cards: UUIDs of the cards there that are meant for it.
             others: Nodes that it may run on, too, where it cannot be bound to that one.
         """
-        record = entry.record
+        record = pod.record
         path = make_pod_path(record.namespace, record.name)
-        patch = make_admission_patch(entry, node, cards, others)
+        patch = make_admission_patch(pod, node, cards, others)
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._can_write():
             try:
@@ -135,29 +135,29 @@ class PodWriter:
                 return WriteResult(WriteOutcome.DONE)
         return WriteResult(WriteOutcome.REFUSED)
 
-    async def requeue_pod(self, entry: QueuedPod) -> WriteResult:
-        """Mark a pod that has no node: it is placed nowhere until it is released again.
+    async def requeue_pod(self, pod: QueuedPod) -> WriteResult:
+        """Mark a pod that has no node: it is placed nowhere until it is admitted again.
 
         Once that is written no Binding that was decided before can succeed, for each names the version of the
         pod that it was decided for.
         """
-        path = make_pod_path(entry.record.namespace, entry.record.name)
+        path = make_pod_path(pod.record.namespace, pod.record.name)
         if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
         try:
-            await self._api.patch(path, make_requeue_patch(entry), JSON_PATCH, timeout_s=self._timeout_s)
+            await self._api.patch(path, make_requeue_patch(pod), JSON_PATCH, timeout_s=self._timeout_s)
         except NotFound:
             return WriteResult(WriteOutcome.GONE)
         except (Conflict, Invalid, Forbidden) as error:
             # It has changed, was bound perhaps, or a policy or webhook does not let it be marked.
-            return await self._check_earlier_patch(path, entry.record, error.message, requeued=True)
+            return await self._check_earlier_patch(path, pod.record, error.message, requeued=True)
         except KubeApiError as error:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
-    async def evict_pod(self, entry: QueuedPod) -> WriteResult:
+    async def evict_pod(self, queued_pod: QueuedPod) -> WriteResult:
         """Evict a pod, which respects PodDisruptionBudgets; one without a node is deleted by that."""
-        pod = entry.record
+        pod = queued_pod.record
         if not self._can_write():
             return WriteResult(WriteOutcome.REFUSED)
         try:
@@ -170,12 +170,12 @@ class PodWriter:
             return WriteResult(WriteOutcome.UNKNOWN, error.message)
         return WriteResult(WriteOutcome.DONE)
 
-    async def find_node(self, entry: QueuedPod) -> WriteResult:
+    async def find_node(self, pod: QueuedPod) -> WriteResult:
         """See whether a Binding of a pod was carried out, once none can be any more.
 
         The committer sends no Binding later than a write's time after it has the call.
         """
-        record, backoff = entry.record, Backoff(cap_s=5.0)
+        record, backoff = pod.record, Backoff(cap_s=5.0)
         path = make_pod_path(record.namespace, record.name)
         await self._sleep(2 * self._timeout_s)
         while self._can_write():
@@ -198,14 +198,14 @@ class PodWriter:
     ) -> WriteResult:
         """See whether a patch that was refused had been done by an earlier one without an answer.
 
-        Without an answer to this either it is asked again: whoever takes a pod that was released for one that
+        Without an answer to this either it is asked again: whoever takes a pod that was admitted for one that
         was not gives its room away.
 
         Args:
             path: Of the pod.
             record: The pod that the patch was made for.
             why: The API server's words; they say nothing where the pod has changed since.
-            requeued: It was to be marked, not released.
+            requeued: It was to be marked, not admitted.
         """
         backoff = Backoff(cap_s=5.0, uniform=self._uniform)
         while self._can_write():
@@ -228,44 +228,44 @@ class PodWriter:
 
 
 def make_admission_patch(
-    entry: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
+    pod: QueuedPod, node: str = "", cards: Sequence[str] = (), others: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Write the JSON patch that releases a pod, to any node or to one, and names the cards meant for it.
+    """Write the JSON patch that admits a pod, to any node or to one, and names the cards meant for it.
 
     The next nodes of its list are named beside the one, to be tried when a Binding fails.
 
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
 
-    A gate never comes back, but a mark does: a patch without an answer, done again after the release was
-    taken back, would release the pod once more. So the mark goes from the version that was seen only.
+    A gate never comes back, but a mark does: a patch without an answer, done again after the admission was
+    taken back, would admit the pod once more. So the mark goes from the version that was seen only.
     """
-    patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": entry.uid}]
-    if entry.queue_info.requeued:
-        patch.append(_test_same_version(entry))
+    patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": pod.uid}]
+    if pod.queue_info.requeued:
+        patch.append(_test_same_version(pod))
         patch.append({"op": "remove", "path": _point_to_annotation(POD_REQUEUED)})
-    if entry.queue_info.has_gate:
+    if pod.queue_info.has_gate:
         patch.append({"op": "test", "path": "/spec/schedulingGates", "value": [{"name": QUEUE_GATE}]})
         patch.append({"op": "remove", "path": "/spec/schedulingGates"})
         # The affinity of a pod that has no gate any more cannot be changed.
-        patch += _patch_node_affinity(entry, node, others) if node else []
-    return patch + _patch_planned_cards(entry, cards)
+        patch += _patch_node_affinity(pod, node, others) if node else []
+    return patch + _patch_planned_cards(pod, cards)
 
 
-def make_requeue_patch(entry: QueuedPod) -> list[dict[str, Any]]:
+def make_requeue_patch(pod: QueuedPod) -> list[dict[str, Any]]:
     """Write the JSON patch that requeues a pod, if it is as the queue saw it: without a node."""
     add: dict[str, Any] = {"op": "add", "path": _point_to_annotation(POD_REQUEUED), "value": "true"}
-    if not entry.queue_info.annotated:
+    if not pod.queue_info.annotated:
         add = {"op": "add", "path": "/metadata/annotations", "value": {POD_REQUEUED: "true"}}
     return [
-        {"op": "test", "path": "/metadata/uid", "value": entry.uid},
-        _test_same_version(entry),
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        _test_same_version(pod),
         add,
     ]
 
 
-def _test_same_version(entry: QueuedPod) -> dict[str, Any]:
-    return {"op": "test", "path": "/metadata/resourceVersion", "value": entry.record.resource_version}
+def _test_same_version(pod: QueuedPod) -> dict[str, Any]:
+    return {"op": "test", "path": "/metadata/resourceVersion", "value": pod.record.resource_version}
 
 
 def _point_to_annotation(name: str) -> str:
@@ -273,15 +273,15 @@ def _point_to_annotation(name: str) -> str:
     return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _patch_planned_cards(entry: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
+def _patch_planned_cards(pod: QueuedPod, cards: Sequence[str]) -> list[dict[str, Any]]:
     """Name the cards; the first annotation of a pod must not replace one that we have not seen."""
     text = ",".join(cards)
     if not text:
         return []
-    if entry.queue_info.annotated:
+    if pod.queue_info.annotated:
         return [{"op": "add", "path": _point_to_annotation(POD_PLANNED), "value": text}]
     return [
-        _test_same_version(entry),
+        _test_same_version(pod),
         {"op": "add", "path": "/metadata/annotations", "value": {POD_PLANNED: text}},
     ]
 
@@ -295,9 +295,9 @@ def make_node_affinity(node: str, *others: str) -> dict[str, Any]:
     }
 
 
-def _patch_node_affinity(entry: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
+def _patch_node_affinity(pod: QueuedPod, node: str, others: Sequence[str]) -> list[dict[str, Any]]:
     affinity = make_node_affinity(node, *others)
-    match entry.queue_info.affinity:
+    match pod.queue_info.affinity:
         case Affinities.NONE:
             return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": affinity}}]
         case Affinities.SOME:
@@ -305,7 +305,7 @@ def _patch_node_affinity(entry: QueuedPod, node: str, others: Sequence[str]) -> 
         case Affinities.NODES:
             path = f"/spec/affinity/nodeAffinity/{_REQUIRED}"
             return [{"op": "add", "path": path, "value": affinity[_REQUIRED]}]
-    own = entry.requirements.rules.terms if entry.requirements is not None else None
+    own = pod.requirements.rules.terms if pod.requirements is not None else None
     path = f"/spec/affinity/nodeAffinity/{_REQUIRED}/nodeSelectorTerms"
     return [
         {

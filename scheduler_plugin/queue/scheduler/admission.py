@@ -1,7 +1,7 @@
-"""Which waiting pods are released, and for which node: order of the tenants, quotas, slots and room. Pure.
+"""Which waiting pods are admitted, and for which node: order of the queues, quotas, slots and room. Pure.
 
 One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
-is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first tenant with a pod that
+is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first queue with a pod that
 fits anywhere.
 """
 
@@ -50,16 +50,16 @@ class AdmittedPod:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedWorkload:
-    """A task whose turn it is: a pod, or a gang with all its pods.
+    """A workload whose turn it is: a pod, or a gang with all its pods.
 
     Attributes:
-        queue: Its tenant.
-        workload: The task.
+        queue: Its queue.
+        workload: The workload.
         members: Its pods.
-        slot_match: How the slot was lent, None where there are no slots, and for a task out of turn.
+        slot_match: How the slot was lent, None where there are no slots, and for a workload out of turn.
         relaxed: Its data is elsewhere.
-        lender: Tenant whose turn it was, empty when it was its own.
-        borrowed: Units that its tenant has beyond its nominal quota because of it.
+        lender: Queue whose turn it was, empty when it was its own.
+        borrowed: Units that its queue has beyond its nominal quota because of it.
         names_node: Its pods run where their room was taken: a slot was idle there, or data is near.
     """
 
@@ -74,7 +74,7 @@ class AdmittedWorkload:
 
 
 class AdmissionScheduler:
-    """Decides, and takes what it decides: room in the state, quota of the tenant, a slot.
+    """Decides, and takes what it decides: room in the state, quota of the queue, a slot.
 
     Args:
         config: The configuration.
@@ -91,16 +91,16 @@ class AdmissionScheduler:
     def __init__(
         self,
         config: QueueConfig,
-        tenants: Queues,
-        room: FreeCapacity,
+        queues: Queues,
+        capacity: FreeCapacity,
         slots: ClusterSlots,
         locality: Locality,
     ) -> None:
-        self.queues = tenants
-        self.capacity = room
-        self.quota_usage = QuotaUsage(room.state)
-        self.placer = CandidateListPlacer(room)
-        self.pending_pods = PendingPods(room.state, room.policies)
+        self.queues = queues
+        self.capacity = capacity
+        self.quota_usage = QuotaUsage(capacity.state)
+        self.placer = CandidateListPlacer(capacity)
+        self.pending_pods = PendingPods(capacity.state, capacity.policies)
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
@@ -121,108 +121,113 @@ class AdmissionScheduler:
     def admit_workloads(
         self, now: float, first: Iterable[tuple[str, QueuedWorkload[Needs]]] = ()
     ) -> Iterator[AdmittedWorkload]:
-        """Release what can be released; each is taken before it is yielded.
+        """Admit what can be admitted; each is taken before it is yielded.
 
         Args:
             now: Seconds, for the state.
-            first: Tenants and waiting tasks that go before all others where they fit, wherever their data is.
+            first: Queues and waiting workloads that go before all others where they fit, wherever their data
+                is.
         """
         self.unplaced.clear()
         self.queues.set_cluster(self.capacity.total_resources)
         self.pending_pods.report_to_policies(now)
-        for name, task in first:
-            release = self._admit_out_of_turn(name, task, now)
-            if release is not None:
-                yield release
+        for name, workload in first:
+            admitted = self._admit_out_of_turn(name, workload, now)
+            if admitted is not None:
+                yield admitted
         while True:
-            release = self._admit_next(now)
-            if release is None:
+            admitted = self._admit_next(now)
+            if admitted is None:
                 return
-            yield release
+            yield admitted
 
     def _admit_out_of_turn(
-        self, name: str, task: QueuedWorkload[Needs], now: float
+        self, name: str, workload: QueuedWorkload[Needs], now: float
     ) -> AdmittedWorkload | None:
-        """Release a task, where it may go and fits; else None."""
-        tenant = self.queues[name]
-        if not tenant.is_open or tenant.waiting.is_held(task.uid):
+        """Admit a workload, where it may go and fits; else None."""
+        queue = self.queues[name]
+        if not queue.is_open or queue.waiting.is_held(workload.uid):
             return None
         if not self.queues.allows_units(
-            name, self.quota_usage.compute_least_units(task.requirements), task.uid
+            name, self.quota_usage.compute_least_units(workload.requirements), workload.uid
         ):
             return None
-        look = AdmissionCycle(self, [tenant])
-        for relaxed in (False, True) if task.data and self.config.locality.enabled else (False,):
-            release = self._assume(SlotChoice(name, task, None, relaxed, lender=""), look, None, now)
-            if release is not None:
-                return release
+        cycle = AdmissionCycle(self, [queue])
+        for relaxed in (False, True) if workload.data and self.config.locality.enabled else (False,):
+            admitted = self._assume(SlotChoice(name, workload, None, relaxed, lender=""), cycle, None, now)
+            if admitted is not None:
+                return admitted
         return None
 
     def _admit_next(self, now: float) -> AdmittedWorkload | None:
         """Offer idle slots until one is taken."""
         while True:
-            order = sort_by_share(tenant for tenant in self.queues if tenant.is_open)
-            look = AdmissionCycle(self, order)
+            order = sort_by_share(queue for queue in self.queues if queue.is_open)
+            cycle = AdmissionCycle(self, order)
             slot, row = None, None
             if self.config.slots is not None:
-                offer = look.find_idle_slot()
+                offer = cycle.find_idle_slot()
                 if offer is None:
                     return None
                 row, slot = offer
-            choice = look.pick_workload(slot, row)
+            choice = cycle.pick_workload(slot, row)
             if choice is None:
                 return None
-            release = self._assume(choice, look, row, now)
-            if release is not None:
-                return release
+            admitted = self._assume(choice, cycle, row, now)
+            if admitted is not None:
+                return admitted
             self.unplaced.add(choice.workload.requirements)
 
     def _assume(
-        self, choice: SlotChoice[Needs], look: "AdmissionCycle", row: int | None, now: float
+        self, choice: SlotChoice[Needs], cycle: "AdmissionCycle", row: int | None, now: float
     ) -> AdmittedWorkload | None:
         """Take room, quota and slot for a choice; None, and nothing taken, when its pods do not all fit."""
-        task, tenant = choice.workload, self.queues[choice.queue]
-        pods = self.quota_usage.list_members(task.requirements, task.uid)
-        taken: list[AdmittedPod] = []
+        workload, queue = choice.workload, self.queues[choice.queue]
+        pods = self.quota_usage.list_members(workload.requirements, workload.uid)
+        admitted_pods: list[AdmittedPod] = []
         amounts: list[int] = []
-        headroom = self.queues.compute_headroom(choice.queue, task.uid)
+        headroom = self.queues.compute_headroom(choice.queue, workload.uid)
         names_node = self.config.slots is not None or self._is_near(choice)
-        for uid, wants in pods:
+        for uid, requirements in pods:
             others: tuple[str, ...] = ()
             # Pods of a gang fit together where room was kept for them, and need not elsewhere.
             together = len(pods) > 1 and self.capacity.reservations.get_reservation(uid) is not None
-            if row is not None and not taken and not together:
+            if row is not None and not admitted_pods and not together:
                 node = (
                     self.capacity.state.nodes.names[row]
-                    if self.capacity.assume_pod(uid, wants, row, now)
+                    if self.capacity.assume_pod(uid, requirements, row, now)
                     else ""
                 )
             else:
                 most = None if headroom is None else headroom - sum(amounts)
-                fits = self.quota_usage.mask_within(wants, self._mask_rows(wants, choice, look), most)
-                node = self._place_on_reserved(uid, wants, fits, now)
+                fits = self.quota_usage.mask_within(
+                    requirements, self._mask_rows(requirements, choice, cycle), most
+                )
+                node = self._place_on_reserved(uid, requirements, fits, now)
                 if not node:
-                    node = self.placer.place_pod(uid, wants, fits, now)
+                    node = self.placer.place_pod(uid, requirements, fits, now)
                     # Pods of a gang fit together where they were placed, and need not elsewhere.
                     alone = self.config.mode == "batch" and not names_node and len(pods) == 1
                     others = self.placer.next_nodes if alone else ()
             if not node:
-                for member in taken:
+                for member in admitted_pods:
                     self._forget(member.uid, now)
                 return None
-            taken.append(AdmittedPod(uid, wants, node, others))
-            amounts.append(self.quota_usage.compute_pod_units(self.capacity.state.pods[uid], wants) or 0)
-            self.slots.occupy(uid, node, task.kind)
+            admitted_pods.append(AdmittedPod(uid, requirements, node, others))
+            amounts.append(
+                self.quota_usage.compute_pod_units(self.capacity.state.pods[uid], requirements) or 0
+            )
+            self.slots.occupy(uid, node, workload.kind)
         before = self._count_borrowed(choice.queue)
-        for member, units in zip(taken, amounts, strict=True):
+        for member, units in zip(admitted_pods, amounts, strict=True):
             self.queues.charge_pod(choice.queue, member.uid, member.requirements.make_resources(units))
-        tenant.waiting.remove(task.uid)
-        self.capacity.reservations.remove_workload(task.uid)
-        self.queues.unreserve_quota(choice.queue, task.uid)
+        queue.waiting.remove(workload.uid)
+        self.capacity.reservations.remove_workload(workload.uid)
+        self.queues.unreserve_quota(choice.queue, workload.uid)
         return AdmittedWorkload(
             queue=choice.queue,
-            workload=task,
-            members=tuple(taken),
+            workload=workload,
+            members=tuple(admitted_pods),
             slot_match=choice.slot_match,
             relaxed=choice.relaxed,
             lender=choice.lender,
@@ -230,34 +235,36 @@ class AdmissionScheduler:
             names_node=names_node,
         )
 
-    def _place_on_reserved(self, uid: str, wants: PodRequirements, fits: BoolArray, now: float) -> str:
+    def _place_on_reserved(self, uid: str, requirements: PodRequirements, fits: BoolArray, now: float) -> str:
         """Take what was kept for a pod, where it fits there; the node's name, empty for none."""
-        kept = self.capacity.reservations.get_reservation(uid)
-        node = kept.node if kept is not None else ""
+        reserved_workloads = self.capacity.reservations.get_reservation(uid)
+        node = reserved_workloads.node if reserved_workloads is not None else ""
         row = self.capacity.state.nodes.rows.get(node)
         return (
-            node if row is not None and fits[row] and self.capacity.assume_pod(uid, wants, row, now) else ""
+            node
+            if row is not None and fits[row] and self.capacity.assume_pod(uid, requirements, row, now)
+            else ""
         )
 
     def _mask_rows(
-        self, wants: PodRequirements, choice: SlotChoice[Needs], look: "AdmissionCycle"
+        self, requirements: PodRequirements, choice: SlotChoice[Needs], cycle: "AdmissionCycle"
     ) -> BoolArray:
         """Where a pod of a choice may be placed, bool[R]."""
-        fits = self.capacity.mask_fits(wants, holder=choice.workload.uid)
+        fits = self.capacity.mask_fits(requirements, holder=choice.workload.uid)
         if self.config.slots is not None:
-            fits = fits & look.mask_idle_slots()
+            fits = fits & cycle.mask_idle_slots()
         if self._is_near(choice):
-            fits = fits & look.mask_near(choice.workload.data)
+            fits = fits & cycle.mask_near(choice.workload.data)
         return fits
 
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
-        """Whether a task was chosen for a place that its data is near to."""
+        """Whether a workload was chosen for a place that its data is near to."""
         return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
 
-    def place_pod(self, uid: str, wants: PodRequirements, now: float) -> str:
+    def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
         """Take a pod's cards on the best node that has them; the node's name, empty for none."""
-        fits = self.capacity.mask_fits(wants)
-        return self.placer.place_pod(uid, wants, fits, now) if fits.any() else ""
+        fits = self.capacity.mask_fits(requirements)
+        return self.placer.place_pod(uid, requirements, fits, now) if fits.any() else ""
 
     def mask_near(self, data: frozenset[str]) -> BoolArray:
         """Rows that some data is near to: bool[R], remembered while nodes and their data stay."""
@@ -274,14 +281,14 @@ class AdmissionScheduler:
         return near
 
     def _forget(self, uid: str, now: float) -> None:
-        take = self.capacity.state.get_assumed(uid)
-        if take is not None:
-            self.capacity.state.forget(take, now)
+        assumed = self.capacity.state.get_assumed(uid)
+        if assumed is not None:
+            self.capacity.state.forget(assumed, now)
         self.slots.vacate(uid)
 
-    def _count_borrowed(self, tenant: str) -> int:
-        cohort = self.queues.get_cohort(tenant)
-        return 0 if cohort is None else cohort.accounts[tenant].borrowed
+    def _count_borrowed(self, queue: str) -> int:
+        cohort = self.queues.get_cohort(queue)
+        return 0 if cohort is None else cohort.accounts[queue].borrowed
 
 
 class AdmissionCycle:
@@ -289,10 +296,10 @@ class AdmissionCycle:
 
     Args:
         admission: Whose decision.
-        order: The tenants, in order.
+        order: The queues, in order.
 
     Attributes:
-        able_requirements: Needs of eligible tasks that fit somewhere.
+        able_requirements: Needs of eligible workloads that fit somewhere.
     """
 
     def __init__(self, admission: AdmissionScheduler, order: Sequence[QueueState]) -> None:
@@ -308,35 +315,39 @@ class AdmissionCycle:
         """Find the needs that fit somewhere; also those for which room is kept, fit or not."""
         admission = self._admission
         needs = (
-            set().union(*(tenant.waiting.list_requirements() for tenant in self._order)) - admission.unplaced
+            set().union(*(queue.waiting.list_requirements() for queue in self._order)) - admission.unplaced
         )
         able: set[Needs] = {
             each for each in needs if self._find_fitting_rows(self._get_first_requirements(each), "", None)[1]
         }
-        for tenant in self._order if self._reserved_uids else ():
-            kept = tenant.waiting.list_known(self._reserved_uids)
-            able.update(task.requirements for task in kept if task.requirements not in admission.unplaced)
+        for queue in self._order if self._reserved_uids else ():
+            reserved_workloads = queue.waiting.list_known(self._reserved_uids)
+            able.update(
+                workload.requirements
+                for workload in reserved_workloads
+                if workload.requirements not in admission.unplaced
+            )
         return able
 
     def pick_workload(self, slot: SlotType | None, row: int | None) -> SlotChoice[Needs] | None:
         """Offer a slot of a type on a row, or where both are None the whole cluster."""
         name = "" if row is None else self._admission.capacity.state.nodes.names[row]
 
-        def may(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
-            fits, somewhere = self._find_rows(tenant.name, group)
-            return bool(somewhere if row is None else fits[row]) and self._is_admissible(tenant.name, group)
+        def may(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
+            fits, somewhere = self._find_rows(queue.name, group)
+            return bool(somewhere if row is None else fits[row]) and self._is_admissible(queue.name, group)
 
-        def near(tenant: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
+        def near(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
             if row is not None:
                 return self._admission.locality.is_near(name, data)
-            wants = self._get_first_requirements(group.key.requirements)
+            requirements = self._get_first_requirements(group.key.requirements)
             # Room that is kept for a workload is near for that workload alone.
             holder = self._get_reserved_uid(group)
-            key = (wants, data, holder, self._compute_most(tenant.name, group))
+            key = (requirements, data, holder, self._compute_most(queue.name, group))
             found = self._near_somewhere.get(key)
             if found is None:
-                found = bool((self._find_rows(tenant.name, group)[0] & self.mask_near(data)).any())
+                found = bool((self._find_rows(queue.name, group)[0] & self.mask_near(data)).any())
                 self._near_somewhere[key] = found
             return found
 
@@ -358,9 +369,9 @@ class AdmissionCycle:
         return idle
 
     def find_idle_slot(self) -> tuple[int, SlotType] | None:
-        """An idle slot where an admissible task fits, of the task's own type if there is one.
+        """An idle slot where an admissible workload fits, of the workload's own type if there is one.
 
-        Slots near to some task's data come first: those of other nodes are offered when nobody has any.
+        Slots near to some workload's data come first: those of other nodes are offered when nobody has any.
         """
         near = self._find_slot(relaxed=False) if self._admission.config.locality.enabled else None
         return near or self._find_slot(relaxed=True)
@@ -369,14 +380,14 @@ class AdmissionCycle:
         nodes, slots = self._admission.capacity.state.nodes, self._admission.slots
         rows = {kind: np.zeros(nodes.row_count, dtype=np.bool_) for kind in SlotType}
         seen: set[tuple[WorkloadGroupKey[Needs], int | None]] = set()
-        for tenant in self._order:
+        for queue in self._order:
             for kind in SlotType:
-                for group in tenant.waiting.list_groups(kind, self.able_requirements):
-                    alike = (group.key, self._compute_most(tenant.name, group))
-                    known = alike in seen and not self._admission.capacity.reservations
-                    if not known and self._is_admissible(tenant.name, group):
-                        seen.add(alike)
-                        where = self._find_rows(tenant.name, group)[0]
+                for group in queue.waiting.list_groups(kind, self.able_requirements):
+                    group_key = (group.key, self._compute_most(queue.name, group))
+                    known = group_key in seen and not self._admission.capacity.reservations
+                    if not known and self._is_admissible(queue.name, group):
+                        seen.add(group_key)
+                        where = self._find_rows(queue.name, group)[0]
                         data = frozenset() if relaxed else group.key.data
                         rows[kind] |= where & self.mask_near(data) if data else where
         for row in np.flatnonzero(rows[SlotType.LOCAL] | rows[SlotType.FREE]).tolist():
@@ -386,28 +397,28 @@ class AdmissionCycle:
                 return row, (own or idle)[0]
         return None
 
-    def _is_admissible(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
+    def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
         """Whether order and quota allow the group, wherever there may be room."""
-        if not self._is_next(tenant, group):
+        if not self._is_next(queue, group):
             return False
         least = self._admission.quota_usage.compute_least_units(group.key.requirements)
-        return self._admission.queues.allows_units(tenant, least, group.get_oldest().uid)
+        return self._admission.queues.allows_units(queue, least, group.get_oldest().uid)
 
-    def _is_next(self, tenant: str, group: WorkloadGroup[Needs]) -> bool:
+    def _is_next(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
         """Tell whether order lets a group go: a strict queue admits its oldest workload only."""
-        state = self._admission.queues[tenant]
+        state = self._admission.queues[queue]
         if state.form is None or not state.form.is_strict:
             return True
-        if tenant not in self._strict:
+        if queue not in self._strict:
             groups = chain.from_iterable(state.waiting.list_groups(kind) for kind in SlotType)
-            self._strict[tenant] = min(groups, key=lambda each: each.get_oldest().age_key, default=None)
-        return self._strict[tenant] is group
+            self._strict[queue] = min(groups, key=lambda each: each.get_oldest().age_key, default=None)
+        return self._strict[queue] is group
 
-    def _find_rows(self, tenant: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
-        """Rows on which the oldest task of a group fits (of a gang its first pod), and whether any does."""
-        wants = self._get_first_requirements(group.key.requirements)
+    def _find_rows(self, queue: str, group: WorkloadGroup[Needs]) -> tuple[BoolArray, bool]:
+        """Find the rows where a group's oldest workload fits, a gang by its first pod; tell if any does."""
+        requirements = self._get_first_requirements(group.key.requirements)
         return self._find_fitting_rows(
-            wants, self._get_reserved_uid(group), self._compute_most(tenant, group)
+            requirements, self._get_reserved_uid(group), self._compute_most(queue, group)
         )
 
     def _get_reserved_uid(self, group: WorkloadGroup[Needs]) -> str:
@@ -416,25 +427,25 @@ class AdmissionCycle:
         return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
-        """What a task needs; of a gang its first pod."""
+        """What a workload needs; of a gang its first pod."""
         return (
             needs
             if isinstance(needs, PodRequirements)
             else self._admission.quota_usage.list_members(needs, "")[0][1]
         )
 
-    def _compute_most(self, tenant: str, group: WorkloadGroup[Needs]) -> int | None:
+    def _compute_most(self, queue: str, group: WorkloadGroup[Needs]) -> int | None:
         """The most units that quotas allow, for pods that count for different ones on different rows."""
         if not self._get_first_requirements(group.key.requirements).percent:
             return None
-        return self._admission.queues.compute_headroom(tenant, group.get_oldest().uid)
+        return self._admission.queues.compute_headroom(queue, group.get_oldest().uid)
 
     def _find_fitting_rows(
-        self, wants: PodRequirements, holder: str, most: int | None
+        self, requirements: PodRequirements, holder: str, most: int | None
     ) -> tuple[BoolArray, bool]:
-        found = self._fits.get((wants, holder, most))
+        found = self._fits.get((requirements, holder, most))
         if found is None:
-            fits = self._admission.capacity.mask_fits(wants, holder=holder)
-            fits = self._admission.quota_usage.mask_within(wants, fits, most)
-            found = self._fits[wants, holder, most] = (fits, bool(fits.any()))
+            fits = self._admission.capacity.mask_fits(requirements, holder=holder)
+            fits = self._admission.quota_usage.mask_within(requirements, fits, most)
+            found = self._fits[requirements, holder, most] = (fits, bool(fits.any()))
         return found

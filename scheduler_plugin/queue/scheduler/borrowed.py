@@ -18,7 +18,7 @@ LATE_S: Final = 60.0
 
 @dataclass(slots=True)
 class PendingEvictions:
-    """What was evicted, or is awaited, for a tenant.
+    """What was evicted, or is awaited, for a queue.
 
     Attributes:
         waiting: UID of the pod, or gang, that waits.
@@ -55,13 +55,13 @@ class BorrowedPods:
 
     def update_pending(self, now: float) -> None:
         """Note who is being deleted, and who is gone."""
-        entries = self._queue.queued_pods
+        pods = self._queue.queued_pods
         self._protected.pop_due(now)
-        self._protected.forget_others(entries)
-        ending = {uid for uid, entry in entries.items() if entry.queue_info.ending}
+        self._protected.forget_others(pods)
+        ending = {uid for uid, pod in pods.items() if pod.queue_info.ending}
         self._ending = {uid: self._ending.get(uid, now) for uid in ending}
         for going in self.pending.values():
-            going.uids = {uid for uid in going.uids if uid in entries and not self._is_late(going, uid, now)}
+            going.uids = {uid for uid in going.uids if uid in pods and not self._is_late(going, uid, now)}
 
     def protect_pod(self, uid: str, now: float) -> None:
         """A pod does not go: pass it over for a while."""
@@ -74,16 +74,16 @@ class BorrowedPods:
     def list_leaving(self, now: float) -> list[QueuedPod]:
         """Pods whose cards are about to become free whatever is done."""
         evicted = set().union(*(going.uids for going in self.pending.values()))
-        entries = self._queue.queued_pods
-        ending = {uid for uid, since in self._ending.items() if not _is_overdue(entries[uid], since, now)}
-        return [entries[uid] for uid in sorted(evicted | ending) if entries[uid].phase is Phase.BOUND]
+        pods = self._queue.queued_pods
+        ending = {uid for uid, since in self._ending.items() if not _is_overdue(pods[uid], since, now)}
+        return [pods[uid] for uid in sorted(evicted | ending) if pods[uid].phase is Phase.BOUND]
 
     def sum_freed(
         self, leaving: Collection[QueuedPod], victims: Collection[QueuedPod], cohort: Cohort
     ) -> dict[str, int]:
-        """Count units that become free by tenant, less those that the pods of other lenders are about to use.
+        """Count units that become free by queue, less those that the pods of other lenders are about to use.
 
-        Of victims a tenant gives back what it had borrowed. The rest is its own quota: its pods may be made
+        Of victims a queue gives back what it had borrowed. The rest is its own quota: its pods may be made
         again at once, and nobody is denied that.
         """
         freed = self.sum_units_by_queue(leaving)
@@ -95,47 +95,49 @@ class BorrowedPods:
                 freed[lender] = freed.get(lender, 0) - going.units
         return freed
 
-    def list_borrowed(self, cohort: Cohort, tenant: str, leaving: Collection[QueuedPod]) -> list[QueuedPod]:
+    def list_borrowed(
+        self, cohort: Cohort, queue_name: str, leaving: Collection[QueuedPod]
+    ) -> list[QueuedPod]:
         """The pods with which others exceed their own quota, in the order of `make_eviction_key`.
 
         Args:
             cohort: Of the lender.
-            tenant: The lender.
+            queue_name: The lender.
             leaving: Pods that are about to be gone; they count as what is given back already.
         """
         queue, found = self._queue, []
-        uids = {entry.uid for entry in leaving}
+        uids = {pod.uid for pod in leaving}
         gone = self.sum_units_by_queue(leaving)
-        for name in cohort.list_borrowers(tenant):
+        for name in cohort.list_borrowers(queue_name):
             left = cohort.accounts[name].borrowed - gone.get(name, 0)
-            released = (queue.queued_pods.get(uid) for uid in queue.queues[name].admitted)
-            pods = [entry for entry in released if entry is not None and entry.uid not in uids]
+            admitted = (queue.queued_pods.get(uid) for uid in queue.queues[name].admitted)
+            pods = [pod for pod in admitted if pod is not None and pod.uid not in uids]
             pods.sort(key=make_eviction_key)
-            for entry in pods:
+            for pod in pods:
                 if left <= 0:
                     break
-                if self._can_evict(entry):
-                    left -= self.sum_units([entry])
-                    found.append(entry)
+                if self._can_evict(pod):
+                    left -= self.sum_units([pod])
+                    found.append(pod)
         return sorted(found, key=make_eviction_key)
 
-    def sum_units(self, entries: Collection[QueuedPod]) -> int:
+    def sum_units(self, pods: Collection[QueuedPod]) -> int:
         """Units that pods count for."""
-        return sum(self.sum_units_by_queue(entries).values())
+        return sum(self.sum_units_by_queue(pods).values())
 
-    def sum_units_by_queue(self, entries: Collection[QueuedPod]) -> dict[str, int]:
-        """Units that pods count for, by the tenant whose quota has them."""
+    def sum_units_by_queue(self, pods: Collection[QueuedPod]) -> dict[str, int]:
+        """Units that pods count for, by the queue whose quota has them."""
         found: dict[str, int] = {}
-        for entry in entries:
-            if entry.charged_queue:
-                units = self._queue.queues[entry.charged_queue].admitted.get(entry.uid, 0)
-                found[entry.charged_queue] = found.get(entry.charged_queue, 0) + units
+        for pod in pods:
+            if pod.charged_queue:
+                units = self._queue.queues[pod.charged_queue].admitted.get(pod.uid, 0)
+                found[pod.charged_queue] = found.get(pod.charged_queue, 0) + units
         return found
 
-    def _can_evict(self, entry: QueuedPod) -> bool:
+    def _can_evict(self, pod: QueuedPod) -> bool:
         """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
-        bound = entry.requirements is not None and entry.phase is Phase.BOUND and not entry.record.is_mirror
-        return bound and not entry.queue_info.ending and not self._protected.is_paused(entry.uid)
+        bound = pod.requirements is not None and pod.phase is Phase.BOUND and not pod.record.is_mirror
+        return bound and not pod.queue_info.ending and not self._protected.is_paused(pod.uid)
 
     def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
         """Whether a pod that should be gone is not, and is waited for no longer."""
@@ -143,21 +145,21 @@ class BorrowedPods:
         return _is_overdue(self._queue.queued_pods[uid], since, now)
 
 
-def make_eviction_key(entry: QueuedPod) -> tuple[int, float, str]:
+def make_eviction_key(pod: QueuedPod) -> tuple[int, float, str]:
     """Order pods that may go: of the smallest priority first, then the youngest."""
-    return entry.record.priority, -entry.waiting_since, entry.uid
+    return pod.record.priority, -pod.waiting_since, pod.uid
 
 
 def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list[QueuedPod]]:
     """Group pods by node, so many of one at most; nodes in the order of their first pods."""
     found: dict[str, list[QueuedPod]] = {}
-    for entry in borrowed:
-        on_node = found.setdefault(entry.record.node, [])
+    for pod in borrowed:
+        on_node = found.setdefault(pod.record.node, [])
         if len(on_node) < most:
-            on_node.append(entry)
+            on_node.append(pod)
     return found
 
 
-def _is_overdue(entry: QueuedPod, since: float, now: float) -> bool:
+def _is_overdue(pod: QueuedPod, since: float, now: float) -> bool:
     """Whether a pod should have ended that was asked to at a time."""
-    return now - since >= entry.queue_info.grace_s + LATE_S
+    return now - since >= pod.queue_info.grace_s + LATE_S

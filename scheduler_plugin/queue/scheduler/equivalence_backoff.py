@@ -24,7 +24,7 @@ REMEMBERED_S: Final = 300.0
 
 
 class BackoffUnit(Protocol):
-    """What is released as a whole: `entries.Entry`, `entries.Gang`.
+    """What is admitted as a whole: `entries.Entry`, `entries.Gang`.
 
     Attributes:
         template: What it has in common with those like it; None: nothing is known of that.
@@ -61,7 +61,7 @@ class _HeldGroup(Generic[U]):
         last_seen: When there was one of them last, seconds.
         held_back: Those that are held back.
         tried_uids: UIDs of those that may go.
-        refused_uids: UIDs of those that were refused, and are released still.
+        refused_uids: UIDs of those that were refused, and are admitted still.
         refusals: How often each was refused, by UID.
     """
 
@@ -74,21 +74,30 @@ class _HeldGroup(Generic[U]):
     refusals: Counter[str] = field(default_factory=Counter)
 
 
-def make_pod_template(record: PodRecord, ticket: PodQueueInfo, wants: PodRequirements | None) -> Hashable:
+def make_pod_template(
+    record: PodRecord, queue_info: PodQueueInfo, requirements: PodRequirements | None
+) -> Hashable:
     """What pods of one template have in common; None for pods of gangs, which go together."""
-    if wants is None or ticket.gang:
+    if requirements is None or queue_info.gang:
         return None
-    return (ticket.queue, record.namespace, ticket.owner, ticket.job, ticket.data, wants)
+    return (
+        queue_info.queue,
+        record.namespace,
+        queue_info.owner,
+        queue_info.job,
+        queue_info.data,
+        requirements,
+    )
 
 
-def make_gang_template(entries: Collection[QueuedPod]) -> Hashable:
+def make_gang_template(queued_pods: Collection[QueuedPod]) -> Hashable:
     """What gangs have in common that ask for the same pods, whoever made them: each has its own controller.
 
     Args:
-        entries: Pods of the gang that go together, at least one.
+        queued_pods: Pods of the gang that go together, at least one.
     """
-    first = next(iter(entries))
-    pods = Counter((entry.requirements, entry.queue_info.data) for entry in entries)
+    first = next(iter(queued_pods))
+    pods = Counter((pod.requirements, pod.queue_info.data) for pod in queued_pods)
     return (
         first.queue_info.queue,
         first.record.namespace,
@@ -118,28 +127,28 @@ class EquivalenceBackoff(Generic[U]):
         """
         if unit.template is None:
             return False
-        held = self._held.get(unit.template)
-        if held is None:
+        group = self._held.get(unit.template)
+        if group is None:
             self._forget_old(now)
-            held = self._held[unit.template] = _HeldGroup(unit.uid, unit.description, now)
-        elif unit.uid not in held.tried_uids:
-            # Released together with the first one: it tells nothing new.
-            held.refused_uids.add(unit.uid)
-            held.refusals[unit.uid] = max(1, held.refusals[unit.uid])
+            group = self._held[unit.template] = _HeldGroup(unit.uid, unit.description, now)
+        elif unit.uid not in group.tried_uids:
+            # Admitted together with the first one: it tells nothing new.
+            group.refused_uids.add(unit.uid)
+            group.refusals[unit.uid] = max(1, group.refusals[unit.uid])
             return False
-        held.tried_uids.discard(unit.uid)
-        held.refused_uids.add(unit.uid)
-        held.refusals[unit.uid] += 1
+        group.tried_uids.discard(unit.uid)
+        group.refused_uids.add(unit.uid)
+        group.refusals[unit.uid] += 1
         self._pauses.record_refusal(unit.template, now)
         return self._pauses.count_refusals(unit.template) == 1
 
     def is_held_back(self, unit: U) -> bool:
-        """Whether one that could wait for its release is held back."""
-        held = self._held.get(unit.template)
-        if held is None or unit.uid in held.tried_uids:
+        """Whether one that could wait for its admission is held back."""
+        group = self._held.get(unit.template)
+        if group is None or unit.uid in group.tried_uids:
             return False
-        held.refused_uids.discard(unit.uid)
-        held.held_back[unit.uid] = unit
+        group.refused_uids.discard(unit.uid)
+        group.held_back[unit.uid] = unit
         return True
 
     def record_admission(self, unit: U, now: float) -> None:
@@ -150,8 +159,8 @@ class EquivalenceBackoff(Generic[U]):
     def record_binding(self, unit: U) -> Collection[U]:
         """Record that a unit is bound; return the units like it, which are held back no more."""
         self._pauses.forget(unit.template)
-        held = self._held.pop(unit.template, None)
-        return held.held_back.values() if held is not None else ()
+        group = self._held.pop(unit.template, None)
+        return group.held_back.values() if group is not None else ()
 
     def pop_due(self, now: float) -> list[U]:
         """Choose those that may be tried now: of each template whose pause is over one.
@@ -161,22 +170,22 @@ class EquivalenceBackoff(Generic[U]):
         """
         found = []
         for each in self._pauses.pop_due(now):
-            held = self._held[each]
-            if held.held_back or held.tried_uids or held.refused_uids:
-                held.last_seen = now
-            elif now - held.last_seen >= REMEMBERED_S:
+            group = self._held[each]
+            if group.held_back or group.tried_uids or group.refused_uids:
+                group.last_seen = now
+            elif now - group.last_seen >= REMEMBERED_S:
                 self._pauses.forget(each)
                 del self._held[each]
                 continue
             self._pauses.pause_again(each, now)
-            if held.held_back:
-                refusals = held.refusals
+            if group.held_back:
+                refusals = group.refusals
                 unit = min(
-                    held.held_back.values(),
+                    group.held_back.values(),
                     key=lambda unit: (refusals[unit.uid], unit.waiting_since, unit.uid),
                 )
-                del held.held_back[unit.uid]
-                held.tried_uids.add(unit.uid)
+                del group.held_back[unit.uid]
+                group.tried_uids.add(unit.uid)
                 found.append(unit)
         return found
 
@@ -188,28 +197,27 @@ class EquivalenceBackoff(Generic[U]):
 
     def remove(self, unit: U) -> None:
         """Remove a unit that is gone, or is like others from now on."""
-        held = self._held.get(unit.template)
-        if held is not None:
-            held.held_back.pop(unit.uid, None)
-            held.tried_uids.discard(unit.uid)
-            held.refused_uids.discard(unit.uid)
-            held.refusals.pop(unit.uid, None)
+        group = self._held.get(unit.template)
+        if group is not None:
+            group.held_back.pop(unit.uid, None)
+            group.tried_uids.discard(unit.uid)
+            group.refused_uids.discard(unit.uid)
+            group.refusals.pop(unit.uid, None)
 
     def _forget_old(self, now: float) -> None:
         """Forget templates as `pop_due` would: a process that stands by never calls it."""
         limit = now - REMEMBERED_S - PAUSE_S[1]
-        for each, held in list(self._held.items()):
-            if held.last_seen < limit and not (held.held_back or held.tried_uids or held.refused_uids):
+        for each, group in list(self._held.items()):
+            if group.last_seen < limit and not (group.held_back or group.tried_uids or group.refused_uids):
                 self._pauses.forget(each)
                 del self._held[each]
 
     def explain_pause(self, unit: U) -> str:
         """Why one is held back, in words; empty when it is not."""
-        held = self._held.get(unit.template)
-        if held is None or unit.uid not in held.held_back:
+        group = self._held.get(unit.template)
+        if group is None or unit.uid not in group.held_back:
             return ""
-        if held.first_uid == unit.uid:
+        if group.first_uid == unit.uid:
             return "it could not be bound when it was released; it is tried again after a pause"
-        return (
-            f"{held.first_description} asks for the same and could not be bound; one at a time is tried again"
-        )
+        same = f"{group.first_description} asks for the same and could not be bound"
+        return f"{same}; one at a time is tried again"

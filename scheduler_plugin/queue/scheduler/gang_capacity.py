@@ -1,4 +1,4 @@
-"""Room for all pods of a task at once: which of them fit now, and who must go for the others. Pure."""
+"""Room for all pods of a workload at once: which of them fit now, and who must go for the others. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,11 +32,11 @@ Pods = Mapping[str, Sequence[Pod]]
 
 
 class GangPlacer:
-    """Looks for the room of one task, a gang or a single pod; nothing is taken.
+    """Looks for the room of one workload, a gang or a single pod; nothing is taken.
 
     Args:
-        room: The cluster.
-        task: UID of the gang, or of the pod.
+        capacity: The cluster.
+        workload_uid: UID of the gang, or of the pod.
         pods: Its pods, the hardest to place first.
         leaving: Pods that are about to be gone in any case.
         ended: Units that are about to be free, see `EndedPods.sum_units`.
@@ -46,8 +46,8 @@ class GangPlacer:
 
     def __init__(
         self,
-        room: FreeCapacity,
-        task: str,
+        capacity: FreeCapacity,
+        workload_uid: str,
         pods: Iterable[Pod],
         *,
         leaving: Iterable[QueuedPod] = (),
@@ -55,14 +55,14 @@ class GangPlacer:
         among: Callable[[PodRequirements], BoolArray] | None = None,
         places_left: Callable[[str], int] | None = None,
     ) -> None:
-        self._capacity = room
-        self._workload_uid = task
+        self._capacity = capacity
+        self._workload_uid = workload_uid
         self._among = among
         self._places_left = places_left
         self._ended = ended
         self._leaving: dict[str, list[QueuedPod]] = {}
-        for entry in leaving:
-            self._leaving.setdefault(entry.record.node, []).append(entry)
+        for pod in leaving:
+            self._leaving.setdefault(pod.record.node, []).append(pod)
         self._allowed: dict[PodRequirements, BoolArray] = {}
         self._views: dict[str, NodeRoom | None] = {}
         self._placed: dict[str, list[Pod]] = {}
@@ -127,7 +127,7 @@ class GangPlacer:
             placed.setdefault(node, []).append(pod)
             self._cleared[pod[0]] = node
             known = {key: found for key, found in known.items() if key[0] != node}
-        return [entry for entries in gone.values() for entry in entries]
+        return [queued_pod for queued_pods in gone.values() for queued_pod in queued_pods]
 
     def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
         """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
@@ -136,9 +136,11 @@ class GangPlacer:
         for node, pods in (placed or {}).items():
             cards = self._place_on_node(node, _list_on_node(node, victims), pods) or {}
             uuids = nodes.uuids[nodes.rows[node]]
-            for uid, wants in pods:
+            for uid, requirements in pods:
                 if uid in cards:
-                    found[uid] = QueueReservation(self._workload_uid, node, cards[uid], wants.host, uuids)
+                    found[uid] = QueueReservation(
+                        self._workload_uid, node, cards[uid], requirements.host, uuids
+                    )
         return found
 
     def _place_rest(self, victims: Collection[QueuedPod]) -> Pods | None:
@@ -164,7 +166,7 @@ class GangPlacer:
         self, node: str, pods: Sequence[Pod], gone: Sequence[QueuedPod], candidates: Iterable[QueuedPod]
     ) -> list[QueuedPod] | None:
         """The fewest more that must go from a node for these pods to fit there; None: in vain."""
-        left = [entry for entry in candidates if entry not in gone]
+        left = [pod for pod in candidates if pod not in gone]
 
         def is_enough(more: Sequence[QueuedPod]) -> bool:
             return self._place_on_node(node, [*gone, *more], pods) is not None
@@ -185,24 +187,24 @@ class GangPlacer:
 
         That looks at its cards only, at one demand after the other; it may be in vain.
         """
-        wants, row = pods[-1][1], self._capacity.state.nodes.rows[node]
-        view = self._read_node(node, wants)
+        requirements, row = pods[-1][1], self._capacity.state.nodes.rows[node]
+        view = self._read_node(node, requirements)
         cards = [] if view is None else self._get_cards_without(node, view, self._list_gone(node, gone))
         if view is None or self._place_on_cards(cards, pods[:-1]) is None:
             return []
         admits, closed = (
-            self._capacity.make_query(wants).policy_request.admits,
+            self._capacity.make_query(requirements).policy_request.admits,
             self._sum_reserved(node).cards,
         )
         found: set[str] = set()
-        for demand in wants.request.demands:
+        for demand in requirements.request.demands:
             able: list[tuple[int, int, list[str]]] = []
             for at, card in enumerate(cards):
                 if at in closed or (admits is not None and not admits[row, at]):
                     continue
                 lacks = card.used_units + demand.units_on(card.size_units) - card.size_units
                 goes: list[str] = []
-                freed = [(view.freed.get(entry.uid, {}).get(at, 0), entry.uid) for entry in candidates]
+                freed = [(view.freed.get(pod.uid, {}).get(at, 0), pod.uid) for pod in candidates]
                 for units, uid in sorted(freed, key=lambda each: -each[0]):
                     if lacks <= 0 or not units:
                         break
@@ -211,19 +213,19 @@ class GangPlacer:
                 if lacks <= 0 and view.open_units[at]:
                     able.append((len(goes), at, goes))
             found.update(chain.from_iterable(goes for *_, goes in sorted(able)[: demand.cards]))
-        return [entry for entry in candidates if entry.uid in found]
+        return [pod for pod in candidates if pod.uid in found]
 
-    def _is_allowed(self, node: str, row: int, wants: PodRequirements) -> bool:
+    def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
         """Whether a pod may go to a node at all."""
-        if wants.percent and not self._capacity.state.nodes.percent[row]:
+        if requirements.percent and not self._capacity.state.nodes.percent[row]:
             return False
         if self._among is not None:
-            allowed = self._allowed.get(wants)
+            allowed = self._allowed.get(requirements)
             if allowed is None:
-                allowed = self._allowed[wants] = self._among(wants)
+                allowed = self._allowed[requirements] = self._among(requirements)
             if not allowed[row]:
                 return False
-        return self._capacity.is_allowed(wants, node)
+        return self._capacity.is_allowed(requirements, node)
 
     def _place_on_node(
         self, node: str, gone: Iterable[QueuedPod], pods: Sequence[Pod]
@@ -245,22 +247,24 @@ class GangPlacer:
             (HostRequest(p.cpu_milli, p.memory_bytes, p.other_resources) for p in left),
             NO_HOST_REQUEST,
         )
-        needs = reduce(HostRequest.add, (wants.host for _, wants in pods), self._sum_reserved(node).host)
+        needs = reduce(
+            HostRequest.add, (requirements.host for _, requirements in pods), self._sum_reserved(node).host
+        )
         return (
             self._place_on_cards(self._get_cards_without(node, view, uids), pods)
             if fits_host(nodes, needs, row, freed)
             else None
         )
 
-    def _read_node(self, node: str, wants: PodRequirements) -> NodeRoom | None:
+    def _read_node(self, node: str, requirements: PodRequirements) -> NodeRoom | None:
         """Find a node as preemption sees it, remembered; None where its cards cannot be had."""
         if node not in self._views:
-            self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(wants))
+            self._views[node] = read_node(self._capacity.state, node, self._capacity.make_query(requirements))
         return self._views[node]
 
     def _list_gone(self, node: str, gone: Iterable[QueuedPod]) -> list[str]:
         """List who is not on a node any more: those that are leaving in any case, and some others."""
-        return [entry.uid for entry in (*self._leaving.get(node, ()), *gone)]
+        return [pod.uid for pod in (*self._leaving.get(node, ()), *gone)]
 
     def _sum_reserved(self, node: str) -> NodeReservations:
         nodes = self._capacity.state.nodes
@@ -271,10 +275,10 @@ class GangPlacer:
 
         Those that are kept for others are full.
         """
-        kept, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
+        reservation, ended = self._sum_reserved(node).cards, self._ended.get(node, {})
         cards = list(view.get_cards_without(uids))
         for at, card in enumerate(cards):
-            if at in kept:
+            if at in reservation:
                 cards[at] = replace(card, used_units=card.size_units)
             elif at in ended and view.open_units[at]:
                 cards[at] = replace(card, used_units=max(0, card.used_units - ended[at]))
@@ -283,10 +287,10 @@ class GangPlacer:
     def _place_on_cards(self, cards: list[Card], pods: Iterable[Pod]) -> dict[str, tuple[int, ...]] | None:
         """Place pods on cards one after the other; None where not all of them fit."""
         found: dict[str, tuple[int, ...]] = {}
-        for uid, wants in pods:
-            query = self._capacity.make_query(wants)
+        for uid, requirements in pods:
+            query = self._capacity.make_query(requirements)
             find = partial(place, cards, query.request, query.policy_request.card_policy)
-            placement = self._capacity.call_policy(wants, find, None)
+            placement = self._capacity.call_policy(requirements, find, None)
             if placement is None:
                 return None
             for at, units in placement.charge.items():
@@ -300,8 +304,8 @@ def _drop_needless(
 ) -> list[QueuedPod]:
     """Leave out whoever need not go, the last one first."""
     more = list(found)
-    for entry in reversed(found):
-        fewer = [other for other in more if other is not entry]
+    for pod in reversed(found):
+        fewer = [other for other in more if other is not pod]
         if is_enough(fewer):
             more = fewer
     return more

@@ -1,4 +1,4 @@
-"""Gangs: pods that are released together or not at all. Pure."""
+"""Gangs: pods that are admitted together or not at all. Pure."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from scheduler_plugin.queue.scheduler.equivalence_backoff import EquivalenceBack
 
 
 class Gangs:
-    """All gangs. Each waits as one task in its tenant's queue, when all of its pods could.
+    """All gangs. Each waits as one workload in its queue's queue, when all of its pods could.
 
     Args:
-        entries: All pods by UID, kept up to date by the queue.
-        tenants: Whose queues they wait in.
+        pods: All pods by UID, kept up to date by the queue.
+        queues: Whose queues they wait in.
 
     Attributes:
         equivalence_backoff: Those that are held back after one like them was refused.
     """
 
-    def __init__(self, entries: Mapping[str, QueuedPod], tenants: Queues) -> None:
-        self._queued_pods = entries
-        self._queues = tenants
+    def __init__(self, pods: Mapping[str, QueuedPod], queues: Queues) -> None:
+        self._queued_pods = pods
+        self._queues = queues
         self._known: dict[str, Gang] = {}
         self._found: set[str] = set()
         self.equivalence_backoff: EquivalenceBackoff[Gang] = EquivalenceBackoff()
@@ -32,44 +32,44 @@ class Gangs:
         """A gang by its UID, see `QueuedPod.gang`."""
         return self._known.get(uid)
 
-    def update_pod(self, entry: QueuedPod, *, ready: bool) -> None:
+    def update_pod(self, pod: QueuedPod, *, ready: bool) -> None:
         """Take a pod into its gang, or what is new about it.
 
         Args:
-            entry: The pod.
+            pod: The pod.
             ready: It could wait in a queue.
         """
-        gang = self._known.setdefault(entry.gang, Gang(entry.gang))
-        gang.members[entry.uid] = None
+        gang = self._known.setdefault(pod.gang, Gang(pod.gang))
+        gang.members[pod.uid] = None
         if ready:
-            gang.ready_uids.add(entry.uid)
+            gang.ready_uids.add(pod.uid)
         else:
-            gang.ready_uids.discard(entry.uid)
-        if entry.phase is not Phase.GATED and gang.admitted_at is None:
-            gang.admitted_at = entry.admitted_at
-            if entry.uid not in gang.unbound:
+            gang.ready_uids.discard(pod.uid)
+        if pod.phase is not Phase.GATED and gang.admitted_at is None:
+            gang.admitted_at = pod.admitted_at
+            if pod.uid not in gang.unbound:
                 self._found.add(gang.uid)
-        if entry.phase is Phase.BOUND:
-            gang.unbound.discard(entry.uid)
+        if pod.phase is Phase.BOUND:
+            gang.unbound.discard(pod.uid)
         self._update_waiting(gang)
-        if gang.binding and entry.phase is Phase.BOUND and not gang.unbound:
+        if gang.binding and pod.phase is Phase.BOUND and not gang.unbound:
             gang.binding = False
             for other in self.equivalence_backoff.record_binding(gang):
                 self._update_waiting(other)
 
-    def move_pod(self, entry: QueuedPod, gang: str) -> None:
+    def move_pod(self, pod: QueuedPod, gang: str) -> None:
         """Take a pod out of its gang when it names another one now, or none."""
-        if entry.gang and entry.queue_info.gang != gang:
-            self.remove_pod(entry)
+        if pod.gang and pod.queue_info.gang != gang:
+            self.remove_pod(pod)
 
-    def remove_pod(self, entry: QueuedPod) -> None:
+    def remove_pod(self, pod: QueuedPod) -> None:
         """Take a pod out of its gang."""
-        gang = self._known.get(entry.gang)
+        gang = self._known.get(pod.gang)
         if gang is None:
             return
-        gang.members.pop(entry.uid, None)
-        gang.ready_uids.discard(entry.uid)
-        gang.unbound.discard(entry.uid)
+        gang.members.pop(pod.uid, None)
+        gang.ready_uids.discard(pod.uid)
+        gang.unbound.discard(pod.uid)
         self._update_waiting(gang)
         if not gang.unbound:
             # Its last pod without a node was not bound, but is gone.
@@ -80,7 +80,7 @@ class Gangs:
             del self._known[gang.uid]
 
     def record_admission(self, uid: str, now: float) -> None:
-        """A task was released; it may be one of a gang."""
+        """A workload was admitted; it may be one of a gang."""
         gang = self._known.get(uid)
         if gang is not None:
             if gang.is_whole or gang.admitted_at is None:
@@ -92,12 +92,12 @@ class Gangs:
             gang.binding = True
             self.equivalence_backoff.record_admission(gang, now)
 
-    def record_unschedulable(self, entry: QueuedPod, now: float) -> None:
-        """kube-scheduler found no node for a released pod: its gang keeps its room, others like it wait."""
-        self._record_gang_refusal(self._known[entry.gang], now)
+    def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
+        """kube-scheduler found no node for an admitted pod: its gang keeps its room, others like it wait."""
+        self._record_gang_refusal(self._known[pod.gang], now)
 
     def retry_due(self, now: float) -> None:
-        """Let gangs that are held back wait for their release, one of each template."""
+        """Let gangs that are held back wait for their admission, one of each template."""
         for uid in self._found:
             self._adopt_admission(self._known[uid])
         found, self._found = self._found, set()
@@ -111,36 +111,37 @@ class Gangs:
         return (gang for gang in self._known.values() if gang.waiting_queue)
 
     def list_half_admitted(self) -> list[tuple[str, QueuedWorkload[Needs]]]:
-        """Gangs of which a part was released, and the rest can be: tenants and tasks, the oldest first."""
+        """Gangs of which a part was admitted, and the rest can be: queues and workloads, the oldest first."""
         gangs = [gang for gang in self.list_waiting() if gang.admitted_at is not None and not gang.is_whole]
-        tasks = [
+        workloads = [
             (gang.waiting_queue, self._queues[gang.waiting_queue].waiting.get(gang.uid)) for gang in gangs
         ]
         return sorted(
-            ((tenant, task) for tenant, task in tasks if task is not None), key=lambda each: each[1].age_key
+            ((queue, workload) for queue, workload in workloads if workload is not None),
+            key=lambda each: each[1].age_key,
         )
 
     def find_half_bound(self, now: float, within_s: float) -> Iterator[tuple[list[QueuedPod], str]]:
-        """Pods of gangs that are not bound whole so long after their release, and why they must go."""
+        """Pods of gangs that are not bound whole so long after their admission, and why they must go."""
         for gang in list(self._known.values()):
             if gang.admitted_at is None or now - gang.admitted_at < within_s:
                 continue
             gang.admitted_at = now
-            entries = [self._queued_pods[uid] for uid in gang.members]
-            late = [entry for entry in entries if entry.phase is Phase.ADMITTED]
-            behind = [] if gang.is_whole else [entry for entry in entries if entry.uid in gang.unbound]
+            pods = [self._queued_pods[uid] for uid in gang.members]
+            late = [pod for pod in pods if pod.phase is Phase.ADMITTED]
+            behind = [] if gang.is_whole else [pod for pod in pods if pod.uid in gang.unbound]
             if gang.is_broken or not (late or behind):
                 # Whoever should have gone could not; so it stays, and what waits joins it.
                 gang.is_broken = False
                 self._update_waiting(gang)
                 continue
-            released = [entry for entry in entries if entry.phase is not Phase.GATED]
-            bound = sum(entry.phase is Phase.BOUND for entry in entries)
-            size = entries[0].queue_info.gang_size
+            admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
+            bound = sum(pod.phase is Phase.BOUND for pod in pods)
+            size = pods[0].queue_info.gang_size
             # A bound pod that nobody makes again would be lost; it keeps its room, and nothing is said of it.
             going = [
                 each
-                for each in (late if gang.is_whole else released)
+                for each in (late if gang.is_whole else admitted)
                 if each.queue_info.has_controller or _has_room(each)
             ]
             gang.is_broken = any(each.phase is Phase.BOUND for each in going)
@@ -156,80 +157,78 @@ class Gangs:
                     self._update_waiting(other)
 
     def _adopt_admission(self, gang: Gang) -> None:
-        """Tell for a gang that another process released which of its pods were to go with the others.
+        """Tell for a gang that another process admitted which of its pods were to go with the others.
 
         Some may wear their gate still, where that process has ended between two writes. What is made again
         for a gang that was bound was created after that.
         """
-        entries = [self._queued_pods[uid] for uid in gang.members]
-        bound = [entry.queue_info.scheduled for entry in entries if entry.phase is Phase.BOUND]
+        pods = [self._queued_pods[uid] for uid in gang.members]
+        bound = [pod.queue_info.scheduled for pod in pods if pod.phase is Phase.BOUND]
         first = min(bound, default=math.inf)
         gang.unbound = {
-            entry.uid
-            for entry in entries
-            if entry.phase is not Phase.BOUND and entry.queue_info.created <= first
+            pod.uid for pod in pods if pod.phase is not Phase.BOUND and pod.queue_info.created <= first
         }
         gang.is_whole = not gang.unbound
 
     def _update_waiting(self, gang: Gang) -> None:
-        """Let the gang wait as one task when all of its pods could; of one that is whole those made again."""
-        entries = [self._queued_pods[uid] for uid in gang.members]
-        released = [entry for entry in entries if entry.phase is not Phase.GATED]
-        if not released:
+        """Let a gang wait as one workload when all of its pods can; of a whole gang only those made again."""
+        pods = [self._queued_pods[uid] for uid in gang.members]
+        admitted = [pod for pod in pods if pod.phase is not Phase.GATED]
+        if not admitted:
             gang.admitted_at, gang.is_whole, gang.is_broken = None, False, False
             gang.unbound.clear()
         elif not gang.is_broken and not gang.unbound and gang.uid not in self._found:
-            gang.is_whole = gang.is_whole or all(entry.phase is Phase.BOUND for entry in released)
-        gang.fault = gang.explain_disagreement(entries)
-        size = entries[0].queue_info.gang_size if entries else 0
-        if not gang.fault and len(entries) > size:
-            gang.fault = f"it has {len(entries)} pods and gpupack.io/gang-size is {size}"
-        goes = bool(entries) and not gang.fault
-        goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, entries, released))
-        task = self._make_workload(gang, entries, released) if goes else None
+            gang.is_whole = gang.is_whole or all(pod.phase is Phase.BOUND for pod in admitted)
+        gang.fault = gang.explain_disagreement(pods)
+        size = pods[0].queue_info.gang_size if pods else 0
+        if not gang.fault and len(pods) > size:
+            gang.fault = f"it has {len(pods)} pods and gpupack.io/gang-size is {size}"
+        goes = bool(pods) and not gang.fault
+        goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, pods, admitted))
+        workload = self._make_workload(gang, pods, admitted) if goes else None
         if gang.waiting_queue:
             waiting = self._queues[gang.waiting_queue].waiting
             if (
-                task is not None
-                and waiting.get(gang.uid) == task
-                and gang.waiting_queue == entries[0].queue_info.queue
+                workload is not None
+                and waiting.get(gang.uid) == workload
+                and gang.waiting_queue == pods[0].queue_info.queue
             ):
                 return
             waiting.remove(gang.uid)
             self._queues.forget_if_unused(gang.waiting_queue)
             gang.waiting_queue = ""
-        if task is not None:
-            gang.waiting_queue = entries[0].queue_info.queue
-            gang.wait_start = min(entry.wait_start for entry in entries if entry.uid in gang.ready_uids)
-            self._queues[gang.waiting_queue].waiting.add(task)
+        if workload is not None:
+            gang.waiting_queue = pods[0].queue_info.queue
+            gang.wait_start = min(pod.wait_start for pod in pods if pod.uid in gang.ready_uids)
+            self._queues[gang.waiting_queue].waiting.add(workload)
 
-    def _can_join(self, gang: Gang, entries: Sequence[QueuedPod], released: Sequence[QueuedPod]) -> bool:
-        """Tell whether those that are ready may join the others, which were released before.
+    def _can_join(self, gang: Gang, pods: Sequence[QueuedPod], admitted: Sequence[QueuedPod]) -> bool:
+        """Tell whether those that are ready may join the others, which were admitted before.
 
         What is made again joins a gang that was whole one by one. Of others the rest goes together.
         """
         if not gang.ready_uids or gang.is_broken or gang.uid in self._found:
             return False
-        rest = gang.is_whole or len(gang.ready_uids) + len(released) == len(entries)
-        return rest and any(not entry.queue_info.ending for entry in released)
+        rest = gang.is_whole or len(gang.ready_uids) + len(admitted) == len(pods)
+        return rest and any(not pod.queue_info.ending for pod in admitted)
 
     def _make_workload(
-        self, gang: Gang, entries: list[QueuedPod], released: Sequence[QueuedPod]
+        self, gang: Gang, pods: list[QueuedPod], admitted: Sequence[QueuedPod]
     ) -> QueuedWorkload[Needs] | None:
-        """The task that waits for those that are ready; None where others like it were refused."""
-        task = gang.make_workload(entries)
-        gang.waiting_since = task.waiting_since
-        if released and not gang.is_whole:
+        """The workload that waits for those that are ready; None where others like it were refused."""
+        workload = gang.make_workload(pods)
+        gang.waiting_since = workload.waiting_since
+        if admitted and not gang.is_whole:
             # Its rest, which asks for less, must not wait for others, nor make others wait that ask for that.
             if gang.template is None:
-                self.equivalence_backoff.set_template(gang, make_gang_template(entries))
-            return task
+                self.equivalence_backoff.set_template(gang, make_gang_template(pods))
+            return workload
         self.equivalence_backoff.set_template(
-            gang, make_gang_template([entry for entry in entries if entry.uid in gang.ready_uids])
+            gang, make_gang_template([pod for pod in pods if pod.uid in gang.ready_uids])
         )
-        return None if self.equivalence_backoff.is_held_back(gang) else task
+        return None if self.equivalence_backoff.is_held_back(gang) else workload
 
 
-def _has_room(entry: QueuedPod) -> bool:
+def _has_room(pod: QueuedPod) -> bool:
     """Whether a pod has room that it does not use yet."""
-    return entry.phase is Phase.ADMITTED and not entry.capacity_freed
+    return pod.phase is Phase.ADMITTED and not pod.capacity_freed

@@ -1,4 +1,4 @@
-"""Released pods whose room others have: kube-scheduler chose other cards than the queue had in mind. Pure."""
+"""Admitted pods whose room others have: kube-scheduler chose other cards than the queue had in mind. Pure."""
 
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.state import ClusterState
@@ -18,16 +18,16 @@ def find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
         UIDs, the oldest take first.
     """
     units = list(record.used)
-    for claim in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
-        for card, charged in (rules.charge_assigned_cards(record, claim) or {}).items():
+    for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
+        for card, charged in (rules.charge_assigned_cards(record, charge) or {}).items():
             units[card] += charged
     found = []
-    for claim in rules.charges_of_assumed(record):
-        charges = rules.charge_assigned_cards(record, claim)
+    for charge in rules.charges_of_assumed(record):
+        charges = rules.charge_assigned_cards(record, charge)
         if charges is None:
             continue
         if any(units[card] + charged > record.sizes[card] for card, charged in charges.items()):
-            found.append(claim.uid)
+            found.append(charge.uid)
             continue
         for card, charged in charges.items():
             units[card] += charged

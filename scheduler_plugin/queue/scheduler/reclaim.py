@@ -27,10 +27,10 @@ from scheduler_plugin.queue.scheduler.gang_capacity import GangPlacer
 from scheduler_plugin.queue.scheduler.queue import Queue
 
 IN_VAIN_S: Final = (60.0, 3600.0)
-"""The shortest and the longest pause of a task that was not released though twice all victims had gone."""
+"""Shortest and longest pause of a workload that was not admitted although all victims had gone twice."""
 
 REFUSED_S: Final = (600.0, 86_400.0)
-"""The shortest and the longest pause for tasks like one that kube-scheduler refused, until one is bound."""
+"""Shortest and longest pause of workloads like one that kube-scheduler refused, until one is bound."""
 
 MOST_CANDIDATES: Final = 64
 """Borrowed pods of a node that are considered, the youngest ones."""
@@ -42,12 +42,12 @@ MOST_SIZES: Final = 8
 """Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
 
 LOOKED_AT: Final = 4
-"""Tasks for which nobody can be evicted that are looked at in one call; the next call goes on with others."""
+"""Workloads without victims that one call examines at most; the next call goes on with others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimPlan:
-    """What is to be done for one tenant.
+    """What is to be done for one queue.
 
     Attributes:
         queue: The lender.
@@ -71,9 +71,9 @@ class ReclaimPlan:
 
 
 class Reclaimer:
-    """Finds victims, for one pod or gang of a tenant at a time.
+    """Finds victims, for one pod or gang of a queue at a time.
 
-    Not before that pod was released: a victim's node needs a moment to say that its cards are free. Or some
+    Not before that pod was admitted: a victim's node needs a moment to say that its cards are free. Or some
     seconds after the last victim went, when something else took the room.
 
     Args:
@@ -106,9 +106,9 @@ class Reclaimer:
         self._end_finished(now)
         found: list[ReclaimPlan] = []
         looked_at = 0
-        for tenant in self._queue.queues:
-            for search in self._list_searches(tenant, now):
-                self._passed.add((tenant.name, search.shape))
+        for queue in self._queue.queues:
+            for search in self._list_searches(queue, now):
+                self._passed.add((queue.name, search.shape))
                 reclaim = search.find_victims()
                 if reclaim is not None:
                     self._record_begun(reclaim, search, now)
@@ -120,18 +120,18 @@ class Reclaimer:
         self._passed.clear()
         return found
 
-    def record_refusal(self, tenant: str, uid: str, now: float, *, stays: bool = True) -> None:
+    def record_refusal(self, queue: str, uid: str, now: float, *, stays: bool = True) -> None:
         """A victim does not go: a PodDisruptionBudget protects it, or it is not what it was.
 
         Others are looked for: at once where nobody goes, else when it is known what those that went free.
 
         Args:
-            tenant: The lender.
+            queue: The lender.
             uid: Of the victim.
             now: Seconds.
             stays: That is certain; it is not where the API server did not answer.
         """
-        going = self._borrowed.pending.get(tenant)
+        going = self._borrowed.pending.get(queue)
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
             if stays:
@@ -140,11 +140,11 @@ class Reclaimer:
             if not going.left_units:
                 self._rounds.pop(going.waiting, None)
                 self._queue.capacity.reservations.remove_workload(going.waiting)
-                del self._borrowed.pending[tenant]
+                del self._borrowed.pending[queue]
 
     def _record_begun(self, reclaim: ReclaimPlan, search: "_VictimSearch", now: float) -> None:
         """Note what is under way."""
-        uids = {entry.uid for entry in reclaim.victims or search.leaving}
+        uids = {pod.uid for pod in reclaim.victims or search.leaving}
         self._borrowed.pending[reclaim.queue] = PendingEvictions(
             reclaim.uid, search.sum_units(reclaim.reserved), uids, now, now, len(uids)
         )
@@ -155,8 +155,8 @@ class Reclaimer:
                 self._refused.record_refusal(template, now)
 
     def _end_finished(self, now: float) -> None:
-        """End what has led to a release, and what has not though everybody went."""
-        tenants, going = self._queue.queues, self._borrowed.pending
+        """End what has led to an admission, and what has not though everybody went."""
+        queues, going = self._queue.queues, self._borrowed.pending
         self._in_vain.pop_due(now)
         self._refused.pop_due(now)
         self._refused.forget_others(
@@ -166,68 +166,68 @@ class Reclaimer:
             }
         )
         for lender, each in list(going.items()):
-            waits = each.waiting in tenants[lender].waiting
+            waits = each.waiting in queues[lender].waiting
             if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
                 each.gone_uids = now
             elif not waits or now - each.gone_uids >= STILL_COUNTED_S:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
-                    # Whatever keeps it from its release, it is not what it was evicted for.
+                    # Whatever keeps it from its admission, it is not what it was evicted for.
                     self._in_vain.record_refusal(each.waiting, now)
-        waiting = {uid for uid in self._rounds if any(uid in tenant.waiting for tenant in tenants)}
+        waiting = {uid for uid in self._rounds if any(uid in queue.waiting for queue in queues)}
         self._rounds = {uid: self._rounds[uid] for uid in waiting}
         self._in_vain.forget_others(waiting)
 
-    def _list_searches(self, tenant: QueueState, now: float) -> Iterator["_VictimSearch"]:
-        """Tasks of a tenant that lack what others borrowed of its own quota, the oldest first."""
-        cohort = self._queue.queues.get_cohort(tenant.name)
-        if cohort is None or not tenant.is_open or tenant.name in self._borrowed.pending:
+    def _list_searches(self, queue: QueueState, now: float) -> Iterator["_VictimSearch"]:
+        """Workloads of a queue that lack what others borrowed of its own quota, the oldest first."""
+        cohort = self._queue.queues.get_cohort(queue.name)
+        if cohort is None or not queue.is_open or queue.name in self._borrowed.pending:
             return
-        if not cohort.list_borrowers(tenant.name) or not len(tenant.waiting):
+        if not cohort.list_borrowers(queue.name) or not len(queue.waiting):
             return
         leaving, ended = self._borrowed.list_leaving(now), self._queue.ended_pods.sum_units(now)
-        borrowed = self._borrowed.list_borrowed(cohort, tenant.name, leaving)
-        for task in _list_in_order(tenant):
-            if (tenant.name, _make_shape(task)) in self._passed or self._in_vain.is_paused(task.uid):
+        borrowed = self._borrowed.list_borrowed(cohort, queue.name, leaving)
+        for workload in _list_in_order(queue):
+            if (queue.name, _make_shape(workload)) in self._passed or self._in_vain.is_paused(workload.uid):
                 continue
-            if self._was_refused(task.uid, now):
+            if self._was_refused(workload.uid, now):
                 continue
             search = _VictimSearch(
-                self._queue, self._borrowed, tenant.name, cohort, task, borrowed, leaving, ended
+                self._queue, self._borrowed, queue.name, cohort, workload, borrowed, leaving, ended
             )
             if search.is_needed():
                 yield search
 
     def _was_refused(self, uid: str, now: float) -> bool:
-        """Tell whether nobody goes yet for a task: kube-scheduler refused it, or one like it."""
+        """Tell whether nobody goes yet for a workload: kube-scheduler refused it, or one like it."""
         template = self._get_refused_template(uid)
         if template is not None and not self._refused.count_refusals(template):
             self._refused.record_refusal(template, now)
         return template is not None and self._refused.is_paused(template)
 
     def _get_refused_template(self, uid: str) -> Hashable:
-        """What a task has in common with those of which one was refused; None where none was."""
+        """What a workload has in common with those of which one was refused; None where none was."""
         queue = self._queue
-        gang, entry = queue.gangs.get(uid), queue.queued_pods.get(uid)
+        gang, pod = queue.gangs.get(uid), queue.queued_pods.get(uid)
         if gang is not None:
             return gang.template if gang.template in queue.gangs.equivalence_backoff.held_templates else None
         return (
-            entry.template
-            if entry is not None and entry.template in queue.equivalence_backoff.held_templates
+            pod.template
+            if pod is not None and pod.template in queue.equivalence_backoff.held_templates
             else None
         )
 
 
 class _VictimSearch:
-    """Looks for the victims of one task.
+    """Looks for the victims of one workload.
 
     Args:
         queue: The queue.
         borrowed: Who may go.
-        tenant: The lender.
+        queue_name: The lender.
         cohort: Of the lender.
-        task: Its task.
-        candidates: Who may go for a task of any priority, those that must go first first.
+        workload: Its workload.
+        candidates: Who may go for a workload of any priority, those that must go first first.
         leaving: Who is about to be gone in any case.
         ended: Units that are about to be free in any case, see `EndedPods.sum_units`.
     """
@@ -236,30 +236,30 @@ class _VictimSearch:
         self,
         queue: Queue,
         borrowed: BorrowedPods,
-        tenant: str,
+        queue_name: str,
         cohort: Cohort,
-        task: QueuedWorkload[Needs],
+        workload: QueuedWorkload[Needs],
         candidates: Sequence[QueuedPod],
         leaving: Sequence[QueuedPod],
         ended: Mapping[str, Mapping[int, int]],
     ) -> None:
         self._queue = queue
         self._borrowed = borrowed
-        self._queue_state = tenant
+        self._queue_state = queue_name
         self._cohort = cohort
-        self._workload = task
-        self._pods = queue.quota_usage.list_members(task.requirements, task.uid)
+        self._workload = workload
+        self._pods = queue.quota_usage.list_members(workload.requirements, workload.uid)
         priority = self._get_priority()
-        self._candidates = [entry for entry in candidates if entry.record.priority <= priority]
-        self._least = queue.quota_usage.compute_least_units(task.requirements)
-        uid, units = queue.queues.reserved_quota.get(tenant, (task.uid, 0))
-        self._reserved = 0 if uid == task.uid else units
+        self._candidates = [pod for pod in candidates if pod.record.priority <= priority]
+        self._least = queue.quota_usage.compute_least_units(workload.requirements)
+        uid, units = queue.queues.reserved_quota.get(queue_name, (workload.uid, 0))
+        self._reserved = 0 if uid == workload.uid else units
         self.leaving = leaving
         self._ended = ended
-        self.shape = _make_shape(task)
+        self.shape = _make_shape(workload)
 
     def is_needed(self) -> bool:
-        """Whether the lender's own quota would cover the task, and the task lacks something."""
+        """Whether the lender's own quota would cover the workload, and the workload lacks something."""
         if not self._cohort.fits_nominal(self._queue_state, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
@@ -282,7 +282,7 @@ class _VictimSearch:
         )
 
     def find_victims(self) -> ReclaimPlan | None:
-        """Find the fewest victims without which the task can be released; None where there are none."""
+        """Find the fewest victims without which the workload can be admitted; None where there are none."""
         found = [
             each for among in self._list_restrictions() if (each := self._find_on_nodes(among)) is not None
         ]
@@ -290,27 +290,30 @@ class _VictimSearch:
 
     def _find_on_nodes(self, among: Callable[[PodRequirements], BoolArray] | None) -> ReclaimPlan | None:
         """Find the fewest victims for some nodes."""
-        room = self._make_placer(among, self.leaving, self._ended)
-        victims = room.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if room.rest else []
+        placer = self._make_placer(among, self.leaving, self._ended)
+        victims = placer.find_victims(group_by_node(self._candidates, MOST_CANDIDATES)) if placer.rest else []
         if victims is not None:
-            victims = self._add_quota_victims(room, victims)
+            victims = self._add_quota_victims(placer, victims)
         if victims is None or (not victims and not self._needs_leaving(among)):
             return None
-        victims = self._reduce_victims(room, victims)
-        spots = room.find_places(victims)
-        single = isinstance(self._workload.requirements, PodRequirements) and bool(room.rest)
+        victims = self._reduce_victims(placer, victims)
+        spots = placer.find_places(victims)
+        single = isinstance(self._workload.requirements, PodRequirements) and bool(placer.rest)
         node = spots[self._workload.uid].node if single else ""
         return ReclaimPlan(self._queue_state, self._workload.uid, node, tuple(victims), spots)
 
     def sum_units(self, spots: Mapping[str, QueueReservation]) -> int:
-        """Units that the task counts for where its pods are to go."""
+        """Units that the workload counts for where its pods are to go."""
         amounts = self._queue.quota_usage
-        return sum(amounts.compute_units_on_node(wants, spots[uid].node) or 0 for uid, wants in self._pods)
+        return sum(
+            amounts.compute_units_on_node(requirements, spots[uid].node) or 0
+            for uid, requirements in self._pods
+        )
 
     def _get_priority(self) -> int:
         """The priority of the pod that waits, of a gang the smallest of its pods."""
-        entries = (self._queue.queued_pods.get(uid) for uid, _ in self._pods)
-        return min((entry.record.priority for entry in entries if entry is not None), default=0)
+        pods = (self._queue.queued_pods.get(uid) for uid, _ in self._pods)
+        return min((pod.record.priority for pod in pods if pod is not None), default=0)
 
     def _make_placer(
         self,
@@ -344,12 +347,12 @@ class _VictimSearch:
         everywhere = np.ones(self._queue.state.nodes.row_count, dtype=np.bool_)
 
         def within(more: int) -> Callable[[PodRequirements], BoolArray]:
-            return lambda wants: amounts.mask_within(
-                wants, everywhere, more + amounts.compute_least_units(wants)
+            return lambda requirements: amounts.mask_within(
+                requirements, everywhere, more + amounts.compute_least_units(requirements)
             )
 
         usable = self._queue.state.nodes.usable
-        shapes = {wants for _, wants in self._pods}
+        shapes = {requirements for _, requirements in self._pods}
         extra = {
             more
             for w in shapes
@@ -361,12 +364,12 @@ class _VictimSearch:
     def _compute_missing(self, units: int, freed: Mapping[str, int]) -> int:
         return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
 
-    def _is_enough(self, room: GangPlacer, victims: Collection[QueuedPod]) -> bool:
-        """Whether the task has its quota and its room once these and those that are leaving are gone."""
+    def _is_enough(self, placer: GangPlacer, victims: Collection[QueuedPod]) -> bool:
+        """Whether the workload has its quota and its room once these and those that are leaving are gone."""
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
         if not self._workload.requirements.percent and self._compute_missing(self._least, freed):
             return False
-        spots = room.find_places(victims)
+        spots = placer.find_places(victims)
         if len(spots) < len(self._pods):
             return False
         units = self.sum_units(spots)
@@ -374,13 +377,13 @@ class _VictimSearch:
             self._queue_state, units + self._reserved
         ) and not self._compute_missing(units, freed)
 
-    def _add_quota_victims(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
+    def _add_quota_victims(self, placer: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod] | None:
         """Add victims until the quota is free too, as few as possible; None where that is in vain."""
-        spots = room.find_places(victims)
+        spots = placer.find_places(victims)
         if len(spots) < len(self._pods):
             return None
         units, chosen = self.sum_units(spots), list(victims)
-        rest = [entry for entry in self._candidates if entry not in victims]
+        rest = [pod for pod in self._candidates if pod not in victims]
 
         def lacks(*more: QueuedPod) -> int:
             return self._compute_missing(
@@ -388,16 +391,16 @@ class _VictimSearch:
             )
 
         while missing := lacks():
-            left = {entry.uid: lacks(entry) for entry in rest}
+            left = {pod.uid: lacks(pod) for pod in rest}
             # Whoever is enough alone, the first of them; else whoever brings most.
-            best = min(rest, key=lambda entry: left[entry.uid], default=None)
+            best = min(rest, key=lambda pod: left[pod.uid], default=None)
             if best is None or left[best.uid] == missing:
                 return None
             chosen.append(best)
             rest.remove(best)
-        return chosen if self._is_enough(room, chosen) else None
+        return chosen if self._is_enough(placer, chosen) else None
 
-    def _reduce_victims(self, room: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
+    def _reduce_victims(self, placer: GangPlacer, victims: list[QueuedPod]) -> list[QueuedPod]:
         """Leave out whoever need not go, those that should go last first; try other sets that are few.
 
         Of equally many those are found whose last to go comes before the last one of the others, and so on.
@@ -405,7 +408,7 @@ class _VictimSearch:
         kept = sorted(victims, key=make_eviction_key)
         for victim in kept[::-1]:
             fewer = [other for other in kept if other is not victim]
-            if self._is_enough(room, fewer):
+            if self._is_enough(placer, fewer):
                 kept = fewer
         tried = 0
         for count in range(1, len(kept) + 1):
@@ -415,14 +418,14 @@ class _VictimSearch:
             for some in sorted(combinations(self._candidates, count), key=_make_order_key):
                 if _make_order_key(some) >= _make_order_key(kept):
                     break
-                if self._is_enough(room, some):
+                if self._is_enough(placer, some):
                     return list(some)
         return kept
 
     def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
-        """Whether the task could not be released if those that are leaving, or have ended, stayed."""
-        room = self._make_placer(among, (), {})
-        spots = {} if room.rest else room.find_places(())
+        """Whether the workload could not be admitted if those that are leaving, or have ended, stayed."""
+        placer = self._make_placer(among, (), {})
+        spots = {} if placer.rest else placer.find_places(())
         return not spots or self._compute_missing(self.sum_units(spots), {}) > 0
 
 
@@ -431,14 +434,18 @@ def _make_order_key(victims: Collection[QueuedPod]) -> tuple[int, list[tuple[int
     return len(victims), sorted(map(make_eviction_key, victims), reverse=True)
 
 
-def _list_in_order(tenant: QueueState) -> list[QueuedWorkload[Needs]]:
-    """The oldest task of each kind that order lets go, the oldest first; of a strict queue only that one."""
-    groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
-    tasks = sorted((group.get_oldest() for group in groups), key=lambda task: task.age_key)
-    strict = tenant.form is not None and tenant.form.is_strict
-    return tasks[:1] if strict else tasks
+def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:
+    """List the oldest workload of each kind, the oldest first; of a strict queue only the oldest of all."""
+    groups = chain.from_iterable(queue.waiting.list_groups(kind) for kind in SlotType)
+    workloads = sorted((group.get_oldest() for group in groups), key=lambda workload: workload.age_key)
+    strict = queue.form is not None and queue.form.is_strict
+    return workloads[:1] if strict else workloads
 
 
-def _make_shape(task: QueuedWorkload[Needs]) -> Hashable:
-    """What tasks have in common that are served alike."""
-    return task.requirements if isinstance(task.requirements, PodRequirements) else task.requirements.shape
+def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
+    """What workloads have in common that are served alike."""
+    return (
+        workload.requirements
+        if isinstance(workload.requirements, PodRequirements)
+        else workload.requirements.shape
+    )

@@ -1,9 +1,9 @@
-"""What is taken back: releases that do not end in a Binding, and the pods of drained queues. Pure.
+"""What is taken back: admissions that do not end in a Binding, and the pods of drained queues. Pure.
 
-A release that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps it
-from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
-could not be placed anew as it is: its release has pinned it to a node, or others of its gang run already.
-A pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
+An admission that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps
+it from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
+could not be placed anew as it is: its admission has pinned it to a node, or others of its gang run already. A
+pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,32 +24,32 @@ class RequeueFinder:
     """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
 
     Args:
-        entries: All pods by UID, kept up to date by the queue.
-        tenants: Who has which of them.
+        pods: All pods by UID, kept up to date by the queue.
+        queues: Who has which of them.
         gangs: Gangs of them.
-        give_back: Gives a released pod's room to others.
+        give_back: Gives an admitted pod's room to others.
     """
 
     def __init__(
         self,
-        entries: Mapping[str, QueuedPod],
-        tenants: Queues,
+        pods: Mapping[str, QueuedPod],
+        queues: Queues,
         gangs: Gangs,
         give_back: Callable[[QueuedPod, float], None],
     ) -> None:
-        self._queued_pods = entries
-        self._queues = tenants
+        self._queued_pods = pods
+        self._queues = queues
         self._gangs = gangs
         self._free_capacity = give_back
         self._removals: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
         self._requeues: KeyedBackoff[str] = KeyedBackoff(*REMOVED_S)
         self._refused: dict[str, Requeue] = {}
 
-    def record_unschedulable(self, entry: QueuedPod, now: float) -> None:
-        """kube-scheduler found no node for a released pod."""
-        self._free_capacity(entry, now)
+    def record_unschedulable(self, pod: QueuedPod, now: float) -> None:
+        """kube-scheduler found no node for an admitted pod."""
+        self._free_capacity(pod, now)
         why = "kube-scheduler found no node for it"
-        self._refused[entry.uid] = Requeue(entry, why, remove=False)
+        self._refused[pod.uid] = Requeue(pod, why, remove=False)
 
     def forget_pod(self, uid: str) -> None:
         """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
@@ -64,7 +64,7 @@ class RequeueFinder:
         """
         self._removals.pop_due(now)
         self._requeues.pop_due(now)
-        released = [entry for entry in self._queued_pods.values() if _has_no_node(entry)]
+        admitted = [pod for pod in self._queued_pods.values() if _has_no_node(pod)]
         refused = self._refused.values()
         whys = {back.queued_pod.uid: back.why for back in refused}
         back = [
@@ -72,78 +72,78 @@ class RequeueFinder:
         ]
         self._refused.clear()
         must_go: dict[str, tuple[QueuedPod, str]] = {}
-        for entry in released:
-            if entry.gang or now - entry.admitted_at < config.bind_within_s:
+        for pod in admitted:
+            if pod.gang or now - pod.admitted_at < config.bind_within_s:
                 continue
             why = f"not bound within {config.bind_within_s:g} s of its release"
-            if not entry.capacity_freed:
-                self._free_capacity(entry, now)
-                whys[entry.uid] = why
-            if _is_removed(entry, config):
-                must_go[entry.uid] = (entry, why)
+            if not pod.capacity_freed:
+                self._free_capacity(pod, now)
+                whys[pod.uid] = why
+            if _is_removed(pod, config):
+                must_go[pod.uid] = (pod, why)
         for name in [name for name, form in config.queues.items() if form.stop_policy == "HoldAndDrain"]:
             for uid in self._queues[name].admitted:
                 must_go[uid] = (self._queued_pods[uid], f"queue {name} is drained")
         back += self._find_removals(must_go, now)
-        for entries, why in self._gangs.find_half_bound(now, config.gang_within_s):
-            for entry in entries:
-                if entry.phase is Phase.ADMITTED and not entry.capacity_freed:
-                    self._free_capacity(entry, now)
-            whys |= {entry.uid: why for entry in entries}
-            back += [Requeue(entry, why, remove=True) for entry in entries if _can_be_removed(entry)]
-        back += self._find_lost([entry for entry in released if entry.uid not in must_go], whys, config, now)
+        for pods, why in self._gangs.find_half_bound(now, config.gang_within_s):
+            for pod in pods:
+                if pod.phase is Phase.ADMITTED and not pod.capacity_freed:
+                    self._free_capacity(pod, now)
+            whys |= {pod.uid: why for pod in pods}
+            back += [Requeue(pod, why, remove=True) for pod in pods if _can_be_removed(pod)]
+        back += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
         return [_mark_first(each) for each in back]
 
     def _find_lost(
-        self, released: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
+        self, admitted: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
     ) -> list[Requeue]:
         """Name pods that have lost their room and are to wait again, unless that was asked a moment ago."""
         waits = [
-            entry
-            for entry in released
-            if entry.charged_queue
-            and entry.capacity_freed
-            and not entry.queue_info.ending
-            and not _is_removed(entry, config)
+            pod
+            for pod in admitted
+            if pod.charged_queue
+            and pod.capacity_freed
+            and not pod.queue_info.ending
+            and not _is_removed(pod, config)
         ]
-        self._requeues.forget_others({entry.uid for entry in waits})
+        self._requeues.forget_others({pod.uid for pod in waits})
         back = []
-        for entry in waits:
-            if not self._requeues.is_paused(entry.uid):
-                again = self._requeues.count_refusals(entry.uid) > 0
-                self._requeues.record_refusal(entry.uid, now)
-                why = whys.get(entry.uid, "it could not be bound")
-                back.append(Requeue(entry, why, remove=False, requeue=True, is_repeated=again))
+        for pod in waits:
+            if not self._requeues.is_paused(pod.uid):
+                again = self._requeues.count_refusals(pod.uid) > 0
+                self._requeues.record_refusal(pod.uid, now)
+                why = whys.get(pod.uid, "it could not be bound")
+                back.append(Requeue(pod, why, remove=False, requeue=True, is_repeated=again))
         return back
 
     def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
         """Name the pods that must go and have not been asked to a moment ago."""
         self._removals.forget_others(must_go)
         back = []
-        for uid, (entry, why) in must_go.items():
-            if not entry.queue_info.ending and not self._removals.is_paused(uid):
+        for uid, (pod, why) in must_go.items():
+            if not pod.queue_info.ending and not self._removals.is_paused(uid):
                 again = self._removals.count_refusals(uid) > 0
                 self._removals.record_refusal(uid, now)
-                back.append(Requeue(entry, why, remove=True, is_repeated=again))
+                back.append(Requeue(pod, why, remove=True, is_repeated=again))
         return back
 
 
-def _has_no_node(entry: QueuedPod) -> bool:
-    """Tell whether a pod was released and is not bound, as far as is known."""
-    return entry.phase is Phase.ADMITTED and not entry.queue_info.gated
+def _has_no_node(pod: QueuedPod) -> bool:
+    """Tell whether a pod was admitted and is not bound, as far as is known."""
+    return pod.phase is Phase.ADMITTED and not pod.queue_info.gated
 
 
-def _is_removed(entry: QueuedPod, config: QueueConfig) -> bool:
+def _is_removed(pod: QueuedPod, config: QueueConfig) -> bool:
     """Tell whether a pod without a node is removed where others are requeued."""
-    return _can_be_removed(entry) and bool(entry.gang or entry.queue_info.pinned or config.mode == "batch")
+    return _can_be_removed(pod) and bool(pod.gang or pod.queue_info.pinned or config.mode == "batch")
 
 
-def _can_be_removed(entry: QueuedPod) -> bool:
+def _can_be_removed(pod: QueuedPod) -> bool:
     """Tell whether a pod is one of a queue's, and a controller makes it again."""
-    return bool(entry.charged_queue) and entry.queue_info.has_controller
+    return bool(pod.charged_queue) and pod.queue_info.has_controller
 
 
 def _mark_first(back: Requeue) -> Requeue:
-    """Say whether it is the first of its release: what has lost its room is removed later, perhaps."""
+    """Say whether it is the first of its admission: what has lost its room is removed later, perhaps."""
     first, back.queued_pod.is_requeued = not back.queued_pod.is_requeued, True
     return replace(back, is_first=first)

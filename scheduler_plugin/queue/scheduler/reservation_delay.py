@@ -31,31 +31,31 @@ class ReservationDelay:
     """Finds the pods and gangs that have waited so long.
 
     Args:
-        entries: All pods by UID, kept up to date by the queue.
+        pods: All pods by UID, kept up to date by the queue.
         gangs: Gangs of them.
     """
 
-    def __init__(self, entries: Mapping[str, QueuedPod], gangs: Gangs) -> None:
-        self._queued_pods = entries
+    def __init__(self, pods: Mapping[str, QueuedPod], gangs: Gangs) -> None:
+        self._queued_pods = pods
         self._gangs = gangs
         self._at = float("-inf")
         self._age_s = 0.0
 
-    def list_overdue(self, config: QueueConfig, tenants: Queues, now: float) -> list[tuple[str, str]]:
-        """Tasks that wait, fit or not, and for which cards may be kept: UIDs and tenants, the oldest first.
+    def list_overdue(self, config: QueueConfig, queues: Queues, now: float) -> list[tuple[str, str]]:
+        """List workloads that have waited long enough for a reservation: UIDs and queues, the oldest first.
 
         A gang has waited since the first of the pods that it still waits with: as for its place in the queue.
 
         Args:
             config: How long they wait at least and at most.
-            tenants: Whose pods run.
+            queues: Whose pods run.
             now: Seconds.
         """
         limit = now - config.keep_room_after_s
         long = [
-            (entry.wait_start, entry.waiting_since, entry.uid, entry.waiting_queue)
-            for entry in self._queued_pods.values()
-            if entry.waiting_queue and entry.wait_start <= limit
+            (pod.wait_start, pod.waiting_since, pod.uid, pod.waiting_queue)
+            for pod in self._queued_pods.values()
+            if pod.waiting_queue and pod.wait_start <= limit
         ]
         long += [
             (gang.wait_start, gang.waiting_since, gang.uid, gang.waiting_queue)
@@ -66,23 +66,23 @@ class ReservationDelay:
             if now - self._at >= AGAIN_S:
                 self._at, self._age_s = (
                     now,
-                    self._compute_mean_age_s(tenants, now, config.keep_room_at_latest_s),
+                    self._compute_mean_age_s(queues, now, config.keep_room_at_latest_s),
                 )
             limit = now - compute_delay_s(self._age_s, config.keep_room_after_s, config.keep_room_at_latest_s)
-        found = sorted((since, uid, tenant) for began, since, uid, tenant in long if began <= limit)
-        return [(uid, tenant) for _, uid, tenant in found]
+        found = sorted((since, uid, queue) for began, since, uid, queue in long if began <= limit)
+        return [(uid, queue) for _, uid, queue in found]
 
-    def _compute_mean_age_s(self, tenants: Queues, now: float, most_s: float) -> float:
+    def _compute_mean_age_s(self, queues: Queues, now: float, most_s: float) -> float:
         """For how long the bound pods have run on average, by units.
 
         No pod counts for more than `most_s`: a few that run for ever, or that a clock dates to 1970, must not
         decide for all.
         """
         units = total = 0.0
-        for tenant in tenants:
-            for uid, weight in tenant.admitted.items():
-                entry = self._queued_pods.get(uid)
-                if entry is not None and entry.phase is Phase.BOUND:
+        for queue in queues:
+            for uid, weight in queue.admitted.items():
+                pod = self._queued_pods.get(uid)
+                if pod is not None and pod.phase is Phase.BOUND:
                     units += weight
-                    total += weight * min(most_s, max(0.0, now - entry.bound_at))
+                    total += weight * min(most_s, max(0.0, now - pod.bound_at))
         return total / units if units else 0.0

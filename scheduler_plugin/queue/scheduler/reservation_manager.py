@@ -1,4 +1,4 @@
-"""For whom room is kept free: pods and gangs that waited too long, one task of each tenant. Pure."""
+"""For whom room is kept free: pods and gangs that waited too long, one workload of each queue. Pure."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum, auto
@@ -24,7 +24,7 @@ LOOKED_AT: Final = 16
 
 
 class _PlannedReservation(Enum):
-    """What was found for a task."""
+    """What was found for a workload."""
 
     NOTHING = auto()
     """It needs nothing that could be kept."""
@@ -35,7 +35,7 @@ class _PlannedReservation(Enum):
     VAIN = auto()
     """It will never have room."""
     BEHIND = auto()
-    """Only what is kept for others is in its way. They are released after a while; if somebody younger kept
+    """Only what is kept for others is in its way. They are given up after a while; if somebody younger kept
     room then, a gang that needs much would never have it."""
 
 
@@ -47,19 +47,19 @@ class ReservationManager:
 
     Args:
         admission: Who waits, quotas and the cluster.
-        patience: Who has waited too long.
+        delay: Who has waited too long.
     """
 
-    def __init__(self, admission: AdmissionScheduler, patience: ReservationDelay) -> None:
+    def __init__(self, admission: AdmissionScheduler, delay: ReservationDelay) -> None:
         self._admission = admission
-        self._delay = patience
+        self._delay = delay
         self._vain: set[tuple[str, Hashable]] = set()
         self._vain_key: object = None
         self._vain_since = 0.0
         self._searches = 0
 
     def update_reservations(self, now: float) -> list[tuple[str, str]]:
-        """Keep cards free for tasks that waited too long; one for each tenant, the oldest first.
+        """Keep cards free for workloads that waited too long; one for each queue, the oldest first.
 
         Args:
             now: Seconds.
@@ -74,16 +74,16 @@ class ReservationManager:
         passed: set[str] = set()
         content: set[tuple[str, Hashable]] = set()
         for uid, name in self._delay.list_overdue(admission.config, admission.queues, now):
-            task = None if name in quota or name in passed else self._get_eligible(uid, name, passed)
-            alike = (name, _make_shape(task)) if task is not None else None
-            if task is None or alike is None or alike in self._vain or alike in content:
+            workload = None if name in quota or name in passed else self._get_eligible(uid, name, passed)
+            group_key = (name, _make_shape(workload)) if workload is not None else None
+            if workload is None or group_key is None or group_key in self._vain or group_key in content:
                 continue
-            units = admission.quota_usage.compute_least_units(task.requirements)
-            found = self._reserve_for(task, name, units)
+            units = admission.quota_usage.compute_least_units(workload.requirements)
+            found = self._reserve_for(workload, name, units)
             if found is _PlannedReservation.NOTHING:
-                content.add(alike)
+                content.add(group_key)
             elif found is _PlannedReservation.VAIN:
-                self._vain.add(alike)
+                self._vain.add(group_key)
             elif found is not _PlannedReservation.BEHIND:
                 quota[name] = (uid, units)
             if found is _PlannedReservation.ROOM:
@@ -99,71 +99,74 @@ class ReservationManager:
         )
         return kept
 
-    def _reserve_for(self, task: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
-        """Look for what a task lacks, and keep its room."""
-        admission, room = self._admission, self._admission.capacity
-        known = admission.queues.reserved_quota.get(name) == (task.uid, units)
-        if not admission.queues.allows_units(name, units, task.uid):
+    def _reserve_for(self, workload: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
+        """Look for what a workload lacks, and keep its room."""
+        admission, capacity = self._admission, self._admission.capacity
+        known = admission.queues.reserved_quota.get(name) == (workload.uid, units)
+        if not admission.queues.allows_units(name, units, workload.uid):
             if not self._fits_nominal(name, units):
                 return _PlannedReservation.NOTHING
             # Whose room will never be there is not worth that others wait for its quota.
             return (
                 _PlannedReservation.QUOTA
-                if known or self._plan_cards(task, None, alone=True)
+                if known or self._plan_cards(workload, None, alone=True)
                 else _PlannedReservation.VAIN
             )
-        if isinstance(task.requirements, PodRequirements) and room.mask_fits(task.requirements).any():
+        if (
+            isinstance(workload.requirements, PodRequirements)
+            and capacity.mask_fits(workload.requirements).any()
+        ):
             return _PlannedReservation.QUOTA if known else _PlannedReservation.NOTHING
-        headroom = admission.queues.compute_headroom(name, task.uid)
-        found = self._plan_cards(task, headroom)
+        headroom = admission.queues.compute_headroom(name, workload.uid)
+        found = self._plan_cards(workload, headroom)
         for pod, spot in found.items():
-            room.reservations.add_reservation(pod, spot)
+            capacity.reservations.add_reservation(pod, spot)
         if found:
             return _PlannedReservation.ROOM
         return (
             _PlannedReservation.BEHIND
-            if room.reservations and self._plan_cards(task, headroom, alone=True)
+            if capacity.reservations and self._plan_cards(workload, headroom, alone=True)
             else _PlannedReservation.VAIN
         )
 
     def _sum_reserved_before(
         self, quota: Mapping[str, tuple[str, int]], passed: Collection[str]
     ) -> dict[str, tuple[str, int]]:
-        """The quota that is kept for tasks of other tenants, which still wait."""
-        tenants = self._admission.queues
+        """The quota that is kept for workloads of other queues, which still wait."""
+        queues = self._admission.queues
         return {
             name: (uid, units)
-            for name, (uid, units) in tenants.reserved_quota.items()
+            for name, (uid, units) in queues.reserved_quota.items()
             if name not in quota
             and name not in passed
-            and tenants[name].is_open
-            and uid in tenants[name].waiting
+            and queues[name].is_open
+            and uid in queues[name].waiting
         }
 
     def _fits_nominal(self, name: str, units: int) -> bool:
-        """Whether a tenant's own quota covers so many units, when nothing else uses it."""
+        """Whether a queue's own quota covers so many units, when nothing else uses it."""
         form = self._admission.queues[name].form
         return form is not None and form.nominal_quota is not None and units <= form.nominal_quota
 
     def _forget_vain(self, now: float) -> None:
         """Nodes, their labels or cards have changed, or perhaps something that is not looked at."""
-        room = self._admission.capacity
-        nodes = room.state.nodes
+        capacity = self._admission.capacity
+        nodes = capacity.state.nodes
         amounts = (nodes.usable, nodes.evictable, nodes.cpu_capacity, nodes.memory_capacity)
-        key = (room.facts_version, nodes.epoch, *(int(array.sum()) for array in amounts))
+        key = (capacity.facts_version, nodes.epoch, *(int(array.sum()) for array in amounts))
         if key != self._vain_key or now - self._vain_since >= VAIN_S:
             self._vain.clear()
             self._vain_key, self._vain_since = key, now
 
     def _drop_useless(self) -> dict[str, tuple[str, int]]:
-        """Give up what is kept in vain; by tenant for whom something is kept still, and its units."""
+        """Give up what is kept in vain; by queue for whom something is kept still, and its units."""
         served: dict[str, tuple[str, int]] = {}
         for uid in self._admission.capacity.reservations.workload_uids:
-            tenant = next((tenant for tenant in self._admission.queues if uid in tenant.waiting), None)
-            task = None if tenant is None else tenant.waiting.get(uid)
-            if tenant is not None and task is not None and self._is_worth_keeping(tenant, task):
-                pods = self._admission.quota_usage.list_members(task.requirements, uid)
-                served[tenant.name] = (
+            queue = next((queue for queue in self._admission.queues if uid in queue.waiting), None)
+            workload = None if queue is None else queue.waiting.get(uid)
+            if queue is not None and workload is not None and self._is_worth_keeping(queue, workload):
+                pods = self._admission.quota_usage.list_members(workload.requirements, uid)
+                served[queue.name] = (
                     uid,
                     self._sum_units(pods, self._admission.capacity.reservations.get_by_pod(uid)),
                 )
@@ -172,29 +175,29 @@ class ReservationManager:
         return served
 
     def _get_eligible(self, uid: str, name: str, passed: set[str]) -> QueuedWorkload[Needs] | None:
-        """The task, where order and stage let it go; `passed` takes tenants of which nobody younger may."""
-        tenant = self._admission.queues[name]
-        task = tenant.waiting.get(uid) if tenant.is_open else None
-        if task is None or tenant.waiting.is_held(uid):
+        """Get a workload if order and stage allow it; note in `passed` a queue that allows nobody younger."""
+        queue = self._admission.queues[name]
+        workload = queue.waiting.get(uid) if queue.is_open else None
+        if workload is None or queue.waiting.is_held(uid):
             return None
-        if tenant.form is not None and tenant.form.is_strict:
+        if queue.form is not None and queue.form.is_strict:
             passed.add(name)
-        return task if _is_next(tenant, task) else None
+        return workload if _is_next(queue, workload) else None
 
     def _plan_cards(
-        self, task: QueuedWorkload[Needs], headroom: int | None, *, alone: bool = False
+        self, workload: QueuedWorkload[Needs], headroom: int | None, *, alone: bool = False
     ) -> dict[str, QueueReservation]:
-        """Find cards for all pods of a task, within so much quota; empty where there will never be."""
+        """Find cards for all pods of a workload, within so much quota; empty where there will never be."""
         admission = self._admission
-        pods = admission.quota_usage.list_members(task.requirements, task.uid)
+        pods = admission.quota_usage.list_members(workload.requirements, workload.uid)
         self._searches += 1
-        clearing = ReservationPlanner(admission.capacity, task.uid, alone=alone)
-        if headroom is None or not task.requirements.percent:
-            return clearing.plan_workload(pods)
+        planner = ReservationPlanner(admission.capacity, workload.uid, alone=alone)
+        if headroom is None or not workload.requirements.percent:
+            return planner.plan_workload(pods)
         # What shares count for depends on the node. First each pod by itself may be wherever the others leave
         # it enough; where that is too much together, each is where it counts for the least.
-        for left in (headroom - admission.quota_usage.compute_least_units(task.requirements), 0):
-            found = clearing.plan_workload(pods, self._mask_within(left))
+        for left in (headroom - admission.quota_usage.compute_least_units(workload.requirements), 0):
+            found = planner.plan_workload(pods, self._mask_within(left))
             if self._sum_units(pods, found) <= headroom:
                 return found
         return {}
@@ -203,54 +206,62 @@ class ReservationManager:
         """Where a pod counts for so many units more at most than where it counts for the least: bool[R]."""
         amounts = self._admission.quota_usage
         everywhere = np.ones(self._admission.capacity.state.nodes.row_count, dtype=np.bool_)
-        return lambda wants: amounts.mask_within(wants, everywhere, more + amounts.compute_least_units(wants))
+        return lambda requirements: amounts.mask_within(
+            requirements, everywhere, more + amounts.compute_least_units(requirements)
+        )
 
     def _sum_units(self, pods: Iterable[Pod], kept: dict[str, QueueReservation]) -> int:
         """Units that pods count for where room is kept for them."""
         amounts = self._admission.quota_usage
         return sum(
-            amounts.compute_units_on_node(wants, kept[uid].node) or 0 for uid, wants in pods if uid in kept
+            amounts.compute_units_on_node(requirements, kept[uid].node) or 0
+            for uid, requirements in pods
+            if uid in kept
         )
 
-    def _is_worth_keeping(self, tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
-        """Whether what is kept for a task can serve it still, and only room keeps it from its release."""
-        admission, uid = self._admission, task.uid
-        if not tenant.is_open or tenant.waiting.is_held(uid) or not _is_next(tenant, task):
+    def _is_worth_keeping(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
+        """Tell whether a workload's reservation can still serve it, and it lacks nothing but cards."""
+        admission, uid = self._admission, workload.uid
+        if not queue.is_open or queue.waiting.is_held(uid) or not _is_next(queue, workload):
             return False
         pods, kept = (
-            admission.quota_usage.list_members(task.requirements, uid),
+            admission.quota_usage.list_members(workload.requirements, uid),
             admission.capacity.reservations.get_by_pod(uid),
         )
         if kept.keys() != {pod for pod, _ in pods}:
             # Its pods are others now. What has become free is taken into account when room is found for them.
             return False
-        cohort, units = admission.queues.get_cohort(tenant.name), self._sum_units(pods, kept)
+        cohort, units = admission.queues.get_cohort(queue.name), self._sum_units(pods, kept)
         if cohort is None:
             return False
         if not (
-            cohort.fits_nominal(tenant.name, units) or admission.queues.allows_units(tenant.name, units, uid)
+            cohort.fits_nominal(queue.name, units) or admission.queues.allows_units(queue.name, units, uid)
         ):
             # What is its own comes back to it when borrowers end. What it would borrow may not: its lender
-            # needs it, or it is kept for a task of the lender, which may wait for this very room.
+            # needs it, or it is kept for a workload of the lender, which may wait for this very room.
             return False
         return ReservationPlanner(admission.capacity, uid).can_serve(pods)
 
 
-def _make_shape(task: QueuedWorkload[Needs]) -> Hashable:
-    """What tasks have in common that find room alike."""
-    return task.requirements if isinstance(task.requirements, PodRequirements) else task.requirements.shape
+def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
+    """What workloads have in common that find room alike."""
+    return (
+        workload.requirements
+        if isinstance(workload.requirements, PodRequirements)
+        else workload.requirements.shape
+    )
 
 
-def _is_next(tenant: QueueState, task: QueuedWorkload[Needs]) -> bool:
-    """Whether order lets a task go: of a strict queue only the oldest, of others the oldest of those alike.
+def _is_next(queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
+    """Tell whether order admits a workload: a strict queue its oldest only, others the oldest of each group.
 
     An older one may come back after something was kept for a younger one: it was requeued, or held back. Then
     neither would go, since what is kept for the younger one is not for the older one, which goes first.
     """
-    if not tenant.waiting.is_first_of_group(task):
+    if not queue.waiting.is_first_of_group(workload):
         return False
-    if tenant.form is None or not tenant.form.is_strict:
+    if queue.form is None or not queue.form.is_strict:
         return True
-    groups = chain.from_iterable(tenant.waiting.list_groups(kind) for kind in SlotType)
+    groups = chain.from_iterable(queue.waiting.list_groups(kind) for kind in SlotType)
     oldest = min((group.get_oldest() for group in groups), key=lambda each: each.age_key, default=None)
-    return oldest is not None and oldest.uid == task.uid
+    return oldest is not None and oldest.uid == workload.uid

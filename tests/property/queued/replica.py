@@ -137,12 +137,12 @@ class Replica:
                     return
                 self.relist_pods()
             self.open = True
-        for release in self.queue.admit_workloads(self.now):
-            for member in release.members:
-                entry = self.queue.queued_pods[member.uid]
+        for admitted in self.queue.admit_workloads(self.now):
+            for member in admitted.members:
+                pod = self.queue.queued_pods[member.uid]
                 node = member.node if self.config.mode == "batch" else ""
                 self._begin(
-                    self.writer.admit_pod(entry, node, list_planned_cards(self.queue, member.uid)), member.uid
+                    self.writer.admit_pod(pod, node, list_planned_cards(self.queue, member.uid)), member.uid
                 )
 
     def tick(self) -> None:
@@ -155,8 +155,8 @@ class Replica:
                 self._begin(self.writer.requeue_pod(back.queued_pod), back.queued_pod.uid, releases=False)
         gone = [back.queued_pod for back in backs if back.remove]
         gone += [victim for each in self.reclaimer.find_plans(self.now) for victim in each.victims]
-        for entry in gone:
-            self._begin(self.writer.evict_pod(entry), entry.uid, releases=False)
+        for pod in gone:
+            self._begin(self.writer.evict_pod(pod), pod.uid, releases=False)
 
     def _begin(self, work: Coroutine[Any, Any, WriteResult], uid: str, *, releases: bool = True) -> None:
         write = Write(work, uid, Request(""), releases)
@@ -233,7 +233,7 @@ class Replica:
 def given_back(replicas: Sequence[Replica]) -> set[str]:
     """UIDs of pods whose room was given to others."""
 
-    def is_back(entry: QueuedPod) -> bool:
-        return entry.capacity_freed
+    def is_back(pod: QueuedPod) -> bool:
+        return pod.capacity_freed
 
-    return {uid for each in replicas for uid, entry in each.queue.queued_pods.items() if is_back(entry)}
+    return {uid for each in replicas for uid, pod in each.queue.queued_pods.items() if is_back(pod)}

@@ -282,8 +282,8 @@ class QueuedSimulation(Simulation):
     def _pauses(self) -> bool:
         """Whether a pod waits only because it, or one like it, was refused a moment ago."""
         assert self.leader is not None
-        gated = [entry for entry in self.leader.queue.queued_pods.values() if entry.phase is Phase.GATED]
-        reasons = {status.explain_pod(self.leader.queue, entry, self.now).reason for entry in gated}
+        gated = [pod for pod in self.leader.queue.queued_pods.values() if pod.phase is Phase.GATED]
+        reasons = {status.explain_pod(self.leader.queue, pod, self.now).reason for pod in gated}
         return not reasons.isdisjoint({WaitReason.HELD, WaitReason.REFUSED})
 
     def _hear_all(self) -> None:
@@ -297,28 +297,32 @@ class QueuedSimulation(Simulation):
         waiting = {
             pod.uid: pod for pod in self.world.pods.values() if isinstance(pod, GatedPod) and pod.waits
         }
-        known = {entry.uid: entry for entry in queue.queued_pods.values() if entry.uid in waiting}
+        known = {
+            queued_pod.uid: queued_pod
+            for queued_pod in queue.queued_pods.values()
+            if queued_pod.uid in waiting
+        }
         if known.keys() != waiting.keys():
             self._fail(f"{sorted(waiting)} wait, the queue knows {sorted(known)}")
-        for uid, entry in known.items():
-            why = status.explain_pod(queue, entry, self.now)
+        for uid, queued_pod in known.items():
+            why = status.explain_pod(queue, queued_pod, self.now)
             if why.reason is WaitReason.QUOTA:
                 continue
-            if why.reason is WaitReason.NEVER and self._exceeds_its_quota(entry):
+            if why.reason is WaitReason.NEVER and self._exceeds_its_quota(queued_pod):
                 continue
-            if entry.gang and why.reason in {WaitReason.GANG, WaitReason.ROOM, WaitReason.NEVER}:
+            if queued_pod.gang and why.reason in {WaitReason.GANG, WaitReason.ROOM, WaitReason.NEVER}:
                 # Its others are missing, or have no room.
                 continue
             if why.reason not in {WaitReason.ROOM, WaitReason.NEVER} or self._has_room(waiting[uid]):
                 self._fail(f"{uid} {waiting[uid].containers} waits, {why.reason}: {why.message}")
 
-    def _exceeds_its_quota(self, entry: QueuedPod) -> bool:
+    def _exceeds_its_quota(self, pod: QueuedPod) -> bool:
         """Whether a pod alone is more than its queue can ever have."""
         assert self.leader is not None
-        assert entry.requirements is not None
+        assert pod.requirements is not None
         return (
-            self.leader.queue.quota_usage.compute_least_units(entry.requirements)
-            > self.most[entry.queue_info.queue]
+            self.leader.queue.quota_usage.compute_least_units(pod.requirements)
+            > self.most[pod.queue_info.queue]
         )
 
     def _has_room(self, pod: GatedPod) -> bool:

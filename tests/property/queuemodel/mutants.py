@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "a pod whose Binding is in doubt keeps its quota",
         controller,
-        "if entry is not None and answer.written is WriteOutcome.UNKNOWN:",
+        "if pod is not None and answer.written is WriteOutcome.UNKNOWN:",
         "if False:",
         of_batch_mode,
         43,
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "reclaim: quota is topped up where room needs fewer victims",
         reclaim,
-        "            victims = self._add_quota_victims(room, victims)\n",
+        "            victims = self._add_quota_victims(placer, victims)\n",
         "            pass\n",
         reclaims,
         1001,
@@ -62,15 +62,15 @@ MUTANTS = (
     Mutant(
         "reclaim: who can never run does not hold up those behind it",
         reclaim,
-        "return tasks[:1] if strict else tasks",
-        "return tasks[:1]",
+        "return workloads[:1] if strict else workloads",
+        "return workloads[:1]",
         reclaims,
         1027,
     ),
     Mutant(
         "reclaim: nobody is left out without whom the others are not enough",
         reclaim,
-        "            if self._is_enough(room, fewer):\n                kept = fewer\n",
+        "            if self._is_enough(placer, fewer):\n                kept = fewer\n",
         "            if fewer:\n                kept = fewer\n",
         reclaims,
         1003,
@@ -78,9 +78,8 @@ MUTANTS = (
     Mutant(
         "reclaim: who need not go is found beside those who are left, not beside all",
         reclaim,
-        "if self._is_enough(room, fewer):\n                kept = fewer\n",
-        "if self._is_enough(room, [other for other in victims if other is not victim]):\n"
-        "                kept = fewer\n",
+        "if self._is_enough(placer, fewer):\n                kept = fewer\n",
+        "if self._is_enough(placer, [other for other in victims if other is not victim]):\n                kept = fewer\n",
         reclaims,
         1000,
         also=(
@@ -100,15 +99,15 @@ MUTANTS = (
     Mutant(
         "reclaim: of equally many the youngest of the smallest priority go",
         borrowed,
-        "    return (entry.record.priority, -entry.waiting_since, entry.uid)\n",
-        "    return (0, entry.waiting_since, entry.uid)\n",
+        "    return (pod.record.priority, -pod.waiting_since, pod.uid)\n",
+        "    return (0, pod.waiting_since, pod.uid)\n",
         reclaims,
         1000,
     ),
     Mutant(
         "reclaim: nobody goes again and again for who is refused",
         reclaim,
-        "            if self._was_refused(task.uid, now):\n",
+        "            if self._was_refused(workload.uid, now):\n",
         "            if False:\n",
         refused,
         1000,
@@ -116,7 +115,7 @@ MUTANTS = (
     Mutant(
         "those like one that finds no node are tried one at a time, after pauses",
         equivalence_backoff,
-        "        if held is None or unit.uid in held.tried_uids:\n            return False\n",
+        "        if group is None or unit.uid in group.tried_uids:\n            return False\n",
         "        if True:\n            return False\n",
         refused,
         1000,
@@ -132,7 +131,7 @@ MUTANTS = (
     Mutant(
         "a release that finds no node is requeued",
         requeue,
-        "            if not self._requeues.is_paused(entry.uid):",
+        "            if not self._requeues.is_paused(pod.uid):",
         "            if False:",
         refused,
         1018,
@@ -140,15 +139,15 @@ MUTANTS = (
     Mutant(
         "who is requeued waits in its queue",
         queue,
-        "            if requeued or entry.phase is Phase.BOUND:",
-        "            if entry.phase is Phase.BOUND:",
+        "            if requeued or pod.phase is Phase.BOUND:",
+        "            if pod.phase is Phase.BOUND:",
         under_load,
         9,
     ),
     Mutant(
         "the rest of a gang joins it",
         gangs,
-        "goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, entries, released))",
+        "goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, pods, admitted))",
         "goes = goes and len(gang.ready_uids) == size",
         of_gangs,
         1001,
@@ -164,7 +163,7 @@ MUTANTS = (
     Mutant(
         "a gang of which a part waits is taken back",
         gangs,
-        "behind = [] if gang.is_whole else [entry for entry in entries if entry.uid in gang.unbound]",
+        "behind = [] if gang.is_whole else [pod for pod in pods if pod.uid in gang.unbound]",
         "behind = []",
         of_gangs,
         1016,
@@ -172,19 +171,16 @@ MUTANTS = (
     Mutant(
         "of a gang that another process released in part the rest is known",
         gangs,
-        "entry.phase is not Phase.BOUND and entry.queue_info.created <= first",
-        "entry.phase is Phase.ADMITTED",
+        "pod.phase is not Phase.BOUND and pod.queue_info.created <= first",
+        "pod.phase is Phase.ADMITTED",
         of_gangs,
         1000,
     ),
     Mutant(
         "how long a pod has run the queue has seen, whatever its node's clock says",
         queue,
-        "            phase = self._find_phase(entry, ticket, phase, now)\n",
-        "            phase = self._find_phase(entry, ticket, phase, now)\n"
-        "            if record.node:\n"
-        "                entry.bound_at = min("
-        "entry.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
+        "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n",
+        "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n            if record.node:\n                queued_pod.bound_at = min(queued_pod.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
         under_load,
         0,
     ),
@@ -199,8 +195,8 @@ MUTANTS = (
     Mutant(
         "no room stays kept for a borrower whose quota its lender needs",
         reservation_manager,
-        "admission.queues.allows_units(tenant.name, units, uid)",
-        "cohort.allows_units(tenant.name, units)",
+        "admission.queues.allows_units(queue.name, units, uid)",
+        "cohort.allows_units(queue.name, units)",
         under_load,
         1017,
     ),
@@ -239,7 +235,7 @@ MUTANTS = (
     Mutant(
         "quotas are asked before a release",
         admission,
-        "return self._admission.queues.allows_units(tenant, least, group.get_oldest().uid)",
+        "return self._admission.queues.allows_units(queue, least, group.get_oldest().uid)",
         "return True",
         reclaims,
         0,
@@ -247,10 +243,8 @@ MUTANTS = (
     Mutant(
         "who is gone counts no more",
         queue,
-        "        self._free_capacity(entry, now)\n"
-        "        self._uncharge_pod(entry)\n"
-        "        self.equivalence_backoff.remove(entry)\n",
-        "        self._free_capacity(entry, now)\n        self.equivalence_backoff.remove(entry)\n",
+        "        self._free_capacity(pod, now)\n        self._uncharge_pod(pod)\n        self.equivalence_backoff.remove(pod)\n",
+        "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         mixed,
         0,
     ),

@@ -402,9 +402,9 @@ class Promises:
     def _check_counts(self) -> None:
         """What is counted is what is there."""
         queue, counted, there = self.process.queue, dict[str, int](), dict[str, int]()
-        for tenant in queue.queues:
-            if tenant.units:
-                counted[tenant.name] = tenant.units
+        for queue_state in queue.queues:
+            if queue_state.units:
+                counted[queue_state.name] = queue_state.units
         for pod in self.world.pods.values():
             if pod.counts:
                 there[pod.spec.queue] = there.get(pod.spec.queue, 0) + pod.spec.units

@@ -161,7 +161,9 @@ class Simulation:
         await self._step(5.0)
         left = {
             "pods": sorted(queue.queued_pods),
-            "units": {tenant.name: tenant.units for tenant in queue.queues if tenant.units},
+            "units": {
+                queue_state.name: queue_state.units for queue_state in queue.queues if queue_state.units
+            },
             "kept": queue.capacity.reservations.workload_uids,
             "quota kept": dict(queue.queues.reserved_quota),
             "unplaced": sorted(queue.unplaced),
@@ -170,8 +172,8 @@ class Simulation:
             ],
             "assumed": sorted(self.scheduler.assumed) if self.scheduler is not None else [],
             "specs": sorted(queue.batch._unsupported),
-            "unknown queues": [tenant.name for tenant in queue.queues if tenant.form is None],
-            "waiting": [tenant.name for tenant in queue.queues if len(tenant.waiting)],
+            "unknown queues": [queue_state.name for queue_state in queue.queues if queue_state.form is None],
+            "waiting": [queue_state.name for queue_state in queue.queues if len(queue_state.waiting)],
             "told": sorted(self.process.controller.explainer._told),
         }
         if any(left.values()):
