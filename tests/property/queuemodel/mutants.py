@@ -79,7 +79,8 @@ MUTANTS = (
         "reclaim: who need not go is found beside those who are left, not beside all",
         reclaim,
         "if self._is_enough(placer, fewer):\n                kept = fewer\n",
-        "if self._is_enough(placer, [other for other in victims if other is not victim]):\n                kept = fewer\n",
+        "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
+        "                kept = fewer\n",
         reclaims,
         1000,
         also=(
@@ -180,7 +181,10 @@ MUTANTS = (
         "how long a pod has run the queue has seen, whatever its node's clock says",
         queue,
         "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n",
-        "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n            if record.node:\n                queued_pod.bound_at = min(queued_pod.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
+        "            phase = self._find_phase(queued_pod, queue_info, phase, now)\n"
+        "            if record.node:\n"
+        "                queued_pod.bound_at = min("
+        "queued_pod.bound_at, record.started_at - (self._clock._wall or 0.0))\n",
         under_load,
         0,
     ),
@@ -243,7 +247,9 @@ MUTANTS = (
     Mutant(
         "who is gone counts no more",
         queue,
-        "        self._free_capacity(pod, now)\n        self._uncharge_pod(pod)\n        self.equivalence_backoff.remove(pod)\n",
+        "        self._free_capacity(pod, now)\n"
+        "        self._uncharge_pod(pod)\n"
+        "        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         mixed,
         0,
