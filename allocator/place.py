@@ -16,7 +16,7 @@ CardShares = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod's containers go.
+    """Placement is the cards that a pod's containers get.
 
     Attributes:
         containers: for each container that asks, in the pod's order, its name and its cards.

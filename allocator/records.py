@@ -62,7 +62,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What a node's words contain.
+    """Holds is the list of pods that a node's packed capacity accounts for.
 
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.

@@ -139,18 +139,18 @@ class Registry(Generic[P]):
         self._made[name] = self.make(name, parameters)
 
     def names(self) -> tuple[str, ...]:
-        """Every name, sorted."""
+        """List the names, sorted."""
         if not self._looked:
             self.look()
         return tuple(sorted(self._entries))
 
     def entries(self) -> tuple[Entry[P], ...]:
-        """Every entry, sorted by name."""
+        """List the entries, sorted by name."""
         return tuple(self._entries[name] for name in self.names())
 
     @property
     def allowed(self) -> str:
-        """Every name, and why others may be missing, for messages."""
+        """List the names for a message, and say why others may be missing."""
         return "; ".join([", ".join(self.names()), *self._faults])
 
     def made(self, name: str) -> P:

@@ -99,7 +99,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class PodRequest:
-    """What a pod asks for.
+    """PodRequest is what a pod asks for of cards.
 
     Attributes:
         containers: those that ask, in the kubelet's order: init containers with sidecars, then mains.
@@ -401,5 +401,5 @@ def _card_policy(annotations: Mapping[str, str]) -> str | None:
 
 
 def unknown_policy(annotation: str, name: str, registry: Registry[Any]) -> RequestError:
-    """What is wrong with an annotation that names a policy which does not exist."""
+    """Say what is wrong with an annotation that names a policy which does not exist."""
     return RequestError(f"annotation {annotation} is {shown(name)}; allowed: {registry.allowed}")

@@ -37,7 +37,7 @@ class Selector:
         return cls(models, excluded_models, uuids, excluded_uuids)
 
     def __str__(self) -> str:
-        """For people: what the annotations say, excluding patterns last."""
+        """Write for people what the annotations say, excluding patterns last."""
         texts = []
         for name, wanted, excluded in (
             ("gpu-model", self.models, self.excluded_models),

@@ -172,7 +172,6 @@ class _MetricCollector(Collector):
     metric: Metric
 
     def collect(self) -> Iterator[Metric]:
-        """There is one only."""
         yield self.metric
 
 

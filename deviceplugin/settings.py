@@ -131,12 +131,12 @@ class Settings(HttpAddress):
 
     @property
     def endpoint(self) -> str:
-        """What the file name of our socket in the device plugin folder is made of."""
+        """Base of our socket's file name in the device plugin folder."""
         return f"{self.resource.replace('/', '-')}.sock"
 
     @property
     def percent_endpoint(self) -> str:
-        """What the file name of the socket for percent of cards is made of."""
+        """Base of the file name of the socket for percent of cards."""
         return f"{PERCENT_RESOURCE.replace('/', '-')}.sock"
 
     def check(self) -> None:
@@ -154,7 +154,7 @@ class Settings(HttpAddress):
             raise NodeSettingsError(tuple(faults))
 
     def faults(self) -> list[str]:
-        """All that is wrong, but for a kubelet that is not here: `gpupack node --check` finds that itself."""
+        """List the faults, but for a kubelet that is not here: `gpupack node --check` finds that itself."""
         return [
             *find_faults(self),
             *self._name_faults(),
@@ -164,7 +164,7 @@ class Settings(HttpAddress):
         ]
 
     def shown(self) -> dict[str, object]:
-        """All settings as plain values for the log; none of them is secret."""
+        """Return the settings as plain values for the log; none of them is secret."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def _name_faults(self) -> list[str]:

@@ -112,7 +112,7 @@ def decode(node: Mapping[str, Any]) -> NodeWords | None:
 
 
 def cards(cluster: Cluster) -> list[NodeRow]:
-    """Every node with its cards, and the pods on them, as `gpupack top` shows them."""
+    """List every node with its cards, and the pods on them, as `gpupack top` shows them."""
     return cluster.build_inventory()
 
 

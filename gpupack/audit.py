@@ -13,7 +13,7 @@ from standins.kubelet.runtime import ContainerRecord
 
 @dataclass(frozen=True, slots=True)
 class CardViews:
-    """What is said of one node's cards, in units, by card in word order.
+    """CardViews is each view's units of one node's cards, by card in word order.
 
     Attributes:
         node: its name.
@@ -147,7 +147,7 @@ def find_environment_faults(
 
 
 def find_over_committed(cluster: EmbeddedCluster) -> list[str]:
-    """Every card that holds more than it has, which must never be, not even between two events."""
+    """Find cards that hold more than they have, which must never be, not even between two events."""
     return [
         fault
         for node in cluster.nodes.values()
@@ -156,7 +156,7 @@ def find_over_committed(cluster: EmbeddedCluster) -> list[str]:
 
 
 def find_faults(cluster: EmbeddedCluster) -> list[str]:
-    """Everything that is wrong now; empty when all views agree and nothing is over-committed."""
+    """Find what is wrong now; empty when all views agree and nothing is over-committed."""
     return [
         fault
         for node in cluster.nodes.values()

@@ -44,7 +44,7 @@ class _Node(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CordonRequest:
-    """What a person wants.
+    """CordonRequest is the cards that a user wants to cordon or uncordon.
 
     Attributes:
         cordon: keep the cards free; else give them back.
@@ -70,7 +70,7 @@ class CordonRequest:
 
 @dataclass(frozen=True, slots=True)
 class CordonOutcome:
-    """What becomes of one card.
+    """CordonOutcome is the result for one card.
 
     Attributes:
         uuid: of the card.
@@ -87,7 +87,7 @@ class CordonOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CordonChange:
-    """What is to be written.
+    """CordonChange is what is to be written.
 
     Attributes:
         annotations: new values by key, None takes one away; empty where all is as wished.

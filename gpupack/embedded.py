@@ -36,7 +36,7 @@ PUBLISH_GAP_S: Final = 0.2
 
 
 class TimedOutError(GpupackError):
-    """Something did not happen in time."""
+    """TimedOutError is raised when a condition did not become true in time."""
 
 
 async def wait_until(condition: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> None:

@@ -76,7 +76,7 @@ class Stderr:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: no line is kept back."""
 
 
 _logfmt: Final = structlog.processors.LogfmtRenderer(

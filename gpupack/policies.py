@@ -11,12 +11,12 @@ from gpupack.errors import InputError
 
 
 def card_policies() -> tuple[Registry[Any], ...]:
-    """What the node daemon chooses from; without the scheduler's numpy."""
+    """List the registries that the node daemon chooses from, without the scheduler's numpy."""
     return (CARD_POLICIES,)
 
 
 def all_policies() -> tuple[Registry[Any], ...]:
-    """What the scheduler chooses from."""
+    """List the registries that the scheduler chooses from."""
     from scheduler_plugin.scheduling.policies import NODE_POLICIES  # noqa: PLC0415 - it loads numpy
 
     return (NODE_POLICIES, CARD_POLICIES)
@@ -67,7 +67,7 @@ class PolicyGroup(PolicyCommand, click.Group):
 
 
 def _told(entry: Entry[Any]) -> str:
-    """What a policy is for, its parameters, and whose it is."""
+    """Say what a policy is for, its parameters, and whose it is."""
     parts = [entry.summary or "no description"]
     if entry.parameters:
         parts.append(f"parameters: {', '.join(entry.parameters)}")

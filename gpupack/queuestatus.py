@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 10.0
 
 
 class QueueStatusAnswer(msgspec.Struct, frozen=True):
-    """What `/status` of the queue answers.
+    """QueueStatusAnswer is the queue's answer to `/status`.
 
     Attributes:
         queues: By name.

@@ -64,7 +64,7 @@ class _NodeSpec(msgspec.Struct):
 
 
 class CleanedNode(msgspec.Struct):
-    """What is read of a Node."""
+    """CleanedNode is a Node as far as uninstalling reads it."""
 
     metadata: _CleanedMetadata
     spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
@@ -92,7 +92,7 @@ class _CleanedPodSpec(msgspec.Struct):
 
 
 class InstalledPod(msgspec.Struct):
-    """What is read of a pod, and whether it uses a claim that has cards of ours."""
+    """InstalledPod is a pod as far as uninstalling reads it, and whether its claim has cards of ours."""
 
     metadata: _CleanedMetadata
     spec: _CleanedPodSpec = msgspec.field(default_factory=_CleanedPodSpec)
@@ -101,7 +101,7 @@ class InstalledPod(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Its name as people write it."""
+        """Name of the pod as people write it."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
@@ -136,7 +136,7 @@ class InstalledPod(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What gpupack and its users wrote on a Node.
+    """Traces is what gpupack and its users wrote on a Node.
 
     Attributes:
         resources: names in capacity or allocatable.
@@ -157,7 +157,7 @@ class Traces:
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
+        """Write the traces in one line."""
         return "; ".join(
             f"{what} {', '.join(found)}"
             for what, found in (
@@ -243,7 +243,7 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CleanOutcome:
-    """What became of one Node.
+    """CleanOutcome is the result for one Node.
 
     Attributes:
         node: its name.

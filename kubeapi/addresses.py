@@ -40,7 +40,7 @@ def is_loopback(address: str) -> bool:
 
 
 def find_address_faults(name: str, address: str) -> Iterator[str]:
-    """What is wrong with a HOST:PORT.
+    """Say what is wrong with a HOST:PORT.
 
     Args:
         name: Of the option, as its user writes it.

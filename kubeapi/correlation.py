@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 
 class ObjectRef(NamedTuple):
-    """What an Event is about; `make_pod_ref` and `make_node_ref` make them.
+    """ObjectRef names the object of an Event; `make_pod_ref` and `make_node_ref` make them.
 
     Attributes:
         kind: "Pod".
@@ -89,7 +89,7 @@ class _BoundedCache(OrderedDict[K, V], Generic[K, V]):
     """A dictionary that forgets what was not used for longest."""
 
     def recall(self, key: K, make: Callable[[], V]) -> V:
-        """What is remembered under a key, else something new."""
+        """Return the value of a key, made anew where there is none."""
         value = self.get(key)
         if value is None:
             value = self[key] = make()

@@ -32,7 +32,7 @@ FORCED_GAP_S = 5.0
 
 
 class RequestCredentials(NamedTuple):
-    """What a request shows of who sends it.
+    """RequestCredentials is what a request shows of who sends it.
 
     Attributes:
         authorization: Value of the header, None for none.
@@ -145,7 +145,7 @@ class Credentials:
         return value
 
     async def proof(self) -> RequestCredentials:
-        """What the next request shows.
+        """Return what the next request shows.
 
         Raises:
             ConfigError: as of `authorization`.
@@ -153,7 +153,7 @@ class Credentials:
         return RequestCredentials(await self.authorization(), self.tls)
 
     async def within(self, ends: float, what: str, within_s: float) -> RequestCredentials:
-        """What the next request shows, or an error once `ends` has come on the event loop's clock.
+        """Return what the next request shows; raise once `ends` has come on the event loop's clock.
 
         Args:
             ends: When to wait no longer.

@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class LabelApi(Protocol):
-    """What the label needs of the API server; `kubeapi.client.KubeClient` has it."""
+    """LabelApi is the part of the API client that the label needs; `kubeapi.client.KubeClient` has it."""
 
     async def get(self, path: str, *, timeout_s: float = ..., **params: str | int) -> bytes:
         """Read an object or a list."""

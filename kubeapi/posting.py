@@ -27,7 +27,7 @@ IDLE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class PostTarget:
-    """Where connections go to; one that differs in anything has connections of its own.
+    """PostTarget is where connections go to; one that differs in anything has connections of its own.
 
     Attributes:
         host: Name or address.
@@ -262,10 +262,10 @@ class ConnectionPool:
 
 class _NoLimit:
     async def __aenter__(self) -> None:
-        """Nothing to begin."""
+        """Begin at once."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """End at once."""
 
 
 _NO_LIMIT: Final = _NoLimit()

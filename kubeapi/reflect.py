@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Sink(Protocol[S_contra]):
-    """What a consumer does with the objects; every method is synchronous and quick."""
+    """Sink receives the objects; every method is synchronous and quick."""
 
     def replace(self, items: Sequence[S_contra], resource_version: str) -> None:
         """Take a complete list; whatever is not in it is gone.
@@ -46,7 +46,7 @@ class Sink(Protocol[S_contra]):
         """Take one change; `resource_version` is the object's own."""
 
     def bookmark(self, resource_version: str) -> None:
-        """Everything up to this version has been seen."""
+        """Record that everything up to this version has been seen."""
 
     def disconnected(self, error: KubeApiError) -> None:
         """The view may be stale from now on, until the next call of another method."""

@@ -98,7 +98,7 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Taint(msgspec.Struct, frozen=True):
-    """What keeps pods off a node."""
+    """Taint keeps pods off a node."""
 
     key: str = ""
     value: str = ""
@@ -121,7 +121,7 @@ def list_repelling_taints(taints: Sequence[Taint], *, unschedulable: bool) -> li
 
 
 class NodeRules(msgspec.Struct, frozen=True):
-    """What a pod says of the nodes that it may run on. Hashable, equal for equal rules.
+    """NodeRules is what a pod says of the nodes that it may run on. Hashable, equal for equal rules.
 
     Attributes:
         selector: Of `spec.nodeSelector`, sorted.
@@ -150,7 +150,7 @@ class NodeRules(msgspec.Struct, frozen=True):
 
 
 class NodeRejection(Enum):
-    """What of a node itself keeps a pod off, in the order in which it is asked."""
+    """NodeRejection is the property of a node that keeps a pod off, in the order in which they are asked."""
 
     NOT_READY = auto()
     CORDONED = auto()
@@ -160,7 +160,7 @@ class NodeRejection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeTraits:
-    """What a node says of itself besides what it has.
+    """NodeTraits is the labels, taints and state of a node, without its amounts.
 
     Attributes:
         name: Of the node.

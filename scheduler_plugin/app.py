@@ -256,7 +256,7 @@ async def _listen(listening: list[Acceptor], direct: FastServer, settings: Setti
 
 
 class _Runnable(Protocol):
-    """What works until it is cancelled."""
+    """_Runnable works until it is cancelled."""
 
     async def run(self) -> None: ...
 

@@ -13,7 +13,7 @@ from allocator.request import WHOLE, Demand, PodRequest
 
 @dataclass(slots=True)
 class NodeAccounts:
-    """Everything that the ledger knows.
+    """NodeAccounts is the state of the ledger: pods, cards and checkpoint of one node.
 
     Attributes:
         policy: the cluster's card policy.

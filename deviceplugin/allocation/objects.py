@@ -69,7 +69,7 @@ class PodContainer(msgspec.Struct, rename="camel"):
     resources: ContainerResources | None = None
 
     def to_mapping(self) -> dict[str, Any]:
-        """In the form that `parse_pod` reads."""
+        """Convert the pod to the form that `parse_pod` reads."""
         resources = self.resources or ContainerResources()
         return {
             "name": self.name,
@@ -239,7 +239,7 @@ class NodeObject(msgspec.Struct):
 
     @property
     def taints(self) -> list[dict[str, Any]]:
-        """What keeps pods off."""
+        """Taints of the node."""
         return self.spec.taints or []
 
     @property
@@ -258,17 +258,17 @@ class NodeObject(msgspec.Struct):
             return None
 
     def list_packed_keys(self) -> frozenset[str]:
-        """Every packed resource that the node has, ours or not."""
+        """List every packed resource that the node has, ours or not."""
         return frozenset(self._packed(self.status.capacity)) | frozenset(
             self._packed(self.status.allocatable)
         )
 
     def read_accounted_pods(self) -> Holds | None:
-        """What the words contain, None where it cannot be read."""
+        """Read the accounted pods, None where they cannot be read."""
         return self.read_accounted_pods_or_error()[0]
 
     def read_accounted_pods_or_error(self) -> tuple[Holds | None, AllocatorError | None]:
-        """What the words contain, None where that cannot be read, and what was wrong with it."""
+        """Read the accounted pods, None where they cannot be read, and say what was wrong with them."""
         text = self.metadata.get_annotation(NODE_HOLDS)
         try:
             return (None if text is None else _load_holds(text)), None

@@ -80,7 +80,7 @@ _DECODER: Final = msgspec.json.Decoder(PreparedClaim)
 
 
 class ClaimEntries:
-    """All claims at one moment, in the form of the kubelet's checkpoint."""
+    """ClaimEntries is the claims at one moment, in the form of the kubelet's checkpoint."""
 
     def __init__(self, entries: tuple[CheckpointEntry, ...]) -> None:
         self.entries = entries

@@ -32,7 +32,7 @@ class ContainerLimit:
 
     @property
     def log_fields(self) -> dict[str, str | None]:
-        """Whose limit it is, for the log."""
+        """Name pod, container and card for the log."""
         return {"pod": self.uid, "container": self.container, "card": self.uuid}
 
     @property

@@ -25,7 +25,7 @@ _NEVER_PARENTS = (".service", ".mount", ".socket", ".swap")
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """Where a process runs: its pod's UID as the kubelet knows it, its container's ID or empty."""
+    """ProcessPlace is the pod of a process, by the kubelet's UID for it, and its container's ID or empty."""
 
     uid: str
     container_id: str

@@ -100,7 +100,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     @property
     def streams_opened(self) -> int:
-        """How many ListAndWatch calls were ever opened."""
+        """Number of ListAndWatch calls that were ever opened."""
         return self._opened
 
     @property

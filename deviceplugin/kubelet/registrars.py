@@ -14,7 +14,7 @@ class Registers(Protocol):
 
     @property
     def registrations(self) -> int:
-        """How often it was registered."""
+        """Number of registrations so far."""
         ...
 
     async def run(self) -> None:
@@ -32,7 +32,6 @@ class Registrars:
         self._registrars = tuple(registrars)
 
     def __iter__(self) -> Iterator[Registers]:
-        """Each of them."""
         return iter(self._registrars)
 
     @property
@@ -42,5 +41,5 @@ class Registrars:
 
     @property
     def registrations(self) -> int:
-        """How often the kubelet has listened anew, to all of them together."""
+        """Number of registrations so far, of all resources together."""
         return sum(registrar.registrations for registrar in self)

@@ -48,7 +48,7 @@ _UNDECIDED: Final = {grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CON
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimeouts:
-    """How long to wait for what, in seconds.
+    """RegistrationTimeouts is how long each step may take, in seconds.
 
     Attributes:
         connect_s: for the connection to the kubelet's socket.
@@ -144,7 +144,7 @@ class Registrar:
 
     @property
     def registrations(self) -> int:
-        """How many registrations came to a ListAndWatch stream."""
+        """Number of registrations that came to a ListAndWatch stream."""
         return self._registrations
 
     async def run(self) -> None:

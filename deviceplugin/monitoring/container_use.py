@@ -71,12 +71,12 @@ class Measurements(Protocol):
 
     @property
     def sampled_s(self) -> float:
-        """When it was begun, by the ledger's clock."""
+        """Time at which the sample was begun, by the ledger's clock."""
         ...
 
     @property
     def places(self) -> Mapping[int, ProcessPlace | None]:
-        """Where its processes run, None for those of no pod; of those left out nothing is known."""
+        """Place of each process, None for processes of no pod; a process that is left out is unknown."""
         ...
 
 

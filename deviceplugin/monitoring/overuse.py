@@ -48,7 +48,7 @@ class PodIdentity:
 
     @property
     def ref(self) -> ObjectRef:
-        """For Events."""
+        """Reference for Events."""
         return make_pod_ref(self.namespace, self.name, self.uid)
 
 

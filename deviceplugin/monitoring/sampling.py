@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 
 
 class ProcessOwnerLookup(Protocol):
-    """Which pod a process belongs to, as `cgroups.ProcessOwners` tells. Blocking."""
+    """ProcessOwnerLookup finds the pod of a process, as `cgroups.ProcessOwners` does. Blocking."""
 
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """Return pid -> UID of its pod, None where it has none."""
@@ -286,7 +286,7 @@ class CardSampler:
             call.cancel()
 
     def _look(self) -> tuple[Sequence[GpuSample], Sequence[GpuCard]]:
-        """In the driver's thread."""
+        """Sample in the driver's thread."""
         try:
             samples = self._source.sample()
             return samples, tuple(self._source.cards())

@@ -28,7 +28,7 @@ _FOREIGN = None
 
 @dataclass(frozen=True, slots=True)
 class UnaccountedUse:
-    """What one card measures and what of it nobody was promised.
+    """UnaccountedUse is the use of one card, and the part of it that no pod was allocated.
 
     Attributes:
         uuid: the card.

@@ -56,7 +56,7 @@ class CardProof(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProofOptions:
-    """What may be done, and where.
+    """ProofOptions is what a proof may do, and where.
 
     Attributes:
         busy: try limits and instances also on a card that somebody uses.

@@ -30,7 +30,7 @@ class ProvenCard(msgspec.Struct, frozen=True):
 
 
 class ProofReport(msgspec.Struct, frozen=True):
-    """Everything that one run found out.
+    """ProofReport is the findings of one run.
 
     Attributes:
         gpupack: its version.

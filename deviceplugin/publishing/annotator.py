@@ -171,7 +171,7 @@ def _name(pod: PodObject) -> str:
 
 
 def _told(text: str | None) -> Mapping[str, Mapping[str, MemoryRecord]]:
-    """What an annotation says of memory; nothing where it is missing or rubbish."""
+    """Read the memory that an annotation states; nothing where it is missing or unreadable."""
     try:
         return load_allocation(text).memory if text is not None else {}
     except AllocatorError:

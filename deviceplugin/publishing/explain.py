@@ -7,7 +7,7 @@ from allocator.ledger.accounts import NodeAccounts
 
 
 def explain_node(facts: NodeAccounts) -> dict[str, Any]:
-    """Everything of interest to a person, as JSON values."""
+    """Collect the daemon's state for people, as JSON values."""
     promised = charges.charge_cards(facts)
     return {
         "cards": [

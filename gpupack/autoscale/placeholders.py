@@ -173,7 +173,7 @@ def _term(term: NodeTerm, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What to write.
+    """Changes is the writes that make the placeholders what they should be.
 
     Attributes:
         delete: Placeholders that should not be there.

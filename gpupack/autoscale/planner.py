@@ -59,7 +59,7 @@ MOST_EXCLUDED: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class PlanRules:
-    """How placeholders are planned.
+    """PlanRules is how placeholders are planned.
 
     Attributes:
         grace_s: Seconds that a pod has been refused on every node before a node is asked for.

@@ -101,7 +101,7 @@ class Shape:
 
 
 class Shapes:
-    """All shapes that are known, as a cluster of one empty node each, which filter can be asked about.
+    """Shapes is the known shapes as a cluster of one empty node each, which filter can be asked about.
 
     Args:
         shapes: With names that differ.

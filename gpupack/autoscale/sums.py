@@ -28,7 +28,7 @@ _RULES_KNOWN: Final = 256
 
 
 def count_amounts(kind: EquivalentPods) -> LongArray:
-    """What one pod of a kind takes of each column: int64[5]."""
+    """Count what one pod of a kind takes of each column: int64[5]."""
     request, requirements = kind.request, kind.requirements
     units = 0 if request.percent else request.effective_units
     percent = request.effective_units if request.percent else 0
@@ -71,7 +71,7 @@ def _allows(node: KubeNode, rules: NodeRules) -> bool:
 
 
 class SumView:
-    """What the sums of the nodes leave, as pods are put on them.
+    """SumView is what the sums of the nodes leave, as pods are put on them.
 
     Args:
         cluster: The cluster, which must not change any more.
@@ -151,7 +151,7 @@ class SumView:
 
 @dataclass(frozen=True, slots=True)
 class SumPacking:
-    """Where a cluster autoscaler thinks that unschedulable pods go.
+    """SumPacking is where a cluster autoscaler thinks that unschedulable pods go.
 
     Attributes:
         fit_by_sum: UIDs of the pods that fit a node by its sum.
@@ -181,7 +181,7 @@ def pack_by_sums(view: SumView, kinds: Sequence[EquivalentPods]) -> SumPacking:
 
 
 def shape_amounts(shapes: Shapes, shape: Shape) -> LongArray:
-    """What an empty node of a shape has of each column: int64[5]."""
+    """Count what an empty node of a shape has of each column: int64[5]."""
     cpu, memory, pods = shapes.amounts(shape.name)
     hosts = shapes.cluster.kube_checks
     percent = hosts.get_capacity(shape.name, PERCENT_RESOURCE)

@@ -14,7 +14,7 @@ from scheduler_plugin.cache.pods import PodRecord
 
 
 class Outcome(StrEnum):
-    """What `gpupack autoscale` does for a pod that waits, and if nothing, why."""
+    """Outcome is what `gpupack autoscale` does for a pod that waits, and if nothing, why."""
 
     ASKED = "asked"
     COVERED = "covered"
@@ -62,7 +62,6 @@ class WaitingPod:
 
     @property
     def uid(self) -> str:
-        """Its UID."""
         return self.record.uid
 
     @property
@@ -93,12 +92,12 @@ class EquivalentPods:
 
     @property
     def request(self) -> PodRequest:
-        """What each of them asks of cards."""
+        """Cards that each pod asks for."""
         return self.pods[0].request
 
     @cached_property
     def requirements(self) -> HostRequirements:
-        """What each of them asks for besides."""
+        """Needs of each pod beside cards."""
         return HostRequirements.from_pod(self.pods[0].pod)
 
     @cached_property

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Api(Protocol):
-    """What is needed of the API server; `kubeapi.client.KubeClient` has it."""
+    """Api is the part of the API client that the writer needs; `kubeapi.client.KubeClient` has it."""
 
     async def post(self, path: str, body: Any, *, timeout_s: float = ...) -> bytes:
         """Create an object."""

@@ -74,7 +74,7 @@ def _named(arguments: Sequence[str]) -> str:
 
 
 def _said(error: click.ClickException) -> str:
-    """What click says of an error; of text in place of a number also what is allowed."""
+    """Phrase click's error; for text in place of a number, say also what is allowed."""
     said = error.format_message()
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param is not None else None
     found = _NOT_A_NUMBER.match(said)

@@ -37,7 +37,7 @@ def kubectl() -> None:
 
 
 def proposals(command: click.Command, words: list[str], unfinished: str) -> list[str]:
-    """What kubectl's completion script wants for a command line, its directive last."""
+    """List what kubectl's completion script wants for a command line, its directive last."""
     items: list[CompletionItem[str]] = ShellComplete(command, {}, "gpupack", VARIABLE).get_completions(
         words, unfinished
     )

@@ -56,7 +56,7 @@ class PendingPod(msgspec.Struct, frozen=True):
 
 
 class SizeFit(msgspec.Struct, frozen=True):
-    """How many pods of a size fit; see `Fit`.
+    """SizeFit is how many pods of a size fit; see `Fit`.
 
     Attributes:
         unit: MiB of one unit.

@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 
 class Dashboard:
-    """What the page shows, kept up to date.
+    """Dashboard keeps up to date what the page shows.
 
     Args:
         settings: how to run.
@@ -83,7 +83,7 @@ class Dashboard:
         self.feed: BoardFeed | None = None
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Show that something has changed."""
         self._changed.set()
 
     def flush_changes(self) -> None:

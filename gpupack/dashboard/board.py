@@ -218,11 +218,11 @@ class ClusterBoard:
         )
 
     def sum_cards(self) -> CardSums:
-        """What all cards have together."""
+        """Sum up all cards."""
         return sum(self.sums.values(), CardSums())
 
     def get_cluster(self) -> Cluster:
-        """Everything as it is now, to be asked about; built once for a unit, and then kept current."""
+        """Return the cluster as it is now, to be asked about; built once for a unit, then kept current."""
         if self._cluster is None:
             nodes, pods = (self.nodes or {}).values(), (self.pods or {}).values()
             claims = tuple(self._claims.values())

@@ -47,7 +47,7 @@ class _BoardSink(Generic[T]):
 
     @property
     def error(self) -> KubeApiError | None:
-        """What keeps it from being up to date; None once the server answers again."""
+        """Fault that keeps the objects from being up to date; None once the server answers again."""
         contact = self.reflector.last_contact if self.reflector is not None else None
         return self._error if contact == self._failed_after else None
 
@@ -134,7 +134,7 @@ class BoardFeed:
         return self._nodes.error is not None or self._pods.error is not None
 
     def list_problems(self) -> list[str]:
-        """What keeps the page from showing everything as it is now, a sentence each."""
+        """List what keeps the page from showing the cluster as it is now, a sentence each."""
         found = []
         where = f" in namespace {self._namespace}" if self._namespace else ""
         for sink, what, loss in (

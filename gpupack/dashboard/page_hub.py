@@ -19,7 +19,7 @@ class TooManyPagesError(Exception):
 
 
 class PageState:
-    """What one open page does not know yet. Its size is bounded by the number of nodes.
+    """PageState is what one open page does not know yet. Its size is bounded by the number of nodes.
 
     Attributes:
         nodes: names of those that changed or went.
@@ -36,7 +36,7 @@ class PageState:
 
 
 class PageHub:
-    """What all pages show, and which of them knows what.
+    """PageHub keeps what all pages show, and which of them knows what.
 
     Args:
         board: the nodes.
@@ -101,7 +101,7 @@ class PageHub:
             page.has_changes.set()
 
     def encode_everything(self) -> bytes:
-        """Everything, as JSON."""
+        """Encode everything that pages show, as JSON."""
         nodes = self._board.encoded
         return msgspec.json.encode(
             {
@@ -112,7 +112,7 @@ class PageHub:
         )
 
     def encode_changes(self, page: PageState) -> bytes:
-        """What the page does not know, as JSON; it is known from then on."""
+        """Encode what the page does not know, as JSON; it is known from then on."""
         nodes, parts, points = page.nodes, page.parts, page.points
         page.nodes, page.parts, page.points = set(), set(), 0
         page.has_changes.clear()

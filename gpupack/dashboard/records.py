@@ -68,7 +68,7 @@ class NodeTile(msgspec.Struct, frozen=True, gc=False):
 
 
 class CardSums(msgspec.Struct, frozen=True, gc=False):
-    """What cards have together; amounts in MiB.
+    """CardSums is the sums of cards; amounts in MiB.
 
     Attributes:
         cards: how many.

@@ -77,7 +77,7 @@ class Trend:
         self._fine.append(new)
 
     def list_points(self) -> list[TrendPoint]:
-        """All points in the order of their times, for a line cannot go back."""
+        """List points in the order of their times, for a line cannot go back."""
         found: list[TrendPoint] = []
         for each in (*self._coarse, *self._fine):
             while found and found[-1].at >= each.at:

@@ -13,7 +13,7 @@ from gpupack.embedded import EmbeddedCluster, wait_until
 
 @dataclass(frozen=True, slots=True)
 class PodFate:
-    """What became of one pod.
+    """PodFate is the result of one pod.
 
     Attributes:
         node: where it was bound, None where no node's sum had room.

@@ -165,7 +165,7 @@ def _line(
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What made pods.
+    """Workload is the object that made pods, such as a Deployment.
 
     Attributes:
         name: As KIND/NAME.

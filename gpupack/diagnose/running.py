@@ -48,7 +48,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
 
 
 def _memory(pod: KubePod) -> dict[str, list[MemoryRecord]]:
-    """What the node wrote into a pod of its memory, by the card's UUID."""
+    """Read the memory that the node wrote into a pod, by the card's UUID."""
     text = (pod.metadata.annotations or {}).get(POD_ALLOCATION)
     try:
         allocation = load_allocation(text) if text is not None else None

@@ -124,7 +124,7 @@ class _PodExplainer:
 
     @property
     def _scheduler_message(self) -> str:
-        """What kube-scheduler wrote into the pod."""
+        """Message of kube-scheduler in the pod."""
         for condition in self._pod.status.conditions or ():
             if condition.type == "PodScheduled" and condition.status == "False":
                 return condition.message or condition.reason
@@ -283,7 +283,7 @@ class _PodExplainer:
         return next((each for each in self._queued or () if (each.namespace, each.name) == key), None)
 
     def _explain_queue(self, gates: Sequence[str]) -> list[WayOut]:
-        """Where the pod stands in the queue."""
+        """Explain where the pod stands in the queue."""
         if QUEUE_GATE not in gates and POD_REQUEUED not in gates:
             return []
         said = self._find_queue_entry(gates)
@@ -398,7 +398,7 @@ def _no_words(cluster: Cluster) -> str:
 
 
 def _advice(reason: str, message: str) -> tuple[str, ...]:
-    """What usually stands behind a failure."""
+    """Name the usual cause of a failure."""
     if reason == "UnexpectedAdmissionError":
         advice = (
             "the kubelet refused it when it arrived, as a rule after a reboot, before the device plugin was "

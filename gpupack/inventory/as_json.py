@@ -14,7 +14,7 @@ def format_json(rows: Sequence[NodeRow], *, pods: bool) -> str:
 
 
 def build_records(rows: Sequence[NodeRow], *, pods: bool) -> list[dict[str, Any]]:
-    """What `format_json` writes, as values."""
+    """Build what `format_json` writes, as values."""
     return [_node(row, pods=pods) for row in rows]
 
 

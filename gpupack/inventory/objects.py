@@ -52,7 +52,7 @@ class InventoryNode(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class NodesAndPods:
-    """What was read.
+    """NodesAndPods is the objects that were read.
 
     Attributes:
         nodes: in no order.

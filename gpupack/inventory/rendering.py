@@ -29,7 +29,7 @@ _FIRST_REVISION_MS: Final = 1_500_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What to show of the rows.
+    """RenderOptions is which columns and lines of the rows are shown.
 
     Attributes:
         output: `table` one line per node with a bar for each card, `wide` one line per card, or `json`.
@@ -179,7 +179,7 @@ def format_status(row: NodeRow) -> str:
 
 
 def format_remark(row: NodeRow, look: RenderOptions) -> str:
-    """What a person has to know besides the cards; empty where there is nothing."""
+    """Say what a user has to know besides the cards; empty where there is nothing."""
     remarks = [row.error or ""]
     if row.without_daemon:
         remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, look)}")

@@ -60,7 +60,7 @@ class WatchedObjects(Generic[T]):
 
     @property
     def error(self) -> KubeApiError | None:
-        """What keeps it from being up to date; None once a watch is open again, with news or without."""
+        """Fault that keeps the rows from being up to date; None once a watch is open again."""
         return self._error if self._reflector.last_contact == self._failed_after else None
 
     def replace(self, items: Sequence[T], _resource_version: str) -> None:
@@ -81,7 +81,7 @@ class WatchedObjects(Generic[T]):
         """Nothing has changed."""
 
     def disconnected(self, error: KubeApiError) -> None:
-        """What is shown may be old from now on."""
+        """Record that what is shown may be old from now on."""
         self._error, self._failed_after = error, self._reflector.last_contact
         self._changed()
 

@@ -34,7 +34,7 @@ _MIB_PER_GIB: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class MigrationOptions:
-    """How to read what manifests leave open.
+    """MigrationOptions is how to read what manifests leave open.
 
     Attributes:
         unit_mib: MiB of one of gpupack's units.
@@ -51,7 +51,7 @@ class MigrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class CardRequest:
-    """What a container wants in gpupack's terms: memory or percent, all its cards together.
+    """CardRequest is what a container wants in gpupack's terms: memory or percent, all its cards together.
 
     Attributes:
         cards: how many cards it is split over.
@@ -67,7 +67,7 @@ class CardRequest:
 
 
 class UntranslatableError(ValueError):
-    """There is nothing in gpupack that does the same; the message says what to write."""
+    """UntranslatableError is raised where gpupack cannot do the same; the message says what to write."""
 
 
 def is_peer_resource(resource: str) -> bool:

@@ -48,7 +48,7 @@ class AppliedMove(JsonAnswer, frozen=True):
 
 
 class AppliedAdvice(JsonAnswer, frozen=True):
-    """What became of a list of moves.
+    """AppliedAdvice is the result of each move.
 
     Attributes:
         state: `done`: every move; `stopped`: some or none; `dry-run`: each could have been made.
@@ -71,7 +71,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApplyOptions:
-    """How moves are made.
+    """ApplyOptions is how moves are made.
 
     Attributes:
         dry_run: Change nothing; the API server is asked whether each eviction were allowed.

@@ -64,7 +64,7 @@ class CandidateFinder:
         return self._movable_by_node[node]
 
     def iterate_cheapest(self, moved: Collection[str]) -> Iterator[Candidate]:
-        """All sites, the cheapest first; without pods that have moved already."""
+        """Iterate candidates, the cheapest first; without pods that have moved already."""
         touched = self._goal.changed_nodes
         if self._untouched is None:
             self._untouched = sorted(
@@ -183,7 +183,7 @@ class CandidateFinder:
 
 
 def _fewest(units: Sequence[int], short: int) -> int | None:
-    """How many of these, from the largest, free so much; None: not all of them do."""
+    """Count how many of these, from the largest, free so much; None: not all of them do."""
     freed = 0
     for number, each in enumerate(units, start=1):
         freed += each

@@ -16,14 +16,14 @@ _REMEMBERED: Final = 1 << 16
 
 
 class Goal(Protocol):
-    """What is to be reached."""
+    """Goal is the state that moves of pods are to reach."""
 
     def is_reached(self, final: bool) -> bool:
         """Whether it is, or while pods are still without a place: whether it could be."""
         ...
 
     def compute_loss(self, destination: Destination) -> tuple[int, int]:
-        """What a place costs the goal, and how much it leaves on its cards; smaller is better."""
+        """Compute what a place costs the goal, and how much it leaves on its cards; smaller is better."""
         ...
 
 
@@ -133,7 +133,7 @@ class StartGoal:
         return count_fit_on_cards(now, self._request, policy, most)
 
     def _compute_slots(self, node: str, free: tuple[int, ...] | list[int]) -> list[int]:
-        """How many times the demand of one card fits on each card."""
+        """Compute how many times the demand of one card fits on each card."""
         units = self._units.get(node)
         if units is None:
             sizes = self._table.get_sizes(node)
@@ -166,7 +166,7 @@ class StartGoal:
         return self._table.get_free_units(node)
 
     def get_slots(self, node: str) -> list[int]:
-        """How many times the demand of one card fits on each card of a node now."""
+        """Return how many times the demand of one card fits on each card of a node now."""
         return self._compute_slots(node, self._table.get_free_units(node))
 
     def get_slots_with(self, node: str, free: list[int]) -> list[int]:

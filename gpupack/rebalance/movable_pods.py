@@ -47,7 +47,7 @@ class MovablePod:
 
     @property
     def node(self) -> str:
-        """Where it runs."""
+        """Node on which the pod runs."""
         return self.record.node
 
     @property
@@ -104,7 +104,7 @@ class MovablePods:
         return self._explain_fixed_place(pod, record) or self.explain_protection(pod, record)
 
     def _explain_fixed_place(self, pod: KubePod, record: PodRecord) -> str:
-        """What would not start again, or not elsewhere."""
+        """Say why a pod would not start again, or not elsewhere; empty: it would."""
         owner, units = _controller(pod), self._held.get_units(record)
         if record.is_mirror or owner is None:
             return "no controller replaces it"

@@ -35,7 +35,7 @@ NOTHING: Final[frozenset[Card]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a pod goes: a node, and its cards there."""
+    """Destination is a node, and the cards there that a pod gets."""
 
     node: str
     placement: Placement
@@ -43,7 +43,7 @@ class Destination:
 
 @dataclass(slots=True)
 class HostCapacityLeft:
-    """What a node has left besides cards."""
+    """HostCapacityLeft is what a node has left besides cards."""
 
     pods: int
     units: int
@@ -54,7 +54,7 @@ class HostCapacityLeft:
 
 
 class _MovedPod:
-    """What a table keeps of a pod that moves.
+    """_MovedPod is what a plan keeps of a pod that moves.
 
     Attributes:
         offered: Whether scheduler and filter offer it a node, by name.
@@ -86,7 +86,7 @@ class _MovedPod:
 
 
 class PlanState:
-    """What is free, changed by pods that go and come.
+    """PlanState is the free amounts, changed by pods that go and come.
 
     Args:
         cluster: The cluster.
@@ -158,7 +158,7 @@ class PlanState:
         return known
 
     def get_host_capacity(self, node: str) -> HostCapacityLeft:
-        """What a node has left besides cards."""
+        """Return what a node has left besides cards."""
         known = self._host_capacity.get(node)
         if known is None:
             hosts, nodes = self.cluster.kube_checks, self.cluster.state.nodes
@@ -227,7 +227,7 @@ class PlanState:
         return known
 
     def get_query(self, movable: MovablePod) -> SchedulingRequest:
-        """What a pod asks of cards."""
+        """Return what a pod asks of cards."""
         return self._get_moved_pod(movable).query
 
     def get_kind(self, movable: MovablePod) -> int:
@@ -303,7 +303,7 @@ class PlanState:
                 yield Destination(node, placement)
 
     def _named(self, card: DeviceCard) -> Hashable:
-        """Which of the pods that name cards by UUID could have this one."""
+        """Find which of the pods that name cards by UUID could have this one."""
         known = self._names.get(card.uuid)
         if known is None:
             known = self._names[card.uuid] = tuple(each.admits_uuid(card.uuid) for each in self._naming)
@@ -311,7 +311,7 @@ class PlanState:
 
     @cached_property
     def _naming(self) -> list[Selector]:
-        """What pods say that name cards by UUID."""
+        """Selectors of pods that name cards by UUID."""
         requests = {id(pod.request): pod.request for pod in self.cluster.state.pods.values()}.values()
         selectors = {each.selector for each in requests if each is not None}
         return [each for each in selectors if each.uuids or each.excluded_uuids]

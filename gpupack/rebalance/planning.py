@@ -39,7 +39,7 @@ Moves = list[tuple[MovablePod, Destination]]
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """What a search may do.
+    """SearchLimits is which pods may move, and how many places a search tries.
 
     Attributes:
         max_priority: Pods of a higher priority stay.
@@ -52,7 +52,7 @@ class SearchLimits:
 
 @dataclass
 class MovePlan:
-    """What was found."""
+    """MovePlan is the moves that were found."""
 
     moves: Moves
     optimal: bool

@@ -6,7 +6,7 @@ from gpupack.dashboard.trend import TrendPoint
 
 
 class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one pod had during a period.
+    """PodUse is what one pod had during a period.
 
     Attributes:
         namespace: of the pod; empty where nobody says.
@@ -36,7 +36,7 @@ class PodUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):
-    """Some minutes.
+    """Period is some minutes of sampled use.
 
     Attributes:
         start: seconds since the epoch.

@@ -26,7 +26,7 @@ _ALLOWED: Final = "allowed: namespace, pod and label:KEY"
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """What is added up.
+    """UsageKey is the key by which a report adds up.
 
     Attributes:
         kind: of the keys.
@@ -83,7 +83,7 @@ class ReportRow(msgspec.Struct, frozen=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """All of it.
+    """UsageReport is the use of each key between two moments.
 
     Attributes:
         since: seconds since the epoch.
@@ -128,7 +128,7 @@ def build_report(
 
 
 def _overlap(period: Period, since: float, until: float) -> float:
-    """Which part of a period lies between two moments, 0 to 1."""
+    """Compute which part of a period lies between two moments, 0 to 1."""
     length = period.end - period.start
     inside = min(period.end, until) - max(period.start, since)
     return max(0.0, min(1.0, inside / length)) if length > 0 else 0.0
@@ -196,7 +196,7 @@ def _total_used(found: UsageReport) -> float | None:
 
 
 def _percent(row: ReportRow) -> str:
-    """How much of what was promised was measured; 100 only for all of it."""
+    """Compute how much of what was allocated was measured; 100 only for all of it."""
     share = row.measured / row.promised if row.promised else 0.0
     return f"{math.floor(100 * share + 1e-6)}%"
 

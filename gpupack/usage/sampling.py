@@ -25,7 +25,7 @@ _REPLICA_LABELS: Final = frozenset(
 
 
 class PodMemory(NamedTuple):
-    """What a pod has at one moment; amounts in MiB, `used` None where nobody measured it."""
+    """PodMemory is what a pod has at one moment; amounts in MiB, `used` None where nobody measured it."""
 
     namespace: str
     name: str

@@ -39,11 +39,11 @@ class MemoryStore:
             self._uses -= 1 + len(self._periods.popleft().pods)
 
     def list_periods(self) -> list[Period]:
-        """All, oldest first."""
+        """List the periods, oldest first."""
         return list(self._periods)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class HistoryFile:
@@ -106,7 +106,7 @@ class HistoryFile:
         self._file = file
 
     def list_periods(self) -> list[Period]:
-        """All, oldest first. Blocking."""
+        """List the periods, oldest first. Blocking."""
         return list(read_history(self._path))
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class InterPodAffinity:
     def _values_wanted_near(
         self, wants: Sequence[AffinityTerm], pod: KubePod, gone: Collection[str]
     ) -> list[tuple[str, set[str]]] | None:
-        """Where a pod may run that wants others near; None: anywhere."""
+        """Find the values of labels where a pod may run that wants others near; None: anywhere."""
         if not wants:
             return None
         matching = [

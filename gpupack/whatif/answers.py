@@ -80,7 +80,7 @@ class Move(JsonAnswer, frozen=True, rename={"source": "from", "target": "to"}):
 
 
 class WayOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that lets a pod start.
+    """WayOut is something that lets a pod start.
 
     Attributes:
         kind: In one word, see docs/ask.md.
@@ -182,7 +182,7 @@ class PodExplanation(JsonAnswer, frozen=True):
 
 
 class NodePods(JsonAnswer, frozen=True):
-    """How many pods a node takes; `tolerations` they need for its taints."""
+    """NodePods is how many pods a node takes; `tolerations` they need for its taints."""
 
     node: str
     pods: int
@@ -190,7 +190,7 @@ class NodePods(JsonAnswer, frozen=True):
 
 
 class FitCount(JsonAnswer, frozen=True):
-    """How many pods fit, and where; the largest request that fits somewhere (0: none)."""
+    """FitCount is how many pods fit, and where; the largest request that fits somewhere (0: none)."""
 
     pods: int
     largest_units: int
@@ -198,7 +198,7 @@ class FitCount(JsonAnswer, frozen=True):
 
 
 class FitAnswer(JsonAnswer, frozen=True):
-    """What fits now, and after a change.
+    """FitAnswer is what fits now, and after a change.
 
     Attributes:
         pods: That fit now.

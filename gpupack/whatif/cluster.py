@@ -194,7 +194,7 @@ class Cluster:
 
     @cached_property
     def kube_checks(self) -> "KubeSchedulerChecks":
-        """What kube-scheduler looks at besides the cards."""
+        """Checks of kube-scheduler besides the cards."""
         from gpupack.whatif.kube_checks import KubeSchedulerChecks  # noqa: PLC0415 - it needs this module
 
         return KubeSchedulerChecks(self)
@@ -269,7 +269,7 @@ class Cluster:
         raise InputError(where + more)
 
     def read_request(self, pod: KubePod) -> PodRequest | None:
-        """What a pod asks of cards, None: nothing.
+        """Read what a pod asks of cards, None: nothing.
 
         Raises:
             RequestError: it asks for what cannot be given.

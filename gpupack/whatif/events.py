@@ -22,7 +22,7 @@ class PodEvent(KubeStruct):
         uid: str = ""
 
     class Series(KubeStruct):
-        """How often it was seen, and when last."""
+        """Series is how often an Event was seen, and when last."""
 
         count: int | None = None
         last_observed_time: str | None = None
@@ -38,7 +38,7 @@ class PodEvent(KubeStruct):
 
     @property
     def last_seen_s(self) -> float:
-        """When it was seen last, seconds since the epoch; 0 where nothing readable says so."""
+        """Time of the last occurrence, seconds since the epoch; 0 where nothing readable says so."""
         observed = self.series.last_observed_time if self.series is not None else None
         for text in (observed, self.last_timestamp, self.event_time, self.first_timestamp):
             at_s = parse_time(text)
@@ -48,7 +48,7 @@ class PodEvent(KubeStruct):
 
     @property
     def seen_count(self) -> int:
-        """How often it was seen."""
+        """Number of occurrences."""
         counts = (self.count, self.series.count if self.series is not None else None)
         return max(1, *(count or 0 for count in counts))
 

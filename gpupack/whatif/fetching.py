@@ -26,7 +26,7 @@ DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class ClusterSource:
-    """Where a cluster is read from.
+    """ClusterSource is where a cluster is read from.
 
     Attributes:
         filename: Of the output of `kubectl get nodes,pods -A -o json`, `-`: standard input; None: a cluster.
@@ -43,7 +43,7 @@ class ClusterSource:
 
 @dataclass(frozen=True, slots=True)
 class PodContext:
-    """What else is known of a pod.
+    """PodContext is what else is known of a pod.
 
     Attributes:
         namespace: Of the pod.
@@ -142,7 +142,7 @@ async def _nothing() -> None:
 
 
 async def _budgets(client: "KubeClient") -> Sequence[DisruptionBudget] | None:
-    """All PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
+    """List PodDisruptionBudgets, None where they may not be listed: the answer says so then."""
     from kubeapi.errors import Forbidden, NotFound  # noqa: PLC0415
 
     try:

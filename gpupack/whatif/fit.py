@@ -34,7 +34,7 @@ from scheduler_plugin.scheduling.request import (
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """What is asked about.
+    """FitQuestion is the pods that are asked about.
 
     Attributes:
         units: Of GPU memory over all cards of a pod, or of its first container; percent where `percent`.
@@ -193,7 +193,7 @@ def count_fit(
 def count_fit_by_node(
     cluster: Cluster, query: SchedulingRequest, rows: RowArray, most: Mapping[str, int]
 ) -> Counter[str]:
-    """How many pods each node takes, by the card policy; at most so many as `most` says.
+    """Count how many pods each node takes, by the card policy; at most so many as `most` says.
 
     Pods that ask for one card fill each card by itself, whichever is first. With more cards the order of the
     choices matters, so the pods are placed one after the other, on all nodes at once.
@@ -324,7 +324,7 @@ def find_largest_request(cluster: Cluster, query: SchedulingRequest, rows: RowAr
 
 
 def find_largest_sum_left(cluster: Cluster, request: PodRequest, name: str) -> int:
-    """What kube-scheduler's count of a node leaves for one more pod: units, or percent; 0: no pod at all."""
+    """Find what kube-scheduler's count leaves for one more pod: units, or percent; 0: no pod at all."""
     resource = PERCENT_RESOURCE if request.percent else cluster.state.resource
     if cluster.kube_checks.get_pods_left(name) < 1:
         return 0

@@ -47,7 +47,7 @@ class GangMembers:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGang:
-    """What of a gang waits still.
+    """WaitingGang is the pods of a gang that still wait.
 
     Attributes:
         name: Of the gang.
@@ -104,7 +104,7 @@ def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirem
 
 
 def _asked(cluster: Cluster, pod: KubePod) -> object:
-    """Everything that decides where a pod may go."""
+    """Key a pod by all that decides where it may go."""
     try:
         request = cluster.read_request(pod)
     except RequestError as error:
@@ -291,14 +291,14 @@ def bound_by_host_resources(
 
 
 class _Thing(NamedTuple):
-    """Something of a node besides its cards: pods, cpu, memory, units of a sum, or another resource."""
+    """_Thing is a resource of a node besides its cards: pods, cpu, memory, a sum, another resource."""
 
     kind: Literal["pods", "cpu", "memory", "sum", "other"]
     name: str = ""
 
 
 def _beside_cards(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> dict[_Thing, int]:
-    """What a pod takes of a node besides its cards."""
+    """Count what a pod takes of a node besides its cards."""
     units = PERCENT_RESOURCE if request.percent else cluster.state.resource
     found = {
         _Thing("pods"): 1,
@@ -311,7 +311,7 @@ def _beside_cards(cluster: Cluster, request: PodRequest, requirements: HostRequi
 
 
 def _left_of(cluster: Cluster, name: str, thing: _Thing, leaving: Collection[str]) -> int:
-    """What a node has left of something once pods are gone."""
+    """Count what a node has left of something once pods are gone."""
     hosts, nodes = cluster.kube_checks, cluster.state.nodes
     row = nodes.rows[name]
     gone = [pod for uid in leaving if (pod := cluster.pods.get(uid)) is not None]

@@ -78,7 +78,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class HostRequirements:
-    """What a pod asks of a node besides cards.
+    """HostRequirements is what a pod asks of a node besides cards.
 
     Attributes:
         tolerates: Whether it tolerates a taint.
@@ -100,7 +100,7 @@ class HostRequirements:
 
     @classmethod
     def from_pod(cls, pod: KubePod) -> "HostRequirements":
-        """What a pod asks for."""
+        """Read what a pod asks for."""
         rules = read_pod_node_rules(pod)
         cpu_milli, memory_bytes = sum_host_requests(pod)
         return cls(
@@ -130,7 +130,7 @@ def require_of_plain_pod() -> HostRequirements:
 
 
 class KubeSchedulerChecks:
-    """Everything about nodes that kube-scheduler looks at; of one moment.
+    """KubeSchedulerChecks is kube-scheduler's checks of nodes, at one moment.
 
     Args:
         cluster: The cluster, which must not change any more.
@@ -181,7 +181,7 @@ class KubeSchedulerChecks:
         return not (requirements.ports and requirements.ports & self._ports_in_use(name, gone))
 
     def _find_remembered(self, requirements: HostRequirements) -> dict[str, Rejection]:
-        """What was found for a wish before: one pod is asked about many times."""
+        """Return what was found for a request before: one pod is asked about many times."""
         for each, known in self._remembered:
             if each is requirements:
                 return known
@@ -208,7 +208,7 @@ class KubeSchedulerChecks:
         return found
 
     def _check_node(self, name: str, requirements: HostRequirements) -> Rejection | None:
-        """What the node's own words say: ready, cordon, selectors, taints."""
+        """Check the node itself: ready, cordon, selectors, taints."""
         node = self._cluster.nodes[name]
         traits = NodeTraits(
             name,
@@ -235,7 +235,7 @@ class KubeSchedulerChecks:
     def _check_capacity(
         self, name: str, requirements: HostRequirements, gone: frozenset[str]
     ) -> Rejection | None:
-        """What the pods of the node leave: their number, cpu, host memory, other resources, ports."""
+        """Check what the pods of the node leave: their number, cpu, host memory, other resources, ports."""
         nodes = self._cluster.state.nodes
         row = nodes.rows[name]
         pods = [
@@ -275,7 +275,7 @@ class KubeSchedulerChecks:
         return free
 
     def get_sum_left(self, name: str, resource: str) -> int:
-        """What kube-scheduler has left of a resource of GPU memory: allocatable less what pods ask for.
+        """Return what kube-scheduler has left of a resource of GPU memory: allocatable less requests.
 
         It counts a pod on an unhealthy card, whose units the node does not offer, against the healthy ones.
         """
@@ -316,7 +316,7 @@ class KubeSchedulerChecks:
         )
 
     def get_capacity(self, name: str, resource: str) -> int:
-        """What a node offers of a resource; 0 where it says nothing that can be read."""
+        """Return what a node offers of a resource; 0 where it says nothing that can be read."""
         value = (self._cluster.nodes[name].status.allocatable or {}).get(resource, 0)
         try:
             return _whole(value)
@@ -324,11 +324,11 @@ class KubeSchedulerChecks:
             return 0
 
     def get_pods_left(self, name: str) -> int:
-        """How many more pods a node takes; very many where it does not say."""
+        """Return how many more pods a node takes; very many where it does not say."""
         return self._pods_left[name]
 
     def get_used_amounts(self, resource: str) -> Counter[str]:
-        """What the pods of every node ask of a resource that is not ours; of those see `sums`."""
+        """Sum up what pods of every node ask of a resource that is not ours; of those see `sums`."""
         known = self._sums.get(resource)
         if known is None:
             known = self._sums[resource] = Counter()

@@ -80,7 +80,7 @@ OFFERED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class NodeResults:
-    """What was found of every node.
+    """NodeResults is the finding for every node.
 
     Attributes:
         fits: Names of the nodes that take the pod, in order.
@@ -178,7 +178,7 @@ def _left(cluster: Cluster, reason: str, rows: RowArray) -> LongArray:
 
 
 def _sums(cluster: Cluster, query: SchedulingRequest, rows: RowArray) -> LongArray:
-    """What kube-scheduler's count leaves of the nodes' units, or percent."""
+    """Sum up what kube-scheduler's count leaves of the nodes' units, or percent."""
     resource = PERCENT_RESOURCE if query.request.percent else cluster.state.resource
     names = cluster.state.nodes.names
     return np.array(
@@ -231,7 +231,7 @@ def find_closest_node(
 
 
 class _Sentences:
-    """Says why, with the numbers of a group."""
+    """_Sentences says why, with the numbers of a group."""
 
     def __init__(self, cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements) -> None:
         self._cluster = cluster

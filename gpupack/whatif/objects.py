@@ -47,7 +47,6 @@ class KubeNode(QueueNode, tag_field="kind", tag="Node"):
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.metadata.name
 
     @property
@@ -134,7 +133,7 @@ class PodCondition(KubeStruct):
 
 
 class Terminated(KubeStruct):
-    """How a container ended."""
+    """Terminated is the end of a container."""
 
     finished_at: str | None = None
 
@@ -184,7 +183,7 @@ class KubeClaim(ClaimObject, tag_field="kind", tag="ResourceClaim"):
 
 @dataclass(frozen=True, slots=True)
 class KubeObjects:
-    """What an input holds, by kind."""
+    """KubeObjects is the objects of an input, by kind."""
 
     nodes: list[KubeNode]
     pods: list[KubePod]

@@ -146,7 +146,7 @@ def _check_queues(options: SimulationOptions, pods: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Warnings:
-    """What is odd about a row of a trace, said of the pod that the row was made of."""
+    """_Warnings is what is odd about a row of a trace, said of the pod that the row was made of."""
 
     scenario: Scenario
     taken: Snapshot

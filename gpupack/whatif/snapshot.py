@@ -192,7 +192,7 @@ def _nodes(
 
 
 def _besides(cluster: Cluster, others: Sequence[str]) -> dict[str, list[int]]:
-    """What pods that ask for no cards leave of every node: thousandths of a core, MiB, further resources."""
+    """Count what pods without cards leave of every node: thousandths of a core, MiB, further resources."""
     cluster.state.set_other_resources(others)
     arrays = cluster.state.nodes
     left = {
@@ -272,7 +272,7 @@ def _cards(request: PodRequest, scale: _Scale, usual: int) -> tuple[int, str | i
 
 
 def _ended(pod: KubePod) -> int:
-    """When a pod ended, in seconds; 0: it runs, or nobody says."""
+    """Return when a pod ended, in seconds; 0: it runs, or nobody says."""
     if not is_terminal(pod.status.phase):
         return 0
     times = [

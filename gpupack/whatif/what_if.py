@@ -54,7 +54,7 @@ class WhatIf:
 
     @property
     def fits_phrase(self) -> str:
-        """That it fits, in words."""
+        """Phrase for "it fits"."""
         return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
     def with_request(self, request: PodRequest) -> "WhatIf":
@@ -138,7 +138,7 @@ def charge_cards(cluster: Cluster, by_node: Mapping[str, ByPosition]) -> Iterato
 
 
 class PodCardUsage:
-    """What pods have on the cards of their nodes, and what would be free without them."""
+    """PodCardUsage is what pods have on the cards of their nodes, and what would be free without them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -56,7 +56,7 @@ class CommitCall(msgspec.Struct, frozen=True):
 
 
 class CommitOutcome(StrEnum):
-    """What became of a pod."""
+    """CommitOutcome is the result of committing a pod."""
 
     BOUND = "bound"
     REFUSED = "refused"
@@ -66,7 +66,7 @@ class CommitOutcome(StrEnum):
 
 
 class PodResult(msgspec.Struct, frozen=True):
-    """What became of one pod.
+    """PodResult is the outcome of one pod, with its reason.
 
     Attributes:
         uid: Of the pod.

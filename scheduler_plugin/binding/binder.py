@@ -54,7 +54,7 @@ class LeaderStatus(Protocol):
 
     @property
     def since(self) -> float | None:
-        """When it became the leader, seconds of the clock."""
+        """Time since which this process leads, in seconds of the clock."""
         ...
 
 

@@ -39,7 +39,7 @@ _SHARED_REQUEST: Final = "all-containers"
 
 @dataclass(frozen=True, slots=True)
 class BoundPodClaim:
-    """What has to be written for one pod on one node, before its Binding.
+    """BoundPodClaim is the claim to be written for one pod on one node, before its Binding.
 
     Attributes:
         namespace: of pod and claim.

@@ -64,7 +64,7 @@ class TurnQueue:
         return None
 
     def get_next_due_s(self) -> float:
-        """When the next turn is due; infinite when the queue is empty."""
+        """Return when the next turn is due; infinite when the queue is empty."""
         return min((turn.not_before_s for turn in self._queue), default=float("inf"))
 
     def requeue_failed(self, turn: PodTurn, now_s: float) -> bool:

@@ -60,7 +60,7 @@ class Tombstone:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is known of one node name. A record outlives the Node object while pods are bound to the name.
+    """NodeRecord is the state of one node name. A record outlives the Node while pods are bound to the name.
 
     Attributes:
         name: The node's name.
@@ -136,7 +136,7 @@ class NodeRecord:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing would be lost by forgetting the name."""
+        """Whether nothing would be lost by forgetting the name."""
         return self.row < 0 and not (
             self.pods
             or self.assumed

@@ -57,7 +57,7 @@ class EvictionAllowance:
 
 
 class DisruptionBudgets:
-    """All PodDisruptionBudgets, kept up to date as the sink of a reflector.
+    """DisruptionBudgets keeps PodDisruptionBudgets up to date as the sink of a reflector.
 
     Attributes:
         synced: True once they have been listed; before that nothing is known of them.

@@ -103,7 +103,7 @@ class PodRecord:
 
     @property
     def started_at(self) -> float:
-        """When the kubelet took it, seconds since the epoch; 0 before."""
+        """Time at which the kubelet accepted the pod, seconds since the epoch; 0 before."""
         return parse_time(self.start_time) or 0.0
 
 

@@ -33,7 +33,7 @@ _LENGTH: Final = re.compile(rb"^(?i:Content-Length):[ \t]*([0-9]{1,12})[ \t]*\r\
 
 @dataclass(frozen=True, slots=True)
 class VerbAnswer:
-    """What a call is answered with.
+    """VerbAnswer is the answer to a call.
 
     Attributes:
         body: The bytes.
@@ -233,7 +233,7 @@ class _Connection(asyncio.Protocol):
             self._next()
 
     def _all(self) -> bytes:
-        """Everything that has come and was not answered, as one piece."""
+        """Join the bytes that have come and were not answered."""
         if len(self._parts) > 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]

@@ -61,7 +61,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExtenderService:
-    """What the handlers work on.
+    """ExtenderService is the state that the handlers work on.
 
     Attributes:
         extender: filter and prioritize.

@@ -68,7 +68,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Pod:
-    """What is known of a pod besides its `PodRecord`.
+    """_Pod is the facts about a pod besides its `PodRecord`.
 
     Attributes:
         node: Where it is bound, empty before.
@@ -241,7 +241,7 @@ class KubernetesChecks:
         )
 
     def _find_lasting_rejection(self, pod: _Pod, name: str, node: _Node) -> str:
-        """What the node's own words say."""
+        """Find what the node itself says that rejects the pod."""
         traits = NodeTraits(name, node.ready, node.unschedulable, node.labels, node.taints)
         found = find_node_rejection(traits, pod.rules, pod.rules.tolerates)
         if found is None:

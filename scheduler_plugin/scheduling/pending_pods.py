@@ -64,7 +64,7 @@ class PendingPods:
         return self._state.get_assumed(pod.uid) is None
 
     def _make_policy_request(self, pod: PodRecord) -> PolicyRequest | None:
-        """What a pod asks for; None where it waits for its own name of a policy that does not exist."""
+        """Make a pod's request; None where it waits for its own name of a policy that does not exist."""
         if pod.request is None:
             return PolicyRequest(pod.cpu_milli, pod.memory_bytes, (), other_resources=pod.other_resources)
         try:

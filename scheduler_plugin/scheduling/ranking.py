@@ -38,7 +38,7 @@ def rank_best(scores: FloatArray, name_ranks: LongArray, limit: int) -> RowArray
 
 
 def _rank_best_one(scores: FloatArray, name_ranks: LongArray) -> RowArray:
-    """What `best` finds with a limit of 1: our manifests ask for just that, once a pod."""
+    """Find what `best` finds with a limit of 1: our manifests ask for just that, once a pod."""
     if not len(scores):
         return np.zeros(0, dtype=np.intp)
     lowest = scores.min()

@@ -50,7 +50,7 @@ class FilterReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReasonWording:
-    """Everything that is said of one reason; its metric label and JSON name are made of its own name.
+    """ReasonWording is every text of one reason; its metric label and JSON name are made of its own name.
 
     Attributes:
         event: Text in the pod's condition and Events; None where the text names the request.

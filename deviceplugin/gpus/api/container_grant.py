@@ -28,7 +28,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerGrant:
-    """What a container gets with its devices.
+    """ContainerGrant is what a container gets with its devices.
 
     Attributes:
         envs: environment variables.

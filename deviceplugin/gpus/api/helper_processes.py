@@ -27,24 +27,24 @@ class HelperProcessFilter:
 
     @property
     def vendor(self) -> Vendor:
-        """As the other one's."""
+        """Vendor of the source's cards."""
         return self._source.vendor
 
     @property
     def limits(self) -> MemoryLimits | None:
-        """As the other one's."""
+        """Adapter of the source that limits memory."""
         return self._source.limits
 
     def open(self) -> None:
-        """As the other one."""
+        """Open the source."""
         self._source.open()
 
     def close(self) -> None:
-        """As the other one."""
+        """Close the source."""
         self._source.close()
 
     def cards(self) -> Sequence[GpuCard]:
-        """As the other one's."""
+        """List the source's cards."""
         return self._source.cards()
 
     def sample(self) -> Sequence[GpuSample]:
@@ -52,11 +52,11 @@ class HelperProcessFilter:
         return [self._without(sample) for sample in self._source.sample()]
 
     def detach(self) -> None:
-        """As the other one."""
+        """Detach the source."""
         self._source.detach()
 
     def events(self, timeout_s: float) -> Sequence[HealthEvent]:
-        """As the other one's."""
+        """Wait for the source's health events."""
         return self._source.events(timeout_s)
 
     def _without(self, sample: GpuSample) -> GpuSample:

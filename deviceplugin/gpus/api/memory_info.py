@@ -29,12 +29,12 @@ class MemoryInfo:
 
     @property
     def unlisted(self) -> int:
-        """What is neither free nor in `used`: `reserved`, or nothing where `used` has it."""
+        """MiB that are neither free nor in `used`: `reserved`, or 0 where `used` has it."""
         return self.total - self.free - self.used
 
     @property
     def used_by_processes(self) -> int:
-        """What processes use, without `reserved`.
+        """MiB that processes use, without `reserved`.
 
         Of `rest` that part of `reserved` is known which is not in `used`. Where the numbers do not add up
         (`rest` is less than nothing, or more than `reserved`) all of `used` counts: never too little.

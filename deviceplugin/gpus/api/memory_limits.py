@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Enforcement(Enum):
-    """How the memory of a card's containers is held; `value` is what machines read, `text` what people do."""
+    """Enforcement is how memory is limited; `value` is what machines read, `text` what people do."""
 
     DRIVER = "driver"
     MPS = "mps"
@@ -19,7 +19,7 @@ class Enforcement(Enum):
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Phrase for people."""
         return _TEXTS[self]
 
 
@@ -47,7 +47,7 @@ class LimitSupport:
     is_forbidden: bool = False
 
     def __str__(self) -> str:
-        """In one line: `this driver (580.65) has no such call; driver 615 (CUDA 13.4) has`."""
+        """Write one line: `this driver (580.65) has no such call; driver 615 (CUDA 13.4) has`."""
         if self.can_limit:
             return Enforcement.DRIVER.text
         return f"{self.reason}; it takes {self.since}" if self.since else self.reason
@@ -58,7 +58,7 @@ HELD = LimitSupport(can_limit=True)
 
 @dataclass(frozen=True, slots=True)
 class LimitReading:
-    """What the holder of limits says of one cgroup on one card.
+    """LimitReading is the limit and the use of one cgroup on one card, as the driver or MPS states them.
 
     Attributes:
         hard_mib: the limit in MiB, rounded down; None: there is none.

@@ -16,7 +16,7 @@ class MemoryUser(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number in the host's pid namespace."""
+        """PID in the host's namespace."""
         ...
 
     def start(self) -> int:

@@ -21,7 +21,7 @@ RunProgram = Callable[[list[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a source of cards is made from.
+    """SourceOptions is the settings from which a source of cards is made.
 
     Attributes:
         profile: A shipped profile or a YAML file, for simulated cards.

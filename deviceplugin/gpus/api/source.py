@@ -130,19 +130,19 @@ def sysfs_bus_id(text: str) -> str:
 
 
 class GpuSource(Protocol):
-    """Where cards come from. All methods may block; open and close belong to one owner.
+    """GpuSource lists, measures and watches cards. All methods may block; open and close belong to one owner.
 
     Between open and close, cards, sample and events may be called from different threads.
     """
 
     @property
     def vendor(self) -> Vendor:
-        """Whose cards these are; it stays."""
+        """Vendor of the cards; never changes."""
         ...
 
     @property
     def limits(self) -> MemoryLimits | None:
-        """What limits the memory of containers; None where nothing can."""
+        """Adapter that limits the memory of containers; None where nothing can."""
         ...
 
     def open(self) -> None:

@@ -67,7 +67,7 @@ class CudaProcess:
 
     @property
     def pid(self) -> int:
-        """Its number, which is the host's where this runs in the host's pid namespace."""
+        """PID, the host's where this runs in the host's PID namespace."""
         return self._process.pid
 
     def start(self) -> int:

@@ -72,7 +72,7 @@ _START_ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the driver shows under one of its numbers.
+    """_Shown is a card as the driver shows it under one index.
 
     Attributes:
         number: of the driver.
@@ -90,7 +90,7 @@ class _Shown:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What makes another list of cards when it changes."""
+        """Key that differs when the list of cards has to be made anew."""
         instances = self.instances
         seen = (
             None if instances is None else tuple((one.place, one.uuid, str(one.error)) for one in instances)

@@ -78,7 +78,7 @@ class SimulatedBoard:
         return MemoryInfo(total, reserved, total - reserved - used, told)
 
     def cards(self) -> tuple[GpuCard, ...]:
-        """What is listed for it."""
+        """Cards to list for the device."""
         if self.instances is None:
             return (self.card,)
         if not self.instances:

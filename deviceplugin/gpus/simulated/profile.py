@@ -185,7 +185,7 @@ class _Failure(Struct, frozen=True):
 
 
 class _Card(Struct, frozen=True):
-    """What a device and the defaults of all devices can say alike."""
+    """_Card is the fields that a device and the defaults of all devices have in common."""
 
     name: _Text | None = None
     architecture: _Text | None = None

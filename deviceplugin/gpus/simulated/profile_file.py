@@ -44,7 +44,7 @@ class ProfileFile:
         log.warning("the changed profile cannot be used, the cards stay as they were", error=error)
 
     def _look(self) -> tuple[int, int, int] | None:
-        """What differs after a change; None while there is no file."""
+        """Read a key that differs after a change; None while there is no file."""
         if self._file is None:
             return None
         try:

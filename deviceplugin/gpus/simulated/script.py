@@ -86,7 +86,7 @@ class SimulationScript:
         return [step for step in self.steps[done:] if step.at_s <= now_s]
 
     def next_s(self, done: int) -> float | None:
-        """When the next step is, None for never."""
+        """Time of the next step, None for never."""
         return self.steps[done].at_s if done < len(self.steps) else None
 
 

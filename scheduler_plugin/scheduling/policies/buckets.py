@@ -21,7 +21,7 @@ Fallback = Literal["closest", "largest"]
 
 @dataclass(frozen=True, slots=True)
 class BucketSearchResult:
-    """Where a search ended.
+    """BucketSearchResult is where a search ended.
 
     Attributes:
         key: The item, None when there is none.

@@ -137,7 +137,7 @@ class FragmentationTerms:
         return np.array(result, dtype=np.intp)
 
     def limits(self, cpu_free: FloatArray, memory_free: FloatArray) -> FloatArray:
-        """How many pods of each shape cpu and memory allow.
+        """Compute how many pods of each shape cpu and memory allow.
 
         Args:
             cpu_free: float64[n], thousandths of a core.
@@ -186,7 +186,7 @@ class FragmentationTerms:
         return result
 
     def _priced(self, size: int, free: int) -> float:
-        """What a card adds to the result whatever else is on its node."""
+        """Compute what a card adds to the result whatever else is on its node."""
         if size <= 0:
             return 0.0
         if size not in self._values:
@@ -195,7 +195,7 @@ class FragmentationTerms:
         return (1.0 - self._unseen) * PRICE_WEIGHT * waste + self._unseen * UNSEEN_WEIGHT * broken(size, free)
 
     def _admits(self, model: str) -> LongArray:
-        """Which groups accept a model: int64[G], 0 or 1."""
+        """Find the groups that accept a model: int64[G], 0 or 1."""
         known = self._admitted.get(model)
         if known is None:
             admitted = [int(selector.admits_model(model)) for _, _, selector in self._groups]

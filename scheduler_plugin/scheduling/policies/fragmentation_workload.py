@@ -12,7 +12,7 @@ MAX_SHAPES: Final = 512
 
 
 class DemandShape(NamedTuple):
-    """What a pod, or one of several containers in it, asks for.
+    """DemandShape is what a pod, or one of several containers in it, asks for.
 
     Attributes:
         cpu_milli: Thousandths of a core.
@@ -88,7 +88,7 @@ class TypicalWorkload:
         return {shape: count / self.total for shape, count in self._counts.items()}
 
     def card_demands(self) -> Mapping[int, float]:
-        """How often each amount of units is asked of a single card."""
+        """Count how often each amount of units is asked of a single card."""
         demands: Counter[int] = Counter()
         for shape, count in self._counts.items():
             if shape.cards == 1:
@@ -103,6 +103,6 @@ def _key(shape: DemandShape) -> tuple[object, ...]:
 
 
 def compute_distance(left: Mapping[DemandShape, float], right: Mapping[DemandShape, float]) -> float:
-    """How much popularity must move to make one workload the other: 0 to 1."""
+    """Compute how much popularity must move to make one workload the other: 0 to 1."""
     shapes = {**left, **right}
     return sum(abs(left.get(shape, 0.0) - right.get(shape, 0.0)) for shape in shapes) / 2

@@ -34,7 +34,7 @@ class CardDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """What a pod asks for, as policies see it.
+    """PolicyRequest is a pod's request, as policies see it.
 
     Attributes:
         cpu_milli: Thousandths of a core, by Kubernetes' rule for init containers and sidecars.
@@ -60,7 +60,7 @@ class PolicyRequest:
 
     @property
     def host(self) -> HostRequest:
-        """What it asks for beside cards."""
+        """Amounts asked for beside cards."""
         return HostRequest(self.cpu_milli, self.memory_bytes, self.other_resources)
 
     @property
@@ -104,7 +104,7 @@ class NodePolicy(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """What a policy implements as well when it learns from pods seen, pending and settled."""
+    """Learner is the further interface of a policy that learns from pods seen, pending and settled."""
 
     def pending(self, uid: str, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> None:
         """No candidate of `rows` could take the pod (called once for each failed attempt)."""
@@ -117,7 +117,7 @@ class Learner(Protocol):
 
 @runtime_checkable
 class AttemptCounter(Protocol):
-    """What a policy implements as well when it counts the attempts to place a pod."""
+    """AttemptCounter is the further interface of a policy that counts the attempts to place a pod."""
 
     def record_attempt(self, view: ClusterView, pod: str, row: int | None) -> None:
         """Somebody tried to place a pod: kube-scheduler asked, or it was its turn in the queue.
@@ -132,10 +132,10 @@ class AttemptCounter(Protocol):
 
 @runtime_checkable
 class BacklogReader(Protocol):
-    """What a policy implements as well when its weights depend on all pods that wait."""
+    """BacklogReader is the further interface of a policy whose weights depend on all pods that wait."""
 
     def waiting(self, view: ClusterView, pods: Sequence[tuple[PolicyRequest, Sequence[str]]]) -> None:
-        """Every pod that waits at this moment, whoever refused it and whatever gate it wears.
+        """Receive the pods that wait at this moment, whoever refused them and whatever gate they wear.
 
         Args:
             view: The cluster now.
@@ -146,7 +146,7 @@ class BacklogReader(Protocol):
 
 @runtime_checkable
 class CardChooser(Protocol):
-    """What a node policy implements as well when it knows better than a card policy which cards to take."""
+    """CardChooser is the further interface of a node policy that chooses cards better than a card policy."""
 
     def choose_cards(
         self, view: ClusterView, ask: PolicyRequest, row: int
@@ -161,7 +161,7 @@ class CardChooser(Protocol):
 
 @runtime_checkable
 class Picker(Protocol):
-    """What a node policy implements as well when it can name its best node without scoring all of them."""
+    """Picker is the further interface of a node policy that finds its best node without scoring all."""
 
     @property
     def picks(self) -> bool:
@@ -181,7 +181,7 @@ class Picker(Protocol):
 
 @runtime_checkable
 class WorkloadPolicy(Protocol):
-    """What a node policy implements as well when it ranks by a typical workload, known or learned."""
+    """WorkloadPolicy is the further interface of a node policy that ranks by a typical workload."""
 
     def with_workload(self, workload: "TypicalWorkload") -> NodePolicy:
         """Make a copy of the policy for a workload that is known."""
@@ -217,7 +217,7 @@ NODE_POLICIES: Final[Registry[NodePolicy]] = Registry(
 
 
 def list_names() -> tuple[str, ...]:
-    """Every node policy's name, sorted."""
+    """List the names of the node policies, sorted."""
     return NODE_POLICIES.names()
 
 

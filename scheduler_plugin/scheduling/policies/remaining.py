@@ -65,7 +65,7 @@ def mask_feasible(view: ClusterView, ask: PolicyRequest, rows: RowArray) -> Bool
 
 @dataclass(frozen=True, slots=True)
 class ClassSearch:
-    """What is searched for.
+    """ClassSearch is the request of a search in one resource class.
 
     Attributes:
         name: The dominant class.
@@ -80,7 +80,7 @@ class ClassSearch:
     total: int
 
     def left(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> LongArray:
-        """What rows have left of the class: int64[m], of gpu-memory in the tightest set of cards."""
+        """Amounts that rows have left of the class: int64[m], of gpu-memory in the tightest set of cards."""
         if self.name != GPU:
             return compute_host_left(view, self.name, rows)
         return compute_tightest(view, self.demand, ask.admits, rows)
@@ -136,7 +136,7 @@ def iterate_card_sets(free: list[int], cards: int) -> Iterator[tuple[int, int]]:
 
 
 def compute_host_left(view: ClusterView, name: str, rows: RowArray) -> LongArray:
-    """What rows have left of cpu or memory: int64[m]."""
+    """Compute what rows have left of cpu or memory: int64[m]."""
     if name == CPU:
         return view.cpu_capacity[rows] - view.cpu_used[rows]
     return view.memory_capacity[rows] - view.memory_used[rows]

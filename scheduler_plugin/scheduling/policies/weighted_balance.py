@@ -281,7 +281,7 @@ class WeightedBalance:
 
 
 def _order(values: Sequence[float]) -> tuple[int, ...]:
-    """What a precedence chart sees of values: how each pair compares."""
+    """Compute what a precedence chart sees of values: how each pair compares."""
     return tuple([(a > b) - (a < b) for a, b in combinations(values, 2)])
 
 
@@ -323,7 +323,7 @@ def _short_classes(
 
 
 def _shortages(view: ClusterView, ask: PolicyRequest, others: Sequence[str], rows: RowArray) -> BoolArray:
-    """Which classes are short on which nodes: bool[k, n]."""
+    """Find the classes that are short on nodes: bool[k, n]."""
     columns, amounts = list_columns(view, others), dict(ask.other_resources)
     asked = [ask.cpu_milli, ask.memory_bytes, 0, *(amounts.get(name, 0) for name in others)]
     short = np.zeros((len(columns), len(rows)), dtype=np.bool_)

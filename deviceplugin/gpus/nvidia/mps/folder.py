@@ -32,7 +32,7 @@ class _StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ControlDaemonState:
-    """What a control daemon that answers says.
+    """ControlDaemonState is the answer of a control daemon.
 
     Attributes:
         clients: processes that it takes at once.
