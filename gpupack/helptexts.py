@@ -58,7 +58,7 @@ TOP_HELP: Final = """Show every card of the cluster, or of the nodes named: used
 As a kubectl plugin:          kubectl gpupack top
 One node, as it changes:      kubectl gpupack top NODE -w
 The pods on every card:       kubectl gpupack top --pods
-One line a card, with UUIDs:  gpupack top -o wide
+One line a card, with UUIDs and what it does:  gpupack top -o wide
 From a file, or a pipe:       kubectl get nodes -o json | gpupack top -f -
 For scripts:                  gpupack top -o json
 

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="The queue's Service.",
 )
+@click.option(
+    "--telemetry/--no-telemetry",
+    default=None,
+    help="Ask the node daemons what each card does, which needs the right to get pods/proxy. "
+    "Default: with -o wide only.",
+)
 @click.option("-w", "--watch", is_flag=True, help="Show them again whenever something has changed.")
 @click.option(
     "--kubeconfig",
@@ -54,9 +60,12 @@ def top(**options: Any) -> None:
     from kubeapi.errors import ConfigError, KubeApiError
 
     if options["filename"] is not None:
-        for name in ("watch", "context", "kubeconfig", "queues"):
+        for name in ("watch", "context", "kubeconfig", "queues", "telemetry"):
             if options[name]:
                 raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
+    has_column = options["output"] == "json" or (options["output"] == "wide" and not options["pods"])
+    if options["telemetry"] and not has_column:
+        raise click.UsageError("--telemetry is for -o wide without --pods, and for -o json")
     if options["queues"] and options["watch"]:
         raise click.UsageError("--queues is asked once: leave it out with --watch")
     try:
@@ -79,16 +88,44 @@ def _text(options: dict[str, Any]) -> str:
     gc.disable()
     if filename is None:
         found = asyncio.run(fetch(options["kubeconfig"], names, pods=pods, context=options["context"]))
+        rows, problem = _with_telemetry(build_rows(found, names), options)
     else:
         raw = sys.stdin.buffer.read() if filename == "-" else Path(filename).read_bytes()
         try:
             found = load_nodes(raw, pods=pods)
         except InputError as error:
             raise error if filename == "-" else InputError(f"{filename}: {error}") from error
+        rows, problem = build_rows(found, names), ""
     look = {"pods": pods, "colour": wants_colour()}
-    if not options["queues"]:
-        return render(build_rows(found, names), options["output"], **look)
-    return _with_queues(build_rows(found, names), options, look)
+    queues = options["queues"]
+    text = _with_queues(rows, options, look) if queues else render(rows, options["output"], **look)
+    if problem and options["output"] == "json":
+        click.echo(problem, err=True)
+    return f"{text}\n{problem}" if problem and options["output"] != "json" else text
+
+
+def _asks_for_telemetry(options: dict[str, Any]) -> bool:
+    """Tell whether the daemons are asked what cards do."""
+    wanted: bool | None = options["telemetry"]
+    if wanted is None:
+        return options["output"] == "wide" and not options["pods"]
+    return wanted
+
+
+def _with_telemetry(rows: "Sequence[NodeRow]", options: dict[str, Any]) -> "tuple[Sequence[NodeRow], str]":
+    """Add what the cards do, where it is asked for; what is not known of it comes back in a sentence."""
+    from gpupack.inventory.fetching import connect
+    from gpupack.inventory.telemetry import add_telemetry, fetch_telemetry
+
+    if not _asks_for_telemetry(options):
+        return rows, ""
+
+    async def ask() -> "tuple[Sequence[NodeRow], str]":
+        async with await connect(options["kubeconfig"], options["context"]) as client:
+            told = await fetch_telemetry(client, [row.node for row in rows if row.cards])
+            return add_telemetry(rows, told), told.problem
+
+    return asyncio.run(ask())
 
 
 def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
@@ -120,5 +157,8 @@ def _watched(options: dict[str, Any]) -> str:
 
     configure("critical")  # what is wrong is said below the rows
     look = RenderOptions(options["output"], options["pods"], wants_colour())
-    asyncio.run(watch(options["kubeconfig"], options["nodes"], look, context=options["context"]))
+    telemetry = _asks_for_telemetry(options)
+    asyncio.run(
+        watch(options["kubeconfig"], options["nodes"], look, context=options["context"], telemetry=telemetry)
+    )
     return ""

@@ -50,6 +50,7 @@ def _card(card: CardRow, *, pods: bool) -> dict[str, Any]:
         "memory_mode": card.memory_mode or None,
         "driver_detached": card.detached,
         "cordon_reason": card.cordon_reason or None,
+        **({"telemetry": card.telemetry.to_json()} if card.telemetry is not None else {}),
         **({"pods": _pods(card.pods)} if pods else {}),
     }
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deviceplugin.gpus.api.telemetry import CardTelemetry
+
 Output = Literal["table", "wide", "json"]
 
 Share = Literal["allocated", "assigned", "unknown", "ending"]
@@ -53,6 +55,7 @@ class CardRow:
         assumed_units: of pods that the words do not hold yet, as the extender counts them; 0 unless pods were
             asked for.
         pods: on this card; empty unless they were asked for.
+        telemetry: what it does, as its node's daemon says; None where that is not known or not asked for.
     """
 
     index: int
@@ -69,6 +72,7 @@ class CardRow:
     held_units: int | None = None
     assumed_units: int = 0
     pods: tuple[PodRow, ...] = ()
+    telemetry: CardTelemetry | None = None
 
     @property
     def state(self) -> Literal["ok", "unhealthy", "cordoned"]:

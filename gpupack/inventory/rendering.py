@@ -8,11 +8,13 @@ from typing import Final
 from rich.style import Style
 
 from allocator.names import MIB_PER_GIB
+from deviceplugin.gpus.api.telemetry import IDLE, NO_TELEMETRY, CardTelemetry
 from deviceplugin.gpus.foreign_resources import describe_foreign
 from gpupack.inventory.as_json import format_json
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
 from gpupack.inventory.totals import sum_totals
+from kubeapi.errors import make_printable
 
 _BAR_CELLS: Final = 4
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -20,6 +22,8 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _OUT: Final = Style(color="red", dim=True)
 # Style from this share of used units upwards.
 _FILLS: Final = ((1.0, Style(color="red")), (0.75, Style(color="yellow")), (0.0, Style(color="green")))
+
+_TELEMETRY_TITLES: Final = ("UTIL", "BW", "TEMP", "POWER", "CLOCK", "SLOWED BY")
 
 _MARKS: Final = {"unhealthy": "!", "cordoned": "*"}
 _NOBODY: Final = PodRow("", "", "", 0, "unknown")
@@ -80,7 +84,9 @@ def _by_node(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
 
 def _by_card(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
     """Lay out one line per card."""
-    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", "MODEL", "UUID")
+    measured = any(card.telemetry is not None for row in rows for card in row.cards)
+    columns = _TELEMETRY_TITLES if measured else ()
+    titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", *columns, "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
         tail = format_remark(row, look)
@@ -91,6 +97,7 @@ def _by_card(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
                 Cell(_unit(row.unit_mib)),
                 *_card_cells(row, card),
                 Cell(", ".join(filter(None, (card.held, card.memory_mode))) or "-"),
+                *(_telemetry_cells(card.telemetry or NO_TELEMETRY) if measured else ()),
                 *_inventory_cells(card),
             ]
             why = f"cordoned: {card.cordon_reason}" if card.cordon_reason else ""
@@ -151,6 +158,24 @@ def _card_cells(row: NodeRow, card: CardRow) -> list[Cell]:
 
 def _inventory_cells(card: CardRow) -> list[Cell]:
     return [Cell(card.model or "-"), Cell(card.uuid or "-")]
+
+
+def _telemetry_cells(told: CardTelemetry) -> list[Cell]:
+    """What a card does; `-` for what nobody tells."""
+    limit = "" if told.power_limit_w is None else f"/{told.power_limit_w:.0f}"
+    slowed = [make_printable(reason) for reason in told.throttle_reasons or () if reason != IDLE]
+    return [
+        Cell(_measure(told.utilization_percent, "%")),
+        Cell(_measure(told.memory_utilization_percent, "%")),
+        Cell(_measure(told.temperature_c, "C")),
+        Cell(_measure(told.power_w, f"{limit}W")),
+        Cell(_measure(told.sm_clock_mhz, "MHz")),
+        Cell(",".join(slowed) or ("-" if told.throttle_reasons is None else "none")),
+    ]
+
+
+def _measure(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
 
 
 def _pod_cells(pod: PodRow) -> list[Cell]:

@@ -15,6 +15,7 @@ from gpupack.inventory.objects import InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
 from gpupack.inventory.rendering import RenderOptions, format_lines
 from gpupack.inventory.rows import build_rows
+from gpupack.inventory.telemetry import TelemetryByNode, add_telemetry, fetch_telemetry
 from gpupack.terminal import takes_control_sequences
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
@@ -28,6 +29,9 @@ GAP_S: Final = 0.2
 
 LOOK_S: Final = 1.0
 """While what is shown may be old: a connection that is back need not bring news."""
+
+TELEMETRY_S: Final = 5.0
+"""Node daemons measure as often."""
 
 _HOME: Final = "\x1b[H\x1b[2J\x1b[?7l"
 """Clear the screen, and cut long lines at its edge instead of wrapping them."""
@@ -96,6 +100,7 @@ async def watch(
     look: RenderOptions,
     *,
     context: str | None = None,
+    telemetry: bool = False,
     gap_s: float = GAP_S,
 ) -> None:
     """Write the rows to standard output, now and after every change, until it is closed or we are cancelled.
@@ -107,6 +112,7 @@ async def watch(
         names: of the nodes to show; empty for all.
         look: how.
         context: of the kubeconfig; None for its current one.
+        telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
         gap_s: least seconds between two states.
 
     Raises:
@@ -122,6 +128,8 @@ async def watch(
         claims = WatchedObjects(client, CLAIMS_PATH, ClaimObject, changed.set)
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
         screen = _Screen(nodes, pods, claims, names, look)
+        if telemetry:
+            tasks.append(asyncio.create_task(_follow_telemetry(client, screen, changed.set)))
         try:
             with _closed(changed.set) as closed:
                 while not closed():
@@ -142,12 +150,24 @@ async def watch(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _follow_telemetry(client: KubeClient, screen: "_Screen", changed: Callable[[], None]) -> None:
+    """Ask again and again what the cards do that are shown, until cancelled."""
+    while True:
+        nodes = screen.nodes_with_cards
+        if nodes:
+            screen.telemetry = await fetch_telemetry(client, nodes)
+            changed()
+        await asyncio.sleep(TELEMETRY_S if nodes else LOOK_S)
+
+
 class _Screen:
     """Draws what is new.
 
     Attributes:
         old: what was drawn last may be out of date, and says so.
         wants_claims: a node serves ResourceClaims, and nobody reads these yet.
+        nodes_with_cards: names of the nodes that were drawn last and have cards.
+        telemetry: what cards do.
     """
 
     def __init__(
@@ -167,6 +187,8 @@ class _Screen:
         self._terminal = takes_control_sequences()
         self._last: object = None
         self.old = False
+        self.nodes_with_cards: list[str] = []
+        self.telemetry = TelemetryByNode()
 
     def draw(self) -> None:
         """Write the state if it is complete and not what was written last.
@@ -183,7 +205,11 @@ class _Screen:
             if error is not None:
                 raise error
             return
-        body, footer = format_lines(self._rows(), self._look)
+        rows = self._rows()
+        self.nodes_with_cards = [row.node for row in rows if row.cards]
+        body, footer = format_lines(add_telemetry(rows, self.telemetry), self._look)
+        if self.telemetry.problem and self._look.output != "json":
+            footer.append(self.telemetry.problem)
         self.old = error is not None
         if error is not None:
             footer.append(f"not up to date: {error}")

@@ -3,8 +3,11 @@
 from dataclasses import dataclass, fields
 from typing import Final
 
+IDLE: Final = "gpu_idle"
+"""The reason of a card that has nothing to do."""
+
 THROTTLE_REASONS: Final = (
-    "gpu_idle",
+    IDLE,
     "applications_clocks_setting",
     "sw_power_cap",
     "hw_slowdown",
@@ -14,7 +17,7 @@ THROTTLE_REASONS: Final = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""NVML's clocks event reasons, by the bit of its mask. `gpu_idle` says that the card has nothing to do."""
+"""NVML's clocks event reasons, by the bit of its mask."""
 
 UNKNOWN_REASON: Final = "unknown"
 """A bit that this release has no name for."""

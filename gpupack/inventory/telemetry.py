@@ -1,0 +1,178 @@
+"""What cards do, as the node daemons measure it: asked of their pods through the API server.
+
+Nothing of this stands in Nodes: it changes every few seconds, and nobody schedules by it.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from deviceplugin.gpus.api.telemetry import CardTelemetry
+from gpupack.inventory.fetching import PODS_PATH, list_all
+from gpupack.inventory.records import NodeRow
+
+if TYPE_CHECKING:
+    from kubeapi.client import KubeClient
+
+DAEMON_NAMES: Final = ("gpupack-node", "gpupack-node-dra")
+"""Label `app.kubernetes.io/name` of the node daemons' pods."""
+
+DAEMON_NAMESPACE: Final = "gpupack-system"
+"""Where they are looked for by who may not list pods of all namespaces."""
+
+TIMEOUT_S: Final = 5.0
+AT_A_TIME: Final = 32
+"""Daemons that are asked at the same time."""
+
+
+class _DaemonMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    namespace: str = "default"
+
+
+class _DaemonSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class _DaemonStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = ""
+
+
+class DaemonPod(msgspec.Struct, frozen=True, rename="camel"):
+    """DaemonPod is the pod of a node daemon."""
+
+    metadata: _DaemonMetadata
+    spec: _DaemonSpec = _DaemonSpec()
+    status: _DaemonStatus = _DaemonStatus()
+
+
+class _DaemonCard(msgspec.Struct):
+    cards: tuple[str, ...]
+    now: CardTelemetry
+
+
+class _DaemonAnswer(msgspec.Struct):
+    cards: tuple[_DaemonCard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryByNode:
+    """TelemetryByNode is what the cards of some nodes do.
+
+    Attributes:
+        cards: by node, then by the UUID of a card or MIG instance.
+        problem: why some of it is not known, one sentence; empty for nothing.
+    """
+
+    cards: Mapping[str, Mapping[str, CardTelemetry]] = field(default_factory=dict)
+    problem: str = ""
+
+
+async def find_daemons(client: "KubeClient", node: str = "") -> dict[str, DaemonPod]:
+    """Find the running pods of node daemons, by node.
+
+    Args:
+        client: of the API server.
+        node: only of this node; empty for all.
+
+    Raises:
+        InputError: the server answers with something else.
+        KubeApiError: no right to list them, or no server.
+    """
+    from kubeapi.errors import Forbidden  # noqa: PLC0415 - as in fetching
+
+    params = {"labelSelector": f"app.kubernetes.io/name in ({','.join(DAEMON_NAMES)})"}
+    if node:
+        params["fieldSelector"] = f"spec.nodeName={node}"
+    try:
+        pods = await list_all(client, PODS_PATH, DaemonPod, "pods", **params)
+    except Forbidden:
+        path = f"/api/v1/namespaces/{DAEMON_NAMESPACE}/pods"
+        pods = await list_all(client, path, DaemonPod, "pods", **params)
+    return {pod.spec.node_name: pod for pod in pods if pod.spec.node_name and pod.status.phase == "Running"}
+
+
+async def ask_daemon(client: "KubeClient", pod: DaemonPod, *, history: bool) -> bytes:
+    """Ask a node daemon what its cards do, which needs the right to `get` pods/proxy.
+
+    The API server chooses the first port of the pod, which is the daemon's only one.
+
+    Raises:
+        KubeApiError: there is no way to it, or it knows no such question.
+    """
+    from kubeapi.paths import quote_segment  # noqa: PLC0415
+
+    name, namespace = quote_segment(pod.metadata.name), quote_segment(pod.metadata.namespace)
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/proxy/telemetry"
+    return await client.get(path, timeout_s=TIMEOUT_S, history=int(history))
+
+
+async def fetch_telemetry(client: "KubeClient", nodes: Collection[str]) -> TelemetryByNode:
+    """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down.
+
+    Args:
+        client: of the API server.
+        nodes: names of those with cards.
+    """
+    from gpupack.errors import InputError  # noqa: PLC0415
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+
+    if not nodes:
+        return TelemetryByNode()
+    try:
+        daemons = await find_daemons(client, next(iter(nodes)) if len(nodes) == 1 else "")
+    except (InputError, KubeApiError) as error:
+        return TelemetryByNode(problem=f"what cards do is not known: {error}")
+    gate, problems = asyncio.Semaphore(AT_A_TIME), []
+    found: dict[str, Mapping[str, CardTelemetry]] = {}
+
+    async def ask(node: str) -> None:
+        pod = daemons.get(node)
+        if pod is None:
+            problems.append((node, "no pod of its daemon runs"))
+            return
+        try:
+            async with gate:
+                body = await ask_daemon(client, pod, history=False)
+            found[node] = read_answer(body)
+        except (KubeApiError, msgspec.MsgspecError, UnicodeError) as error:
+            problems.append((node, str(error) or type(error).__name__))
+
+    await asyncio.gather(*(ask(node) for node in nodes))
+    return TelemetryByNode(found, _describe_problems(problems))
+
+
+def read_answer(body: bytes) -> dict[str, CardTelemetry]:
+    """Read what a daemon answers, by the UUID of a card or MIG instance.
+
+    Raises:
+        MsgspecError: it is something else.
+    """
+    answer = msgspec.json.decode(body, type=_DaemonAnswer)
+    return {uuid: card.now for card in answer.cards for uuid in card.cards}
+
+
+def _describe_problems(problems: Sequence[tuple[str, str]]) -> str:
+    from kubeapi.errors import make_printable, shorten  # noqa: PLC0415
+
+    if not problems:
+        return ""
+    node, why = min(problems)
+    more = f" and {len(problems) - 1} more nodes" if len(problems) > 1 else ""
+    return f"what cards do is not known of {make_printable(f'{node}{more}: {shorten(why)}')}"
+
+
+def add_telemetry(rows: Sequence[NodeRow], telemetry: TelemetryByNode) -> list[NodeRow]:
+    """Add to each card what it does; cards of which nobody tells stay as they are."""
+    return [_add_to_node(row, telemetry.cards.get(row.node, {})) for row in rows]
+
+
+def _add_to_node(row: NodeRow, cards: Mapping[str, CardTelemetry]) -> NodeRow:
+    if not cards:
+        return row
+    return replace(
+        row, cards=tuple(replace(card, telemetry=cards.get(card.uuid or "")) for card in row.cards)
+    )
