@@ -89,7 +89,7 @@ class _BoundedCache(OrderedDict[K, V], Generic[K, V]):
     """A dictionary that forgets what was not used for longest."""
 
     def recall(self, key: K, make: Callable[[], V]) -> V:
-        """Return the value of a key, made anew where there is none."""
+        """Return the value of a key, or make it where there is none."""
         value = self.get(key)
         if value is None:
             value = self[key] = make()

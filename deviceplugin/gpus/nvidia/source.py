@@ -90,7 +90,7 @@ class _Shown:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Key that differs when the list of cards has to be made anew."""
+        """Key that differs when the list of cards has to be read again."""
         instances = self.instances
         seen = (
             None if instances is None else tuple((one.place, one.uuid, str(one.error)) for one in instances)
