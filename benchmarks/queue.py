@@ -2,10 +2,10 @@
 
 N nodes of 8 cards of 79 units, full of pods of T queues; W gated pods of 20 shapes wait, evenly by queue, a
 third of them in jobs of two stages. Then pods end one after the other, and after each the queue decides until
-nobody can be released. Measured, all in this process and without an API server:
+nobody can be admitted. Measured, all in this process and without an API server:
 
-- the time of one decision: finding the pod to release, or that there is none;
-- the time from the end of a pod to the release of the next one, the most and the median;
+- the time of one decision: finding the pod to admit, or that there is none;
+- the time from the end of a pod to the admission of the next one, the most and the median;
 - resident memory after all of it.
 
 With `--slots` every card has a local and a free slot, so that all cases of lending slots are asked.
@@ -97,7 +97,7 @@ class Bench:
         self.queue.apply_pod(pod, 0.0)
 
     def decide(self, most: int | None = None) -> list[float]:
-        """Decide until nobody can be released, or so many are; seconds of each decision."""
+        """Decide until nobody can be admitted, or so many are; seconds of each decision."""
         took, began = [], time.perf_counter()
         for admitted in self.queue.admit_workloads(0.0):
             took.append(time.perf_counter() - began)
@@ -108,7 +108,7 @@ class Bench:
         return [*took, time.perf_counter() - began]
 
     def end_one(self) -> None:
-        """End a released pod, whose room is free at once."""
+        """End a admitted pod, whose room is free at once."""
         at = self.random.randrange(len(self.running))
         self.running[at], self.running[-1] = self.running[-1], self.running[at]
         uid = self.running.pop()["uid"]

@@ -1,7 +1,7 @@
 """The headline of the queue's slots as a picture: `python -m benchmarks.slots FILE.png`.
 
-One queue has two local and two free slots; a job of eight local tasks and then four free ones, each of which
-takes one round. Without borrowing a task runs in slots of its own type only. The picture is drawn from the
+One queue has two local and two free slots. A job has eight local workloads, then four free ones; each
+takes one round. Without borrowing a workload runs in slots of its own type only. The picture shows the
 choices of `scheduler_plugin.queue.cache.lending`. The last line is JSON.
 """
 
@@ -20,7 +20,7 @@ SLOTS = (SlotType.LOCAL, SlotType.LOCAL, SlotType.FREE, SlotType.FREE)
 
 @dataclass
 class Owner:
-    """The only tenant."""
+    """The only queue."""
 
     name: str = "owner"
     weight: float = 1.0
@@ -29,7 +29,7 @@ class Owner:
 
 
 def rounds(*, borrowing: bool) -> list[list[str]]:
-    """Run the job; of each slot the tasks that sat in it, empty where it was idle."""
+    """Run the job; of each slot the workloads that sat in it, empty where it was idle."""
     owner = Owner()
     for number in range(8):
         owner.waiting.add(
@@ -56,11 +56,11 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
 
 
 def plot_slots(path: Path, rounds: Mapping[str, Sequence[Sequence[str]]]) -> Path:
-    """Draw which task sits in which slot, round by round.
+    """Draw which workload sits in which slot, round by round.
 
     Args:
         path: The PNG file.
-        rounds: By what to call it; of each slot its tasks in order, empty: idle.
+        rounds: By what to call it; of each slot its workloads in order, empty: idle.
     """
     pyplot = load_matplotlib()
     figure, panels = pyplot.subplots(1, len(rounds), figsize=(10, 3), sharey=True, sharex=True)

@@ -23,7 +23,7 @@ class QueueStatusAnswer(msgspec.Struct, frozen=True):
     Attributes:
         queues: By name.
         pods: Those that wait, by queue and position.
-        trouble: Why nothing is released, empty for nothing.
+        trouble: Why nothing is admitted, empty for nothing.
         fault: Why the newest configuration is not in force, empty for nothing.
         warning: What about the configuration this cluster cannot keep, empty for nothing.
         mode: `gate` or `batch`.
@@ -119,7 +119,7 @@ def read(raw: bytes, queue: str | None = None) -> QueueStatusAnswer:
 
 def render(status: QueueStatusAnswer, *, pods: bool) -> str:
     """Write tables: of the queues, and of the pods that wait if they are wanted."""
-    parts = [f"nothing is released: {make_printable(status.trouble)}"] if status.trouble else []
+    parts = [f"nothing is admitted: {make_printable(status.trouble)}"] if status.trouble else []
     if status.fault:
         faults = map(make_printable, status.fault.splitlines())
         parts.append("\n".join(["the newest configuration is not in force:", *faults]))

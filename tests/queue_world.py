@@ -163,7 +163,7 @@ class QueueWorld:
         return releases
 
     def take_back(self) -> list[Requeue]:
-        """Let the queue take releases back; what is requeued waits again when this returns."""
+        """Let the queue take admissions back; what is requeued waits again when this returns."""
         backs = self.queue.find_requeues(self.now)
         for back in backs:
             if back.requeue:
@@ -171,16 +171,16 @@ class QueueWorld:
         return backs
 
     def requeue(self, uid: str) -> None:
-        """Mark a released pod as one that waits again."""
+        """Mark an admitted pod as one that waits again."""
         self.objects[uid]["metadata"]["annotations"][POD_REQUEUED] = "true"
         self.change(uid)
 
-    def released(self) -> list[str]:
-        """Names of the pods that the queue releases now."""
+    def admitted(self) -> list[str]:
+        """Names of the pods that the queue admits now."""
         return [self.name(member.uid) for release in self.decide() for member in release.members]
 
     def bind(self, uid: str, node: str = "") -> None:
-        """Bind a released pod, where its room was taken unless a node is named."""
+        """Bind an admitted pod, where its room was taken unless a node is named."""
         assumed = self.state.get_assumed(uid)
         assert assumed is not None
         assert assumed.assigned is not None
@@ -189,7 +189,7 @@ class QueueWorld:
         self.change(uid, spec={"nodeName": node or assumed.node})
 
     def bind_to(self, uid: str, node: str) -> None:
-        """Bind a released pod that has no room, to the first cards of a node."""
+        """Bind an admitted pod that has no room, to the first cards of a node."""
         row = self.state.nodes.rows[node]
         units = self.queue.queued_pods[uid].record.charged
         assert units is not None
@@ -249,7 +249,7 @@ def long_runners(config: str = "") -> tuple[QueueWorld, str]:
     world.node("n1", (16, 16))
     for number in range(4):
         world.pod(f"s{number}", 8, created=0)
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
     for number in range(4):
         world.bind(f"uid-s{number}")
     world.now = TEN_HOURS_S

@@ -23,7 +23,7 @@ from kubeapi.process_options import KUBECONFIG_HELP
 from scheduler_plugin.queue.controller.settings import QueueSettings
 
 QUEUE_HELP = """Run the queue: pods that wear the scheduling gate gpupack.io/queue wait in the queue that
-    their label gpupack.io/queue-name names. Each is released when it is its turn and a card can take it.
+    their label gpupack.io/queue-name names. Each is admitted when it is its turn and a card can take it.
 
     docs/queue.md says how, and what the configuration has.
     """

@@ -233,12 +233,12 @@ class _PodExplainer:
         held = f"is held by scheduling gate {' and '.join(gates)}"
         text = f"{held}: kube-scheduler does not try it until that is gone"
         if gates == [POD_REQUEUED]:
-            text = "waits in its queue again: kube-scheduler found no node for it when it was released"
+            text = "waits in its queue again: kube-scheduler found no node for it when it was admitted"
         said = self._find_queue_entry(gates)
         if said is not None:
             text += f"; the queue says {said.reason}: {said.message}"
         elif found.fits:
-            text += f"; {_takes(found.fits)} take it once it is released"
+            text += f"; {_takes(found.fits)} take it once it is admitted"
         return f"{text}; {together}" if together else text
 
     def _refused(self) -> PodExplanation:

@@ -143,7 +143,7 @@ class Committer:
     def _as_planned(self, pod: PodRecord, query: SchedulingRequest, row: int) -> Placement | None:
         """Choose among the cards that the queue planned; None where it planned none, or they are not free.
 
-        Pods that it released together fit together on their cards, and need not in another order of binding.
+        Pods that it admitted together fit together on their cards, and need not in another order of binding.
         """
         nodes = self.state.nodes
         if not pod.planned_uuids or not nodes.usable[row]:

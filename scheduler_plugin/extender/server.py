@@ -191,7 +191,7 @@ class ExtenderService:
         args = decode_bind(body)
         # kube-scheduler may have read of the pod, or of its last gate's removal, before us.
         await self.stale_refusal_wait.activity.wait_until(
-            lambda: self._is_released(args.pod_uid), BIND_WAIT_S
+            lambda: self._is_admitted(args.pod_uid), BIND_WAIT_S
         )
         error = self.watcher.stale or await self.binder.bind(
             args.pod_namespace, args.pod_name, args.pod_uid, args.node
@@ -204,7 +204,7 @@ class ExtenderService:
             self.reporter.report_bound(args, perf_counter() - began)
         return self._finish("bind", began, encode_bind(error))
 
-    def _is_released(self, uid: str) -> bool:
+    def _is_admitted(self, uid: str) -> bool:
         """Whether a pod is known, in a version that kube-scheduler can be binding: one without gates."""
         pod = self.extender.state.pods.get(uid)
         return pod is not None and not pod.is_gated

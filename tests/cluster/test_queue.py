@@ -100,7 +100,7 @@ def test_from_the_gate_to_a_running_container(cluster: Cluster, running: QueueCo
     assert cluster.wait_used([6, 6])
     why = "it needs 3 units on one card; the largest free card has 2"
     assert why in cluster.wait_event(waiting, "NoRoom")
-    assert "Released" in cluster.wait_event(others[0], "released from queue a for node n1")
+    assert "Admitted" in cluster.wait_event(others[0], "admitted from queue a for node n1")
     holds_for(lambda: wears_gate(cluster, waiting), "the gate stays", 1)
     cluster.delete(others[0])
     cluster.wait_running(waiting)

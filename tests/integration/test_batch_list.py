@@ -20,7 +20,7 @@ NODES = {"n1": 12, "n2": 8, "n3": 4, "n4": 0, "n5": 0}
 
 
 def listed(pod: dict[str, Any]) -> list[str]:
-    """The nodes that a released pod may run on, in order."""
+    """The nodes that an admitted pod may run on, in order."""
     terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     return [name for term in terms for field in term["matchFields"] for name in field["values"]]
 
@@ -38,7 +38,7 @@ async def test_a_failed_binding_tries_the_next_node_of_the_list(tmp_path: Path) 
         make_pod(api, "p", 4)
         text = f"{ONE_QUEUE}\nmode: batch"
         async with queue(api, tmp_path, text, node_policy="best-fit") as running:
-            await running.released("p")
+            await running.admitted("p")
         pod = api.pod("default", "p")
         assert listed(pod) == ["n1", "n2", "n3", "n4"]
         await until(client.ready)
@@ -84,7 +84,7 @@ async def test_every_policy_names_next_nodes(
             make_node(api, name, (16,), (used,))
         make_pod(api, "p", 4, containers=containers)
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy=policy) as running:
-            await running.released("p")
+            await running.admitted("p")
         pod = api.pod("default", "p")
         assert len(set(listed(pod))) == 4
         await until(client.ready)
@@ -113,7 +113,7 @@ async def test_a_node_that_filled_up_meanwhile_is_passed_over(tmp_path: Path) ->
         make_node(api, "n2", (16,), (8,))
         make_pod(api, "p", 4)
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch", node_policy="best-fit") as running:
-            await running.released("p")
+            await running.admitted("p")
         pod = api.pod("default", "p")
         other = make_pod(api, "other", 4, gates=())
         await client.knows(other["metadata"]["uid"])
@@ -128,5 +128,5 @@ async def test_where_slots_decide_the_node_is_the_only_one(tmp_path: Path) -> No
         make_pod(api, "p", 4)
         slots = "slots: {per: node, local: {count: 1}, free: {count: 1}}"
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch\n{slots}") as running:
-            await running.released("p")
+            await running.admitted("p")
         assert len(listed(api.pod("default", "p"))) == 1

@@ -24,7 +24,7 @@ def dated() -> ApiServer:
 
 
 def node_of(running: Running, name: str) -> str:
-    """The first node that a released pod may run on, empty where its release named none."""
+    """The first node that an admitted pod may run on, empty where its admission named none."""
     affinity = running.api.pod("default", name)["spec"].get("affinity")
     if affinity is None:
         return ""
@@ -33,9 +33,9 @@ def node_of(running: Running, name: str) -> str:
 
 
 async def placed(running: Running, name: str, units: int, **options: Any) -> str:
-    """Release a pod; its node."""
+    """Admit a pod; its node."""
     make_pod(running.api, name, units, **options)
-    await running.released(name)
+    await running.admitted(name)
     return node_of(running, name)
 
 
@@ -125,7 +125,7 @@ async def test_holding_back_leaves_nothing_of_a_node(
             made = [container(units=units, cpu=str(cpu), memory=f"{memory}Gi")]
             make_pod(api, f"job-{number}", units, containers=made)
         async with queue(api, tmp_path, policy("weighted-balance", **parameters)) as running:
-            await running.released(*(f"job-{number}" for number in runs))
+            await running.admitted(*(f"job-{number}" for number in runs))
             for number in set(JOBS) - set(runs):
                 await running.waits(f"job-{number}", "NoRoom")
 
@@ -139,7 +139,7 @@ async def test_holding_ends_after_its_rounds(tmp_path: Path) -> None:
         async with queue(api, tmp_path, policy("weighted-balance", **parameters)) as running:
             make_pod(api, "p", 1, containers=[container(units=1, cpu="0", memory="40Gi")])
             assert await running.waits("p", "NoRoom") == HELD_BACK
-            await running.released("p")
+            await running.admitted("p")
 
 
 USED = {"a": (32, 26, 14), "b": (35, 42, 5)}
@@ -169,7 +169,7 @@ async def test_a_slot_near_the_data_is_offered_first(tmp_path: Path) -> None:
         for name in names:
             make_pod(api, name, 1, annotations={POD_DATA: "d"})
         async with queue(api, tmp_path, f"{ONE_QUEUE}\n{slots}") as running:
-            await running.released(*names)
+            await running.admitted(*names)
             assert [node_of(running, name) for name in names] == ["n2", "n2", "n1", "n1"]
 
 
@@ -184,7 +184,7 @@ async def test_the_order_of_launch(tmp_path: Path, launch: str, order: list[str]
         make_pod(api, "map", 1, annotations={POD_DATA: "d"})
         make_pod(api, "reduce", 1)
         async with queue(api, tmp_path, f"{ONE_QUEUE}\n{slots}\nlaunchOrder: {launch}") as running:
-            await running.released("map", "reduce")
+            await running.admitted("map", "reduce")
 
             async def is_told() -> bool:
                 return bool(running.events("map") and running.events("reduce"))

@@ -48,7 +48,7 @@ class Running:
     def gated(self, name: str) -> bool:
         return bool(self.api.pod("default", name)["spec"].get("schedulingGates"))
 
-    async def released(self, *names: str) -> None:
+    async def admitted(self, *names: str) -> None:
         async def all_released() -> bool:
             return not any(self.gated(name) for name in names)
 
@@ -134,23 +134,23 @@ async def test_gated_pods_are_released_when_a_card_can_take_them(tmp_path: Path)
         for name in ("one", "two"):
             make_pod(api, name, 10)
         async with queue(api, tmp_path) as running:
-            await running.released("one", "two")
+            await running.admitted("one", "two")
             make_pod(api, "three", 10)
             message = await running.waits("three", "NoRoom")
             assert message == "it needs 10 units on one card; the largest free card has 6"
             assert running.gated("three")
             api.delete_pod("default", "one", grace_s=0)
-            await running.released("three")
+            await running.admitted("three")
 
             async def said() -> bool:
                 return bool(running.events("one"))
 
             await until(said)
-            assert running.events("one")[-1].startswith("Released: released from queue a for node n1")
+            assert running.events("one")[-1].startswith("Admitted: admitted from queue a for node n1")
             (queue_report,) = (await running.status())["queues"]
             assert (queue_report["used"], queue_report["running"], queue_report["waiting"]) == (20, 2, 0)
             text = (await running.get("/metrics"))[1]
-            assert 'gpupack_queue_released_total{queue="a"} 3.0' in text
+            assert 'gpupack_queue_admitted_total{queue="a"} 3.0' in text
             assert 'gpupack_queue_units{kind="used",queue="a"} 20.0' in text
             assert 'gpupack_queue_weight{queue="a"} 1.0' in text
 
@@ -165,13 +165,13 @@ async def test_batch_mode_names_the_node(tmp_path: Path) -> None:
         make_pod(api, "plain", 16, spec={"nodeSelector": {"zone": "z"}})
         affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [term]}}}
         async with queue(api, tmp_path, f"{ONE_QUEUE}\nmode: batch") as running:
-            await running.released("plain")
+            await running.admitted("plain")
             terms = api.pod("default", "plain")["spec"]["affinity"]["nodeAffinity"][required]
             field = {"key": "metadata.name", "operator": "In", "values": ["n2"]}
             assert terms == {"nodeSelectorTerms": [{"matchFields": [field]}]}
             api.delete_pod("default", "plain", grace_s=0)
             make_pod(api, "own", 16, spec={"affinity": affinity})
-            await running.released("own")
+            await running.admitted("own")
             terms = api.pod("default", "own")["spec"]["affinity"]["nodeAffinity"][required]
             assert terms == {"nodeSelectorTerms": [{**term, "matchFields": [field]}]}
 
@@ -192,7 +192,7 @@ async def test_a_node_that_slots_or_data_decide_is_named_in_gate_mode(tmp_path: 
         async with queue(api, tmp_path) as running:
             make_pod(api, "plain", 1)
             make_pod(api, "near", 1, annotations={POD_DATA: "d"})
-            await running.released("plain", "near")
+            await running.admitted("plain", "near")
             assert [named(running, name) for name in ("plain", "near")] == ["", "n2"]
         for name in ("plain", "near"):
             api.delete_pod("default", name, grace_s=0)
@@ -219,11 +219,11 @@ async def test_queues_are_asked_by_their_dominant_share(tmp_path: Path) -> None:
         make_pod(api, "a0", 1, "a", cpu="12")
         make_pod(api, "b0", 4, "b", cpu="1")
         async with queue(api, tmp_path, config) as running:
-            await running.released("a0", "b0")
+            await running.admitted("a0", "b0")
         make_pod(api, "a1", 1, "a", cpu="5")
         make_pod(api, "b1", 1, "b", cpu="5")
         async with queue(api, tmp_path, config) as running:
-            await running.released("b1")
+            await running.admitted("b1")
             await running.waits("a1", "NoRoom")
             shares = {each["name"]: each["weightedShare"] for each in (await running.status())["queues"]}
             assert shares == {"a": 0.6, "b": 0.3}
@@ -238,7 +238,7 @@ async def test_the_configuration_sets_the_node_policy_and_its_parameters(tmp_pat
     async def placed(running: Running, name: str, **options: Any) -> str:
         """Where a pod of 2 units goes: cards have 2, 9 and 16 units free, in buckets 1, 3 and 4."""
         make_pod(running.api, name, 2, **options)
-        await running.released(name)
+        await running.admitted(name)
         affinity = running.api.pod("default", name)["spec"]["affinity"]["nodeAffinity"]
         running.api.delete_pod("default", name, grace_s=0)
         required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -288,7 +288,7 @@ async def test_without_the_right_to_read_jobs_only_second_stages_wait(tmp_path: 
             make_pod(api, "map", 1, annotations={POD_JOB: "j", POD_DATA: "d"})
             make_pod(api, "reduce", 1, annotations={POD_JOB: "j"})
             make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
-            await running.released("map", "alone")
+            await running.admitted("map", "alone")
             api.patch_pod("default", "map", {"status": {"phase": "Succeeded"}})
 
             async def told() -> bool:
@@ -298,7 +298,7 @@ async def test_without_the_right_to_read_jobs_only_second_stages_wait(tmp_path: 
             await until(told)
             assert running.gated("reduce")
             api.http.intercept = None
-            await running.released("reduce")
+            await running.admitted("reduce")
 
 
 async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ async def test_a_changed_configuration_is_taken_and_a_bad_one_is_not(tmp_path: P
             await until(refused)
             assert running.gated("one")
             running.config.write_text(ONE_QUEUE)
-            await running.released("one")
+            await running.admitted("one")
 
 
 async def test_a_bad_configuration_at_the_start_ends_it(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ async def test_a_bad_configuration_at_the_start_ends_it(tmp_path: Path) -> None:
 
 
 async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path) -> None:
-    """What was released and not bound keeps its room."""
+    """What was admitted and not bound keeps its room."""
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16, 16))
         for i in range(4):
@@ -353,9 +353,9 @@ async def test_a_restart_forgets_nobody_and_releases_nobody_twice(tmp_path: Path
             await running.waits(waiting[0], "NoRoom")
             assert (await running.status())["queues"][0]["used"] == 32
             assert gated(running) == waiting
-            released = next(name for name in names if name not in waiting)
-            api.delete_pod("default", released, grace_s=0)
-            names.remove(released)
+            admitted = next(name for name in names if name not in waiting)
+            api.delete_pod("default", admitted, grace_s=0)
+            names.remove(admitted)
 
             async def one_left() -> bool:
                 return len(gated(running)) == 1
@@ -380,14 +380,14 @@ async def test_two_queues_do_not_release_together(tmp_path: Path) -> None:
 
                 await until(one_leads)
                 make_pod(api, "one", 4)
-                await other.released("one")
+                await other.admitted("one")
 
             async def leads() -> bool:
                 return (await standby.get("/readyz"))[0] == 200
 
             await until(leads)
             make_pod(api, "two", 4)
-            await standby.released("two")
+            await standby.admitted("two")
 
 
 async def test_a_standby_with_a_pod_is_ready_and_the_label_moves_with_the_lease(tmp_path: Path) -> None:
@@ -426,17 +426,17 @@ async def test_a_standby_with_a_pod_is_ready_and_the_label_moves_with_the_lease(
 
 
 async def test_an_api_server_that_is_away_delays_and_loses_nothing(tmp_path: Path) -> None:
-    """The release is written when it is back."""
+    """The admission is written when it is back."""
     async with ApiServer(seed=1) as api:
         make_node(api, "n1", (16, 16))
         async with queue(api, tmp_path) as running:
             make_pod(api, "one", 4)
-            await running.released("one")
+            await running.admitted("one")
             await api.away(True)
             make_pod(api, "two", 4)
             await asyncio.sleep(0.2)
             await api.away(False)
-            await running.released("two")
+            await running.admitted("two")
 
 
 async def test_a_gang_is_released_together(tmp_path: Path) -> None:
@@ -449,7 +449,7 @@ async def test_a_gang_is_released_together(tmp_path: Path) -> None:
         async with queue(api, tmp_path) as running:
             await running.waits("g0", "NeverFits")
             make_node(api, "n2", (16,))
-            await running.released("g0", "g1", "g2")
+            await running.admitted("g0", "g1", "g2")
 
 
 async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ async def test_quotas_over_the_cluster_are_told_and_the_queue_goes_on(tmp_path: 
         make_node(api, "n1", (16, 16))
         async with queue(api, tmp_path, "queues: [{name: a, nominalQuota: 100}]") as running:
             make_pod(api, "one", 4)
-            await running.released("one")
+            await running.admitted("one")
 
             async def warned() -> bool:
                 return "100 units and the cluster's cards have 32" in (await running.status())["warning"]
@@ -500,7 +500,7 @@ async def test_a_second_stage_waits_for_pods_that_a_job_is_still_to_make(tmp_pat
                 reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "maps", "uid": uid}
                 references = [{**reference, "controller": True}]
                 api.patch_pod("default", name, {"metadata": {"ownerReferences": references}})
-                await running.released(name)
+                await running.admitted(name)
                 api.patch_pod("default", name, {"status": {"phase": "Succeeded"}})
                 patch = {"status": {"succeeded": succeeded}}
                 headers = {"Content-Type": "application/merge-patch+json"}
@@ -512,11 +512,11 @@ async def test_a_second_stage_waits_for_pods_that_a_job_is_still_to_make(tmp_pat
                     await told(lacks)
                     text = (await running.get("/metrics"))[1]
                     assert 'gpupack_queue_pods{queue="a",state="first_stage"} 1.0' in text
-            await running.released("reduce")
+            await running.admitted("reduce")
 
             async def said() -> bool:
                 return any("FirstStage: its job waits" in event for event in running.events("reduce"))
 
             await until(said)
             make_pod(api, "alone", 1, annotations={POD_JOB: "k", POD_FIRST_STAGE_SIZE: "0"})
-            await running.released("alone")
+            await running.admitted("alone")

@@ -1,7 +1,7 @@
 """Behind the queue over-commit is as impossible as before, and nobody is forgotten, whatever happens.
 
 The shipped queue with its feed and writer, twice, beside the shipped extender and node daemons of the model
-in `undercount`: pods are born gated and are released by one of two replicas, with requests that are late,
+in `undercount`: pods are born gated and are admitted by one of two replicas, with requests that are late,
 lost or unanswered, a lost Lease, restarts, take-backs and evictions, and everything that troubles a node.
 `GPUPACK_QUEUE_HISTORIES` sets the number of histories of each kind.
 """
@@ -56,7 +56,7 @@ class NoFence(Replica):
 
 
 class Forgetful(QueueChargeRules):
-    """What was released loses its room when anything about the pod changes."""
+    """What was admitted loses its room when anything about the pod changes."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:
         return ChargeRules.is_binding_stale(self, assumed, pod)

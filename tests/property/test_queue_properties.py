@@ -1,4 +1,4 @@
-"""The queue in random histories: what is released fits, nothing idles, nobody starves, shares are fair."""
+"""The queue in random histories: what is admitted fits, nothing idles, nobody starves, shares are fair."""
 
 import random
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ class History(QueueWorld):
             self.delete(self.random.choice(candidates))
 
     def _lose(self) -> None:
-        """kube-scheduler finds no node for a released pod; who made it deletes it later."""
+        """kube-scheduler finds no node for an admitted pod; who made it deletes it later."""
         for uid in self._in(Phase.ADMITTED)[:1]:
             if self.queue.queued_pods[uid].capacity_freed:
                 self.delete(uid)
@@ -146,7 +146,7 @@ class History(QueueWorld):
             assert self.queue.queues[name].units == units, f"{name}: who is not bound may be bound any time"
             assert room is None or room >= 0, f"{name} has {units} units, {-room} more than it may"
         idle = [(queue.name, workload.uid) for queue, workload in self._admissible() if self._fits(workload)]
-        assert not idle, f"{idle} could be released and were not"
+        assert not idle, f"{idle} could be admitted and were not"
 
     def _decide(self) -> None:
         decisions = self.queue.admit_workloads(self.now)
@@ -188,7 +188,7 @@ class History(QueueWorld):
         return [uid for uid, pod in self.queue.queued_pods.items() if pod.phase is phase]
 
     def _admissible(self) -> Iterator[tuple[QueueState, QueuedWorkload[Needs]]]:
-        """Waiting tasks that stage, order and quota would let go; gangs are not looked at."""
+        """Waiting workloads that stage, order and quota would let go; gangs are not looked at."""
         for queue in self.queue.queues:
             workloads = [workload for workload in queue.waiting if not queue.waiting.is_held(workload.uid)]
             workloads.sort(key=lambda workload: workload.age_key)
@@ -204,7 +204,7 @@ class History(QueueWorld):
                     yield queue, workload
 
     def _fits(self, workload: QueuedWorkload[Needs], *, near: bool = False, on: str = "") -> bool:
-        """Whether a card can take a task now, by the scalar code; `near`: one near its data; `on` a node."""
+        """Tell by the scalar code if a card can take a workload now; `near`: its data; `on`: that node."""
         assert isinstance(workload.requirements, PodRequirements)
         for name, row in self.state.nodes.rows.items():
             if on not in {"", name}:
@@ -262,7 +262,7 @@ def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int)
     for at in range(room):
         for name in names:
             world.pod(f"{name}-{at}", 2, queue=name, created=at)
-    assert len(world.released()) == room
+    assert len(world.admitted()) == room
     assert _is_fair(world, weights)
 
 
@@ -273,10 +273,10 @@ def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int)
 def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
     weights: list[int], room: int, rng: random.Random
 ) -> None:
-    """One tenant has everything when the others come; pods end in any order, and each has one that waits."""
+    """One queue has everything when the others come; pods end in any order, and each has one that waits."""
     world, names = _tenants(weights, room)
     first = {world.pod(f"first-{at}", 2, queue="t0", created=at) for at in range(room)}
-    assert len(world.released()) == room
+    assert len(world.admitted()) == room
     running = sorted(first)
     for uid in running:
         world.bind(uid)
@@ -288,7 +288,7 @@ def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
         running.remove(uid)
         first.discard(uid)
         world.delete(uid)
-        (name,) = world.released()
+        (name,) = world.admitted()
         world.bind(f"uid-{name}")
         running.append(f"uid-{name}")
         queue = name.partition("-")[0]
@@ -331,11 +331,11 @@ def test_no_pod_starves(seed: int) -> None:
         if large in ends:
             assert step <= 10 + 10 + 3 + 1
             return
-    pytest.fail("the large pod was never released")
+    pytest.fail("the large pod was never admitted")
 
 
 def test_a_decision_is_the_same_for_all_who_know_the_same() -> None:
-    """Two queues that were told of the same things in another order release the same pods."""
+    """Two queues that were told of the same things in another order admit the same pods."""
     names = []
     for order in (1, -1):
         world = QueueWorld("queues: [{name: a, weight: 2}, {name: b}]")
@@ -343,5 +343,5 @@ def test_a_decision_is_the_same_for_all_who_know_the_same() -> None:
             world.node(name, (16, 16))
         for at in list(range(20))[::order]:
             world.pod(f"p{at}", 5, queue="ab"[at % 2], created=at)
-        names.append(world.released())
+        names.append(world.admitted())
     assert names[0] == names[1]

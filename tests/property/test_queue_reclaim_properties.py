@@ -1,4 +1,4 @@
-"""Reclaim in random clusters, judged by what the queue releases: nobody goes in vain, and nobody too many."""
+"""Reclaim in random clusters, judged by what the queue admits: nobody goes in vain, and nobody too many."""
 
 import random
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class Cluster:
                 world.pod(f"b{number}", units, queue="b", created=500, gang="g", size=size, spec=spec)
 
     def starts_without(self, gone: set[str]) -> bool:
-        """Whether b's task is released within b's own quota when these pods are gone at once.
+        """Whether b's workload is admitted within b's own quota when these pods are gone at once.
 
         Where it could borrow instead, nobody is evicted: a lender gets back what is its own, and no more.
         Nor does it have what others use of their own now: their pods are made again.
@@ -100,7 +100,7 @@ class Cluster:
         world.queue.configure(replace(config, queues=queues))
         for uid in gone:
             world.delete(uid)
-        return "b0" in world.released()
+        return "b0" in world.admitted()
 
 
 def reclaimed(world: QueueWorld) -> ReclaimPlan | None:
@@ -121,7 +121,7 @@ def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
     """
     cluster = Cluster(seed)
     world = cluster.build()
-    if "b0" in world.released():
+    if "b0" in world.admitted():
         return
     reclaim = reclaimed(world)
     if reclaim is None:
@@ -135,14 +135,14 @@ def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
         assert not cluster.starts_without(gone - {uid}), f"{uid} need not go"
     reclaim.reserve(world.queue)
     world.queue.update_reservations(world.now)
-    released = []
+    admitted = []
     for number, victim in enumerate(reclaim.victims):
         assert victim.requirements is not None
         world.delete(victim.uid)
         if world.queue.config.slots is None:
             world.pod(f"again{number}", victim.requirements.units, queue=victim.queue_info.queue, created=900)
-        released += world.released()
-    assert "b0" in released
+        admitted += world.admitted()
+    assert "b0" in admitted
 
 
 def test_it_happens_in_those_clusters() -> None:
@@ -150,7 +150,7 @@ def test_it_happens_in_those_clusters() -> None:
     victims = []
     for seed in range(60):
         world = Cluster(seed).build()
-        if "b0" not in world.released() and (found := reclaimed(world)) is not None:
+        if "b0" not in world.admitted() and (found := reclaimed(world)) is not None:
             victims.append(len(found.victims))
     assert len(victims) >= 10
     assert max(victims) >= 3

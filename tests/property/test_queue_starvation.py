@@ -1,4 +1,4 @@
-"""A gang among small pods that keep coming: it is released in bounded time, and they go on elsewhere."""
+"""A gang among small pods that keep coming: it is admitted in bounded time, and they go on elsewhere."""
 
 import random
 from dataclasses import dataclass, field
@@ -27,8 +27,8 @@ class Busy:
         small: Units that small pods ask for, one of these.
         queues: Names of the queues that they come to.
         runs: Steps that pods run at least and at most.
-        ends: When each released pod ends, by UID.
-        released: Names of those that were released, in order.
+        ends: When each admitted pod ends, by UID.
+        admitted: Names of those that were admitted, in order.
     """
 
     rng: random.Random
@@ -37,7 +37,7 @@ class Busy:
     queues: str = "ab"
     runs: tuple[int, int] = (RUNS - 1, RUNS)
     ends: dict[str, int] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
 
     def step(self, step: int, coming: int) -> None:
         world = self.world
@@ -57,7 +57,7 @@ class Busy:
             for member in admitted.members:
                 world.bind(member.uid)
                 self.ends[member.uid] = step + self.rng.randint(*self.runs)
-                self.released.append(world.name(member.uid))
+                self.admitted.append(world.name(member.uid))
 
 
 def busy(seed: int, nodes: int, config: str = CONFIG) -> Busy:
@@ -81,14 +81,14 @@ def test_no_gang_starves(seed: int) -> None:
         if step == 10:
             for name in gang:
                 cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=size)
-        before = len(cluster.released)
+        before = len(cluster.admitted)
         cluster.step(step, coming=3 * nodes)
-        passed.append(len(cluster.released) > before)
-        if set(gang) <= set(cluster.released):
+        passed.append(len(cluster.admitted) > before)
+        if set(gang) <= set(cluster.admitted):
             assert step <= 10 + KEPT_AFTER + RUNS + 1
             return
         assert any(passed[-RUNS:]), "small pods go on elsewhere"
-    pytest.fail("the gang was never released")
+    pytest.fail("the gang was never admitted")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -107,10 +107,10 @@ def test_no_gang_starves_behind_others_that_wait_long(seed: int) -> None:
             for name in gang:
                 cluster.world.pod(name, 16, queue="a", created=step, gang="G", size=len(gang))
         cluster.step(step, coming=4)
-        if set(gang) <= set(cluster.released):
+        if set(gang) <= set(cluster.admitted):
             assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
             return
-    pytest.fail("the gang was never released")
+    pytest.fail("the gang was never admitted")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -124,10 +124,10 @@ def test_two_gangs_that_need_the_same_cards_do_not_stop_each_other(seed: int) ->
                 for pod in pods:
                     cluster.world.pod(pod, 16, queue=queue, created=step, gang=name, size=4)
         cluster.step(step, coming=9)
-        if {*gangs["g"], *gangs["h"]} <= set(cluster.released):
+        if {*gangs["g"], *gangs["h"]} <= set(cluster.admitted):
             assert step <= 10 + KEPT_AFTER + 3 * (RUNS + 1)
             return
-    pytest.fail("a gang was never released")
+    pytest.fail("a gang was never admitted")
 
 
 QUOTAS = """queues:
@@ -152,10 +152,10 @@ def test_nobody_starves_for_quota(small_of: str, size: int) -> None:
                 more = {"gang": "G", "size": size} if size > 1 else {"annotations": {"gpupack.io/cards": "2"}}
                 cluster.world.pod(name, 16, queue="a", created=step, **more)
         cluster.step(step, coming=16 if step < 2 else 5)
-        if set(large) <= set(cluster.released):
+        if set(large) <= set(cluster.admitted):
             assert step <= 10 + KEPT_AFTER + 2 * (LONG + 1)
             assert "G" not in str(cluster.world.queue.queues.reserved_quota), "nothing more is kept for it"
             return
         if step > LONG:
             assert cluster.world.queue.queues["b"].units >= 64 - 16, "its own is used"
-    pytest.fail("it was never released")
+    pytest.fail("it was never admitted")

@@ -189,9 +189,9 @@ GRAPHS: Final[dict[str, list[Row]]] = {
             "In units.",
         ),
         (
-            "Released",
+            "Admitted",
             "none",
-            {"{{queue}}": "sum by (queue) (increase(gpupack_queue_released_total[5m]))"},
+            {"{{queue}}": "sum by (queue) (increase(gpupack_queue_admitted_total[5m]))"},
             "",
         ),
     ],

@@ -41,7 +41,7 @@ def test_names_that_cannot_be_told_are_refused(key: str, name: str) -> None:
     assert found.message.endswith("allowed: 253 printable characters")
     assert found.message.isprintable()
     assert len(found.message) < 200
-    assert world.released() == []
+    assert world.admitted() == []
 
 
 def test_names_that_can_be_told_are_taken() -> None:
@@ -49,7 +49,7 @@ def test_names_that_can_be_told_are_taken() -> None:
     world.node("n1", (16,))
     size = {POD_FIRST_STAGE_SIZE: "0"}
     world.pod("p", job="j" * 253, gang="Die Räuber, 2. Akt", size=1, annotations=size)
-    assert world.released() == ["p"]
+    assert world.admitted() == ["p"]
 
 
 def test_a_message_names_few_of_many_values() -> None:

@@ -51,7 +51,7 @@ def test_where_the_queue_says_nothing_a_node_takes_it_only_once_it_is_released(q
     board = board_of(WORLD)
     board.set_queued(queued)
     (text,) = shown(board)
-    assert text.endswith("node n1 would take it once it is released")
+    assert text.endswith("node n1 would take it once it is admitted")
     assert board.find_queued("default", "p") == queued
 
 

@@ -216,7 +216,7 @@ def event_reasons() -> set[str]:
 
 def test_every_event_has_its_line(page: str) -> None:
     assert set(reference.names_of(page, "Events")) == event_reasons()
-    assert {"CardsAssigned", "GPUXidError", "Released"} <= event_reasons()
+    assert {"CardsAssigned", "GPUXidError", "Admitted"} <= event_reasons()
 
 
 def test_every_environment_variable_has_its_line(page: str) -> None:

@@ -226,7 +226,7 @@ async def test_events_wait_while_there_is_something_more_urgent_to_write(api) ->
     urgent = iter((True, True))
     async with recording(api, busy=lambda: next(urgent, False)) as recorder:
         for number in range(4):
-            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Admitted", "it fits")
         assert await recorder.drain(5)
     assert api.sleeps == [BUSY_S, BUSY_S]
     assert len(api.objects) == 4
@@ -235,6 +235,6 @@ async def test_events_wait_while_there_is_something_more_urgent_to_write(api) ->
 async def test_a_longer_queue_drops_later(api) -> None:
     async with recording(api, most=QUEUE + 30) as recorder:
         for number in range(QUEUE + 31):
-            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Released", "it fits")
+            recorder.event(make_pod_ref("team", f"p{number}", ""), "Normal", "Admitted", "it fits")
         assert await recorder.drain(30)
     assert (recorder.written, recorder.dropped) == (QUEUE + 30, 1)

@@ -108,7 +108,7 @@ def test_the_queue_counts_a_nodes_sum_as_kube_scheduler_and_why_do(offered, fits
 
     entry = world.queue.queued_pods[waiting]
     assert world.queue.capacity.mask_fits(entry.requirements).any() == fits
-    assert (world.released() == ["w"]) == fits
+    assert (world.admitted() == ["w"]) == fits
     objects = [
         sick | {"kind": "Pod"},
         Pod("w", 5).object(),

@@ -183,7 +183,7 @@ def test_the_queue_holds_such_a_pod_says_why_and_goes_on_with_the_others(units):
     with broken(costs=lambda cards, _: [NAN] * len(cards)):
         uid = world.pod("p", containers=many, annotations=notes)
         world.pod("q", 3)
-        assert world.released() == ["q"]
+        assert world.admitted() == ["q"]
         found = status.explain_pod(world.queue, world.queue.queued_pods[uid], 0)
         assert (found.reason, found.message[: len(NAMED)]) == (status.WaitReason.REFUSED, NAMED)
 

@@ -1,4 +1,4 @@
-"""The queue as a whole: pods come, are released in order, run and end."""
+"""The queue as a whole: pods come, are admitted in order, run and end."""
 
 import pytest
 
@@ -13,8 +13,8 @@ def test_pods_are_released_by_age_as_long_as_a_card_can_take_them(world: QueueWo
     """The sum would suffice for the last one, no card does."""
     for i, name in enumerate(("third", "second", "first")):
         world.pod(name, 10, created=100 - i)
-    assert world.released() == ["first", "second"]
-    assert world.released() == []
+    assert world.admitted() == ["first", "second"]
+    assert world.admitted() == []
 
 
 def test_what_was_released_and_is_not_bound_keeps_its_room(world: QueueWorld) -> None:
@@ -23,24 +23,24 @@ def test_what_was_released_and_is_not_bound_keeps_its_room(world: QueueWorld) ->
     world.pod("two", 16)
     world.decide()
     world.pod("three", 16)
-    assert world.released() == []
+    assert world.admitted() == []
 
 
 def test_a_pod_that_ends_makes_room_for_the_next(world: QueueWorld) -> None:
     """As soon as the state knows."""
     uids = [world.pod(name, 16, created=i) for i, name in enumerate(("one", "two", "three"))]
-    assert world.released() == ["one", "two"]
+    assert world.admitted() == ["one", "two"]
     for uid in uids[:2]:
         world.bind(uid)
     world.delete(uids[0])
-    assert world.released() == ["three"]
+    assert world.admitted() == ["three"]
 
 
 def test_a_pod_that_does_not_fit_does_not_hold_up_smaller_ones(world: QueueWorld) -> None:
     """In a queue of strategy BestEffortFIFO."""
     world.pod("large", 17, created=1)
     world.pod("small", 4, created=2)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
 
 
 def test_a_strict_queue_waits_for_its_oldest() -> None:
@@ -49,19 +49,19 @@ def test_a_strict_queue_waits_for_its_oldest() -> None:
     world.node("n1", (16, 16))
     large = world.pod("large", 17, created=1)
     world.pod("small", 4, created=2)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(large)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
 
 
 def test_shares_follow_the_weights() -> None:
-    """Of 12 pods that fit, nine are of the tenant that is worth three times as much."""
+    """Of 12 pods that fit, nine are of the queue that is worth three times as much."""
     world = QueueWorld("queues: [{name: a, weight: 3}, {name: b}]")
     world.node("n1", (12, 12), cpu="100", memory="1000Gi")
     for i in range(24):
         world.pod(f"a{i}", 2, queue="a")
         world.pod(f"b{i}", 2, queue="b")
-    names = world.released()
+    names = world.admitted()
     assert sorted(name[0] for name in names) == ["a"] * 9 + ["b"] * 3
 
 
@@ -70,9 +70,9 @@ def test_a_stopped_queue_releases_nothing() -> None:
     world = QueueWorld("queues: [{name: a, stopPolicy: Hold}]")
     world.node("n1", (16, 16))
     world.pod("one")
-    assert world.released() == []
+    assert world.admitted() == []
     world.configure("queues: [{name: a}]")
-    assert world.released() == ["one"]
+    assert world.admitted() == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_a_pod_with_something_wrong_waits_and_the_others_go_on(
     """And the queue can say why."""
     uid = world.pod("wrong", **pod)  # type: ignore[arg-type]
     world.pod("right")
-    assert world.released() == ["right"]
+    assert world.admitted() == ["right"]
     assert says in world.queue.explain_refusal(world.queue.queued_pods[uid])
 
 
 def test_a_foreign_gate_is_waited_for(world: QueueWorld) -> None:
-    """The pod is released once nobody else holds it."""
+    """The pod is admitted once nobody else holds it."""
     uid = world.pod("one", gates=("example.com/other", QUEUE_GATE))
-    assert world.released() == []
+    assert world.admitted() == []
     world.change(uid, spec={"schedulingGates": [{"name": QUEUE_GATE}]})
-    assert world.released() == ["one"]
+    assert world.admitted() == ["one"]
 
 
 def test_a_queue_is_for_the_namespaces_that_it_selects() -> None:
@@ -115,23 +115,23 @@ def test_a_queue_is_for_the_namespaces_that_it_selects() -> None:
     world = QueueWorld("queues: [{name: a, namespaceSelector: {matchLabels: {team: x}}}]")
     world.node("n1", (16, 16))
     world.pod("one")
-    assert world.released() == []
+    assert world.admitted() == []
     world.queue.set_namespace("default", {"team": "x"})
-    assert world.released() == ["one"]
+    assert world.admitted() == ["one"]
 
 
 def test_labels_taints_and_affinity_of_nodes_count() -> None:
-    """A pod is released for a node that kube-scheduler will allow, or not at all."""
+    """A pod is admitted for a node that kube-scheduler will allow, or not at all."""
     world = QueueWorld()
     world.node("n1", (16, 16), spec={"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]})
     world.node("n2", (16, 16), labels={"zone": "z1"}, spec={"unschedulable": True})
     world.pod("one", 1, spec={"nodeSelector": {"zone": "z1"}})
     two = world.pod("two", 1)
     world.pod("three", 1, spec={"tolerations": [{"key": "k", "operator": "Exists"}]})
-    assert world.released() == ["three"]
+    assert world.admitted() == ["three"]
     assert world.state.get_assumed("uid-three").node == "n1"  # type: ignore[union-attr]
     world.node("n2", (16, 16), labels={"zone": "z1"})
-    assert sorted(world.released()) == ["one", "two"]
+    assert sorted(world.admitted()) == ["one", "two"]
     assert world.state.get_assumed(two).node == "n2"  # type: ignore[union-attr]
 
 

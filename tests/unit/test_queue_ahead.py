@@ -80,7 +80,7 @@ def test_a_node_in_the_row_of_a_deleted_one_gets_pods(policy: str) -> None:
     made.node("n2", (8,))
     made.pod("p1", 8)
     made.pod("p2", 8)
-    assert made.released() == ["p1", "p2"]
+    assert made.admitted() == ["p1", "p2"]
     made.lose_node("n2")
     made.node("n3", (8,))
     made.pod("p3", 8)

@@ -1,4 +1,4 @@
-"""Many pods at once: what batch mode releases together, and those that wait."""
+"""Many pods at once: what batch mode admits together, and those that wait."""
 
 import asyncio
 import itertools

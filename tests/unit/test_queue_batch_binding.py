@@ -237,7 +237,7 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
     run.running.cancel()
     assert run.phase is (Phase.ADMITTED if bound else Phase.GATED)
     assert (run.world.state.get_assumed(run.uid) is not None) is bound
-    assert run.recorder.events[0].startswith("Released" if bound else "Waiting")
+    assert run.recorder.events[0].startswith("Admitted" if bound else "Waiting")
     assert run.controller.counts.admitted == ({"a": 1} if bound else {})
     if not bound:
         assert run.world.queue.refusals.is_paused(run.uid)
@@ -276,7 +276,7 @@ async def test_a_pod_that_may_have_been_bound_keeps_its_quota_until_that_is_know
     await run.until(lambda: bool(run.recorder.events))
     if bound:
         assert (run.phase, run.used) == (Phase.ADMITTED, 8)
-        assert run.recorder.events[0].startswith("Released")
+        assert run.recorder.events[0].startswith("Admitted")
     else:
         await run.until(lambda: len(run.client.calls) == 2)
     run.running.cancel()

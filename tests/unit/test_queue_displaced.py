@@ -1,4 +1,4 @@
-"""Released pods whose room others have: they get other room before anybody else is released."""
+"""Admitted pods whose room others have: they get other room before anybody else is admitted."""
 
 import msgspec
 
@@ -24,24 +24,24 @@ def test_who_finds_its_card_taken_moves_and_keeps_others_from_its_new_room() -> 
     )
     world.change(one, spec={"nodeName": elsewhere})
     world.pod("three", 16)
-    assert world.released() == []
+    assert world.admitted() == []
     assert where(world, two) == ({"n1", "n2"} - {elsewhere}).pop()
 
 
 def test_the_rest_of_the_node_is_not_kept_from_others() -> None:
-    """A pod bound by others fills the card that was meant for a released one; the second card stays free."""
+    """A pod bound by others fills the card that was meant for an admitted one; the second card stays free."""
     world = QueueWorld()
     world.node("n1", (16, 16))
     world.node("n2", (16,), labels={"only": "this"})
     pinned = world.pod("pinned", 16, spec={"nodeSelector": {"only": "this"}})
-    assert world.released() == ["pinned"]
+    assert world.admitted() == ["pinned"]
     world.node("n2", (16, 8), [16, 0], labels={"only": "this"})
     assert where(world, pinned) == ""
     world.pod("small", 8, spec={"nodeSelector": {"only": "this"}})
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     world.node("n2", (16, 8), [0, 8], labels={"only": "this"}, holds=["uid-small"])
     world.pod("large", 16, spec={"nodeSelector": {"only": "this"}})
-    assert world.released() == []
+    assert world.admitted() == []
     assert where(world, pinned) == "n2"
 
 
@@ -52,7 +52,7 @@ def test_what_another_process_released_has_room_here_too() -> None:
     uid = world.pod("one", 16)
     world.change(uid, spec={"schedulingGates": []})
     world.pod("two", 16)
-    assert world.released() == []
+    assert world.admitted() == []
     assert where(world, uid) == "n1"
 
 
@@ -63,7 +63,7 @@ def test_what_was_given_back_before_a_restart_takes_no_room_after_it() -> None:
     failed = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     world.pod("one", 16, gates=(), status={"conditions": failed})
     world.pod("two", 15)
-    assert world.released() == ["two"]
+    assert world.admitted() == ["two"]
 
 
 def test_a_pod_that_vanished_is_counted_for_a_while_only() -> None:
@@ -77,6 +77,6 @@ def test_a_pod_that_vanished_is_counted_for_a_while_only() -> None:
     world.queue.state.delete_pod(msgspec.convert(raw, QueuePod), str(world.version + 1), world.now)
     world.queue.delete_pod(uid, world.now)
     world.pod("two", 16)
-    assert world.released() == []
+    assert world.admitted() == []
     world.now = 31
-    assert world.released() == ["two"]
+    assert world.admitted() == ["two"]

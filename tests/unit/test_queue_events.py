@@ -208,7 +208,7 @@ async def test_pods_that_the_api_server_refuses_hold_up_nobody(
     for name in bad:
         assert 4 <= running.patches[name] <= 8
         told = [text for text in running.told(name) if "Refused" in text]
-        refused = "Refused: the API server refuses its release: denied by policy x"
+        refused = "Refused: the API server refuses its admission: denied by policy x"
         assert set(told) == {f"Warning Waiting {refused}"}
         assert not [text for text in running.told(name) if "not bound within" in text]
 
@@ -220,7 +220,7 @@ async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: 
     running.world.configure("queues: [{name: a, stopPolicy: HoldAndDrain}]")
     for _ in range(10):
         await running.pass_time()
-    told = [text for text in running.told("p") if "Released" not in text]
+    told = [text for text in running.told("p") if "Admitted" not in text]
     assert told[0] == "Warning TakenBack queue a is drained: it is removed and waits again"
     assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
 
@@ -267,7 +267,7 @@ async def test_pods_are_released_in_the_order_of_launch_and_told_which_case_it_w
 
 
 async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
-    """Pods are released as long as cards take them; who waits then waits for room."""
+    """Pods are admitted as long as cards take them; who waits then waits for room."""
     world = running.world
     world.configure("queues: [{name: a, nominalQuota: 1000}, {name: b, nominalQuota: 1000}]")
     for number in range(3):
@@ -279,14 +279,14 @@ async def test_quotas_over_the_sum_of_the_cluster(running: Running) -> None:
 
 
 async def test_ten_thousand_pods_of_one_tenant_at_once(running: Running) -> None:
-    """They wait in their order, and another tenant's pod goes before them."""
+    """They wait in their order, and another queue's pod goes before them."""
     world = running.world
     for number in range(10_000):
         world.pod(f"p{number}", 16, created=number % 60)
     world.pod("other", 16, queue="b", created=3599)
     await running.pass_time()
-    released = {name for name in ("p0", "p60", "other") if running.is_released(name)}
-    assert released == {"p0", "other"}
+    admitted = {name for name in ("p0", "p60", "other") if running.is_released(name)}
+    assert admitted == {"p0", "other"}
     queues = {each.name: each for each in status.report_queues(world.queue, world.now)}
     assert (queues["a"].waiting, queues["b"].waiting) == (9_999, 0)
     for name in ("p0", "other"):
@@ -327,7 +327,7 @@ def test_the_order_of_a_queue_when_its_pods_were_dated_by_a_clock_that_jumped() 
     for number, hour in enumerate((23, 1)):
         world.now = number
         world.pod(f"p{number}", 16, live=True, created=hour * 3600)
-    assert world.released() == ["p0"]
+    assert world.admitted() == ["p0"]
 
 
 def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
@@ -341,13 +341,13 @@ def test_a_failed_first_stage_is_remembered_while_its_queue_is_away() -> None:
     world.configure("queues: [{name: b}]")
     world.configure(TWO)
     world.pod("reduce", job="j")
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(failed)
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 async def test_the_controller_is_busy_until_what_it_released_is_bound(running: Running) -> None:
-    """Its Events wait so long: a batch is released sooner than kube-scheduler binds it."""
+    """Its Events wait so long: a batch is admitted sooner than kube-scheduler binds it."""
     world = running.world
     assert not running.controller.is_busy
     uid = world.pod("one")

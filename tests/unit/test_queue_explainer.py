@@ -106,7 +106,7 @@ def test_a_pod_that_waits_again_is_told_again(told: Told) -> None:
 async def test_the_controller_decides_when_something_changes_and_else_seldom(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or when the pause of a release ends that the API server has refused."""
+    """Or when the pause of an admission ends that the API server has refused."""
     monkeypatch.setattr("scheduler_plugin.queue.controller.controller.TICK_S", 0.001)
     world, nothing, decided = told.world, None, []
     writer = PodWriter(nothing, lambda: True, 1.0)  # type: ignore[arg-type]

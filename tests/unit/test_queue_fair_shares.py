@@ -16,7 +16,7 @@ def make(config: str) -> QueueWorld:
     world.node("n1", (16, 16), cpu="20", memory="100Gi")
     world.pod("a0", 1, queue="a", cpu="12")
     world.pod("b0", 4, queue="b", cpu="1")
-    assert sorted(world.released()) == ["a0", "b0"]
+    assert sorted(world.admitted()) == ["a0", "b0"]
     for uid in ("uid-a0", "uid-b0"):
         world.bind(uid)
     # There is processor for one of them.
@@ -26,7 +26,7 @@ def make(config: str) -> QueueWorld:
 
 
 @pytest.mark.parametrize(
-    ("config", "released"),
+    ("config", "admitted"),
     [
         (TWO, "a1"),
         (f"fairSharing: units\n{TWO}", "a1"),
@@ -36,15 +36,15 @@ def make(config: str) -> QueueWorld:
     ],
     ids=("default", "units", "dominant", "weight", "slots"),
 )
-def test_the_dominant_share_decides_where_that_is_asked_for(config: str, released: str) -> None:
+def test_the_dominant_share_decides_where_that_is_asked_for(config: str, admitted: str) -> None:
     """Units: 1 and 4. Dominant: a has 12 of 20 cores, b 4 of 32 units; by a weight of 6 a has less."""
-    assert make(config).released() == [released]
+    assert make(config).admitted() == [admitted]
 
 
 def test_shares_follow_what_runs_and_what_there_is() -> None:
     """And are told, with the resource that dominates."""
     world = make(DOMINANT + TWO)
-    assert world.released() == ["b1"]
+    assert world.admitted() == ["b1"]
 
     def shares() -> dict[str, tuple[float, str]]:
         return {

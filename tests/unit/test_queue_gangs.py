@@ -1,4 +1,4 @@
-"""Gangs: released whole or not at all, what is bound half, and members that are made again."""
+"""Gangs: admitted whole or not at all, what is bound half, and members that are made again."""
 
 from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.status import WaitReason, explain_waiting
@@ -11,11 +11,11 @@ OWNED = {"ownerReferences": [{"uid": "job", "controller": True}]}
 
 
 def _gang(world: QueueWorld, size: int, *, owned: bool = True) -> list[str]:
-    """A released gang."""
+    """An admitted gang."""
     gang = [world.pod(f"g{i}", 4, gang="G", size=size) for i in range(size)]
     for uid in gang:
         world.change(uid, metadata=OWNED if owned else {})
-    assert len(world.released()) == size
+    assert len(world.admitted()) == size
     return gang
 
 
@@ -38,27 +38,27 @@ def test_a_gang_is_released_whole_or_not_at_all() -> None:
     for i in range(3):
         world.pod(f"g{i}", 10, gang="g", size=3)
     world.pod("small", 4)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     assert [
         assumed for uid in ("uid-g0", "uid-g1", "uid-g2") if (assumed := world.state.get_assumed(uid))
     ] == []
     world.node("n2", (16,))
-    assert sorted(world.released()) == ["g0", "g1", "g2"]
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
 
 
 def test_a_gang_waits_for_its_last_pod(world: QueueWorld) -> None:
     """And is complete with it."""
     world.pod("g0", gang="g", size=2)
-    assert world.released() == []
+    assert world.admitted() == []
     world.pod("g1", gang="g", size=2)
-    assert sorted(world.released()) == ["g0", "g1"]
+    assert sorted(world.admitted()) == ["g0", "g1"]
 
 
 def test_a_gang_whose_pods_disagree_waits(world: QueueWorld) -> None:
     """It says on what."""
     world.pod("g0", gang="g", size=2)
     world.pod("g1", gang="g", size=3)
-    assert world.released() == []
+    assert world.admitted() == []
     assert "disagree on gpupack.io/gang-size: 2, 3" in world.queue.gangs.get("gang default/g").fault  # type: ignore[union-attr]
 
 
@@ -100,17 +100,17 @@ def test_a_half_bound_gang_with_a_controller_is_removed_and_waits_until_it_is_wh
     assert _taken_back(world) == [("g0", True), ("g1", True)]
     world.delete(gang[1])
     world.pod("again-1", 4, gang="G", size=2)
-    assert world.released() == []
+    assert world.admitted() == []
     world.change(gang[0], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(gang[0])
     world.pod("again-0", 4, gang="G", size=2)
-    assert world.released() == []
+    assert world.admitted() == []
     (held, _) = explain_waiting(world.queue, world.now)
     assert held.reason is WaitReason.HELD
-    assert held.message == "it could not be bound when it was released; it is tried again after a pause"
+    assert held.message == "it could not be bound when it was admitted; it is tried again after a pause"
     world.now += 10
-    assert sorted(world.released()) == ["again-0", "again-1"]
+    assert sorted(world.admitted()) == ["again-0", "again-1"]
 
 
 def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_pod_of_one() -> None:
@@ -149,9 +149,9 @@ def test_gangs_that_are_alike_go_one_at_a_time_after_kube_scheduler_refused_a_po
     assert (held.reason, held.queue) == (WaitReason.HELD, "a")
     assert held.message.startswith("gang default/first asks for the same and could not be bound")
     world.bind(pods["g1", 0])
-    assert world.released() == [], "half of one says nothing"
+    assert world.admitted() == [], "half of one says nothing"
     world.bind(pods["g1", 1])
-    assert len(world.released()) == 2 * 25, "once one is bound whole all may go"
+    assert len(world.admitted()) == 2 * 25, "once one is bound whole all may go"
 
 
 def test_a_gang_that_cannot_be_bound_is_tried_less_and_less_often(world: QueueWorld) -> None:
@@ -184,7 +184,7 @@ def test_a_member_that_is_made_again_days_later_joins_the_others(world: QueueWor
     assert _taken_back(world) == []
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
-    assert world.released() == ["again"]
+    assert world.admitted() == ["again"]
     world.bind(again)
     world.now += WITHIN_S
     assert _taken_back(world) == []
@@ -198,7 +198,7 @@ def test_a_member_that_joins_and_finds_no_node_goes_alone(world: QueueWorld) -> 
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=2)
     world.change(again, metadata=OWNED)
-    world.released()
+    world.admitted()
     world.now = WITHIN_S
     assert _taken_back(world) == [("again", True)]
 
@@ -211,7 +211,7 @@ def test_a_member_is_made_again_after_another_one_has_succeeded(world: QueueWorl
     world.change(gang[0], status={"phase": "Succeeded"})
     world.delete(gang[1])
     again = world.pod("again", 4, gang="G", size=4)
-    assert world.released() == ["again"]
+    assert world.admitted() == ["again"]
     world.bind(again)
     assert explain_waiting(world.queue, world.now) == []
     world.now = 5000.0
@@ -226,7 +226,7 @@ def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: Queue
         world.change(uid, metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
     world.delete(gang[0])
     world.pod("again-0", 4, gang="G", size=2)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(gang[1])
     world.pod("again-1", 4, gang="G", size=2)
-    assert sorted(world.released()) == ["again-0", "again-1"]
+    assert sorted(world.admitted()) == ["again-0", "again-1"]

@@ -1,4 +1,4 @@
-"""Gangs of which a part was released: the rest goes first, or what was released is taken back in time."""
+"""Gangs of which a part was admitted: the rest goes first, or what was admitted is taken back in time."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def bind(world: QueueWorld, *uids: str) -> None:
 
 
 def half_released(world: QueueWorld, units: int, bound: int = 2) -> list[str]:
-    """A gang of four, two of which another process has released, as its pods are known after that."""
+    """A gang of four, two of which another process has admitted, as its pods are known after that."""
     before = QueueWorld()
     before.node("n1", (16, 16))
     uids = gang(before, 4, units)
@@ -96,7 +96,7 @@ def test_what_stays_refused_takes_the_gang_back_in_time(world: QueueWorld) -> No
         world.now += 1
     back = world.take_back()
     assert sorted((each.queued_pod.uid, each.remove) for each in back) == [(uid, True) for uid in others]
-    assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its release"
+    assert back[0].why == "3 of 4 pods of its gang are bound 300 s after its admission"
     for uid in others:
         world.delete(uid)
         world.pod(f"again-{uid[4:]}", 4, gang="G", size=4)
@@ -123,7 +123,7 @@ def test_of_pods_without_data_nobody_says_that_it_is_elsewhere(world: QueueWorld
 
 
 def test_one_that_finds_no_room_for_the_rest_is_taken_back_in_time(world: QueueWorld) -> None:
-    """Also after another process has released it."""
+    """Also after another process has admitted it."""
     uids = half_released(world, 8)
     world.pod("other", 16, queue="", gates=())
     world.change("uid-other", spec={"nodeName": "n1"})

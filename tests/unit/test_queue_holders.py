@@ -1,4 +1,4 @@
-"""Whose quota a released pod counts against, and for whom a queue is."""
+"""Whose quota an admitted pod counts against, and for whom a queue is."""
 
 from scheduler_plugin.queue.controller.status import explain_waiting, report_queues
 from tests.queue_world import QueueWorld
@@ -19,16 +19,16 @@ def test_a_released_pod_counts_for_its_queue_until_it_ends() -> None:
     world = QueueWorld("queues: [{name: a, nominalQuota: 8}, {name: b, nominalQuota: 8}]")
     world.node("n1", (16, 16))
     uid = world.pod("p", 8)
-    world.released()
+    world.admitted()
     world.bind(uid)
     world.change(uid, metadata={"labels": {LABEL: "b"}})
     assert _used(world) == {"a": 8}
     world.change(uid, metadata={"labels": {}})
     assert _used(world) == {"a": 8}
     other = world.pod("q", 8)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(uid)
-    assert world.released() == ["q"]
+    assert world.admitted() == ["q"]
     assert _used(world) == {"a": 8}
     world.delete(other)
     assert _used(world) == {}
@@ -39,7 +39,7 @@ def test_pods_of_a_queue_that_is_gone_count_for_the_one_that_they_name_then() ->
     world = QueueWorld("queues: [{name: a, nominalQuota: 8}]")
     world.node("n1", (16, 16))
     uid = world.pod("p", 8)
-    world.released()
+    world.admitted()
     world.bind(uid)
     world.configure("queues: [{name: b, nominalQuota: 8}]")
     world.change(uid, metadata={"labels": {LABEL: "b"}})
@@ -65,7 +65,7 @@ def test_what_was_released_counts_when_its_namespace_is_excluded_later() -> None
     world.node("n1", (16, 16))
     world.queue.set_namespace("default", {"team": "x"})
     uid = world.pod("p", 8)
-    assert world.released() == ["p"]
+    assert world.admitted() == ["p"]
     world.bind(uid)
     world.queue.set_namespace("default", {"team": "y"})
     assert _used(world) == {"a": 8}
@@ -76,9 +76,9 @@ def test_no_selector_admits_a_namespace_that_is_not_known_yet() -> None:
     world = QueueWorld(NOT_FOR_X)
     world.node("n1", (16, 16))
     world.pod("p", 8)
-    assert world.released() == []
+    assert world.admitted() == []
     assert "namespace 'default' are not known yet" in explain_waiting(world.queue, 0)[0].message.replace(
         '"', "'"
     )
     world.queue.set_namespace("default", {})
-    assert world.released() == ["p"]
+    assert world.admitted() == ["p"]

@@ -58,16 +58,16 @@ def test_room_is_kept_for_all_pods_where_the_least_must_become_free() -> None:
     assert told == [("uid-g0", "n2"), ("uid-g1", "n3")]
     assert world.queue.update_reservations(world.now) == [], "it is told once"
     world.pod("small", 4, created=700)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     assert world.state.get_assumed("uid-small").node == "n1", "small pods go elsewhere"  # type: ignore[union-attr]
     world.node("n2", (16,), (0,))
     world.pod("other", 4, created=701)
-    assert world.released() == [], "what becomes free is not for others"
+    assert world.admitted() == [], "what becomes free is not for others"
     world.node("n3", (16,), (0,))
-    assert sorted(world.released()) == ["g0", "g1"]
+    assert sorted(world.admitted()) == ["g0", "g1"]
     assert kept(world) == {}
     world.node("n1", (16,), (0,))
-    assert world.released() == ["other"]
+    assert world.admitted() == ["other"]
 
 
 def test_pods_of_a_gang_share_cards_and_others_get_nothing_of_them() -> None:
@@ -79,9 +79,9 @@ def test_pods_of_a_gang_share_cards_and_others_get_nothing_of_them() -> None:
     cards = [each.cards for each in world.queue.capacity.reservations.get_by_pod("gang default/G").values()]
     assert sorted(cards) == [(0,), (0,), (0,), (1,)]
     world.pod("small", 1, created=2)
-    assert world.released() == []
+    assert world.admitted() == []
     world.node("n1", (16, 16), (1, 11))
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
 
 
 def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
@@ -101,7 +101,7 @@ def test_a_gang_of_which_only_the_first_pod_fits_is_tried_once_a_decision(
         return pick(*arguments)
 
     monkeypatch.setattr(AdmissionCycle, "pick_workload", counted)
-    assert world.released() == []
+    assert world.admitted() == []
     assert len(tries) == 2
     assert "; room is kept for it on node n2" in reasons(world)["g0"]
 
@@ -137,7 +137,7 @@ def test_room_is_found_again_when_a_node_goes_or_changes(change: Any) -> None:
     world.lose_node("n1")
     assert keep(world) == {}, "there is no room for both any more"
     world.pod("small", 4, created=2)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     world.node("n4", (16,), (16,))
     assert keep(world) == {"g0": "n3", "g1": "n4"}
 
@@ -190,7 +190,7 @@ def test_a_restart_keeps_the_same_room() -> None:
 
 
 def test_a_pod_with_a_choice_leaves_the_only_node_to_one_without() -> None:
-    """Both ways: in what is kept, and when they are released."""
+    """Both ways: in what is kept, and when they are admitted."""
     world = QueueWorld()
     world.node("n1", (16,), (0,), labels={"disk": "ssd"})
     world.node("n2", (16,), (4,))
@@ -198,7 +198,7 @@ def test_a_pod_with_a_choice_leaves_the_only_node_to_one_without() -> None:
     world.pod("g1", 16, created=1, gang="G", size=2, spec={"nodeSelector": {"disk": "ssd"}})
     assert keep(world) == {"g0": "n2", "g1": "n1"}
     world.node("n2", (16,), (0,))
-    assert sorted(world.released()) == ["g0", "g1"]
+    assert sorted(world.admitted()) == ["g0", "g1"]
 
 
 def test_nothing_is_kept_for_a_gang_that_never_fits_until_the_cluster_grows() -> None:
@@ -210,7 +210,7 @@ def test_nothing_is_kept_for_a_gang_that_never_fits_until_the_cluster_grows() ->
 
 
 def test_of_a_strict_queue_only_the_oldest_has_room_kept() -> None:
-    """Who stands behind a gang that never fits would never be released."""
+    """Who stands behind a gang that never fits would never be admitted."""
     world = three_nodes("queues: [{name: a, queueingStrategy: StrictFIFO}, {name: b}]")
     gang_of(world, 99, 99)
     world.pod("later", 16, created=2)
@@ -273,7 +273,7 @@ def test_processor_and_memory_are_kept_with_the_cards() -> None:
     world.pod("few", 4, created=3, cpu="2")
     world.node("n1", (16, 16), (8, 1), cpu="8")
     assert keep(world) == {"g0": "n1"}
-    assert world.released() == ["few"]
+    assert world.admitted() == ["few"]
 
 
 def test_evicting_for_a_gang_keeps_its_room_once() -> None:
@@ -285,7 +285,7 @@ def test_evicting_for_a_gang_keeps_its_room_once() -> None:
         world.node(node, (16,))
     for number in range(3):
         world.pod(f"a{number}", 16, created=number)
-        world.released()
+        world.admitted()
         world.bind(f"uid-a{number}")
     gang_of(world, 16, 16, queue="b")
     assert keep(world) == {"g0": "n1", "g1": "n2"}
@@ -297,7 +297,7 @@ def test_evicting_for_a_gang_keeps_its_room_once() -> None:
     assert keep(world) == kept(world)
     for victim in reclaim.victims:
         world.delete(victim.uid)
-    assert sorted(world.released()) == ["g0", "g1"]
+    assert sorted(world.admitted()) == ["g0", "g1"]
 
 
 def test_a_gang_waits_for_room_to_be_kept_as_long_as_a_single_pod() -> None:

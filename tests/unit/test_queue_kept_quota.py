@@ -21,7 +21,7 @@ def world_of(config: str = COHORT) -> QueueWorld:
         world.pod(f"a{number}", 4, created=0)
     for number in range(8):
         world.pod(f"b{number}", 4, queue="b", created=1)
-    assert len(world.released()) == 15
+    assert len(world.admitted()) == 15
     for uid in world.objects:
         world.bind(uid)
     world.pod("large", 16, created=2)
@@ -47,28 +47,28 @@ def test_younger_pods_of_the_queue_wait_until_it_is_released() -> None:
     assert world.queue.capacity.reservations.workload_uids == (), "cards are not kept before it may have them"
     world.pod("young", 4, created=3)
     end(world, "a0")
-    assert world.released() == []
+    assert world.admitted() == []
     assert {each.name: each.message for each in explain_waiting(world.queue, world.now)}[
         "young"
     ] == KEPT_QUOTA
     end(world, "a1", "a2")
-    assert world.released() == ["large"]
+    assert world.admitted() == ["large"]
     assert world.queue.queues.reserved_quota == {}
     end(world, "a3")
-    assert world.released() == ["young"]
+    assert world.admitted() == ["young"]
 
 
 def test_borrowers_wait_and_nobody_is_denied_its_own() -> None:
     world = world_of()
     world.pod("borrows", 4, queue="b", created=3)
     world.pod("own", 4, queue="c", created=3)
-    assert world.released() == ["own"]
+    assert world.admitted() == ["own"]
     end(world, "b0", "b1")
-    assert world.released() == []
+    assert world.admitted() == []
     end(world, "b2", "b3")
-    assert world.released() == ["large"], "its own came back to it"
+    assert world.admitted() == ["large"], "its own came back to it"
     end(world, "b4", "b5")
-    assert world.released() == ["borrows"]
+    assert world.admitted() == ["borrows"]
 
 
 @pytest.mark.parametrize(

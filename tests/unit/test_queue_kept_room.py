@@ -19,7 +19,7 @@ def _keeping(config: str = TWO) -> QueueWorld:
     for node in ("n1", "n2"):
         world.node(node, (16,))
     for uid in [world.pod(f"b{i}", 9, queue="b", created=0) for i in range(2)]:
-        world.released()
+        world.admitted()
         world.bind(uid)
     world.pod("large", 16, created=1)
     world.now = 1000.0
@@ -43,13 +43,13 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     world = QueueWorld()
     world.node("n1", (16, 16))
     small = [world.pod(f"s{i}", 8, created=i) for i in range(4)]
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
     for uid in small:
         world.bind(uid)
     large = world.pod("large", 16, created=5)
     world.delete(small.pop())
     world.pod("s4", 8, created=6)
-    assert world.released() == ["s4"], "it passes while there is time"
+    assert world.admitted() == ["s4"], "it passes while there is time"
     world.now = 600
     ((queued_pod, node),) = world.queue.update_reservations(world.now)
     assert (queued_pod.uid, node) == (large, "n1")
@@ -59,9 +59,9 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     inside = [uid for uid, pod in record.pods.items() if held in book_cards(record.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
-    assert world.released() == [], "the room on the kept card is not for s5"
+    assert world.admitted() == [], "the room on the kept card is not for s5"
     world.delete(inside[1])
-    assert world.released() == ["large"]
+    assert world.admitted() == ["large"]
 
 
 def test_kept_room_moves_when_its_node_is_cordoned() -> None:
@@ -84,7 +84,7 @@ def test_kept_room_moves_when_its_node_is_gone_and_is_not_its_successors() -> No
     _lose(world, "n1")
     world.node("n3", (12,))
     world.pod("small", 12, queue="b", created=2)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     assert _kept(world) == ["n2"]
 
 
@@ -105,7 +105,7 @@ def test_kept_room_is_given_up_when_its_pod_may_not_be_released(config: str) -> 
     for uid in [uid for uid in world.objects if world.name(uid) == "b0"]:
         world.delete(uid)
     world.pod("other", 16, queue="b", created=2)
-    assert world.released() == ["other"]
+    assert world.admitted() == ["other"]
     assert "room is kept" not in " ".join(each.message for each in explain_waiting(world.queue, world.now))
 
 
@@ -116,7 +116,7 @@ def _on_the_second_card(**others: int) -> QueueWorld:
     world.node("n1", [16] * len(used), uuids=list(used))
     for card, units in used.items():
         uid = world.pod(card, units, queue="b", created=0, annotations={"gpupack.io/gpu-uuid": card})
-        assert world.released() == [card]
+        assert world.admitted() == [card]
         world.bind(uid)
     world.pod("large", 16, created=10)
     world.now = 1000.0
@@ -141,9 +141,9 @@ def test_a_card_stays_kept_where_one_before_it_goes() -> None:
     assert _kept(world) == []
     assert _card(world) == "B"
     world.pod("small", 7, queue="b", created=11)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete("uid-B")
-    assert world.released() == ["large"]
+    assert world.admitted() == ["large"]
 
 
 def test_the_card_that_comes_to_a_kept_position_is_not_kept() -> None:
@@ -151,7 +151,7 @@ def test_the_card_that_comes_to_a_kept_position_is_not_kept() -> None:
     world.delete("uid-A")
     world.node("n1", (16, 16), uuids=("B", "C"))
     world.pod("small", 6, queue="b", created=11)
-    assert world.released() == ["small"]
+    assert world.admitted() == ["small"]
     assumed = world.state.get_assumed("uid-small")
     assert assumed is not None
     assert assumed.assigned == {"main": (("C", 6),)}
@@ -178,7 +178,7 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
     world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 10s")
     world.node("n1", (16,))
     filler = world.pod("filler", 8, created=0)
-    assert world.released() == ["filler"]
+    assert world.admitted() == ["filler"]
     world.bind(filler)
     world.pod("younger", 16, created=2)
     world.now = 20.0
@@ -186,7 +186,7 @@ def test_an_older_pod_that_asks_the_same_comes_back_after_room_was_kept_for_a_yo
     world.pod("older", 16, created=1)
     world.delete(filler)
     world.queue.update_reservations(world.now)
-    assert world.released() == ["older"]
+    assert world.admitted() == ["older"]
 
 
 def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
@@ -195,7 +195,7 @@ def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
     world = QueueWorld(f"queues: [{queues}]\nkeepRoomAfter: 30s")
     world.node("n1", (16,))
     running = [world.pod(f"a{number}", 8, created=number) for number in range(2)]
-    assert len(world.released()) == 2
+    assert len(world.admitted()) == 2
     for uid in running:
         world.bind(uid)
     world.node("n1", (16,), [16], holds=running)
@@ -206,6 +206,6 @@ def test_room_is_not_kept_for_a_borrower_whose_quota_its_lender_needs() -> None:
     assert _kept(world) == ["n1"], "its quota is free, and the node does not say yet that the card is"
     world.delete(running[1])
     world.node("n1", (16,))
-    assert world.released() == []
+    assert world.admitted() == []
     _kept(world)
-    assert world.released() == ["lender"]
+    assert world.admitted() == ["lender"]

@@ -19,7 +19,7 @@ RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
 
 @dataclass
 class User:
-    """A tenant of the goldens."""
+    """A queue of the goldens."""
 
     name: str
     weight: float = 1.0
@@ -38,7 +38,7 @@ def free(uid: str, since: float = 0.0, job: str = "") -> QueuedWorkload[str]:
 
 
 def user(name: str, *workloads: QueuedWorkload[str], weight: float = 1.0, allocated: float = 0.0) -> User:
-    """A tenant with workloads that wait."""
+    """A queue with workloads that wait."""
     queue = User(name, weight, allocated)
     for workload in workloads:
         queue.waiting.add(workload)

@@ -1,4 +1,4 @@
-"""Further resources in the queue: they decide who is released, kept room for, and evicted."""
+"""Further resources in the queue: they decide who is admitted, kept room for, and evicted."""
 
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer

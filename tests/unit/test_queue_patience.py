@@ -21,7 +21,7 @@ def test_room_is_kept_no_sooner_than_the_pods_that_run_have_run() -> None:
             assert kept_at(world, 2) == [], "on average the pods have run for three hours"
         world.delete(f"uid-s{number}")
         uid = world.pod(f"t{number}", 8, created=40_000)
-        assert world.released() == [f"t{number}"]
+        assert world.admitted() == [f"t{number}"]
         world.bind(uid)
     assert kept_at(world, 2.5) == ["large"]
 
@@ -47,7 +47,7 @@ def test_a_node_with_a_wrong_clock_does_not_switch_the_keeping_of_room_off(
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16, 16))
     uids = [world.pod(f"s{number}", 8, created=0) for number in range(4)]
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
     for number, uid in enumerate(uids):
         world.bind(uid)
         world.change(uid, status={"startTime": "2026-01-01T00:00:00Z" if number else started})
@@ -68,7 +68,7 @@ def test_an_api_server_that_was_a_year_ahead_once_changes_nothing() -> None:
     world = QueueWorld("queues: [{name: a}]")
     world.node("n1", (16, 16))
     uids = [world.pod(f"s{number}", 8, created=0) for number in range(4)]
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
     for uid in uids:
         world.bind(uid)
         world.change(uid, status={"startTime": "2026-01-01T00:00:00Z"})

@@ -28,7 +28,7 @@ def test_a_pod_counts_for_what_it_has_of_the_card_that_it_gets() -> None:
     world = QueueWorld(policy="best-fit")
     world.node("large", (80,))
     uid = ask(world, "half", 50)
-    assert world.released() == ["half"]
+    assert world.admitted() == ["half"]
     assert used(world) == 40
     assert list_planned_cards(world.queue, uid) == ["GPU-large-0"]
     world.bind(uid)
@@ -53,7 +53,7 @@ def test_quota_decides_by_the_size_of_the_card() -> None:
     world = QueueWorld("queues: [{name: a, nominalQuota: 16}]")
     world.node("large", (80,))
     uid = ask(world, "p0", 50)
-    assert world.released() == []
+    assert world.admitted() == []
     (why,) = status.explain_waiting(world.queue, 0)
     never = "it needs 40 units; queue a can never have more than 16"
     assert (why.reason, why.message) == ("NeverFits", never)
@@ -74,9 +74,9 @@ def test_a_full_small_card_and_a_large_one_beyond_the_quota() -> None:
     world.node("large", (80,))
     world.pod("b0", 16, queue="b", spec={"nodeSelector": {"size": "small"}})
     world.node("small", (16,), labels={"size": "small"})
-    assert world.released() == ["b0"]
+    assert world.admitted() == ["b0"]
     ask(world, "a0", 50)
-    assert world.released() == []
+    assert world.admitted() == []
     (why,) = status.explain_waiting(world.queue, 0)
     assert (why.reason, why.message) == (
         "Quota",
@@ -91,7 +91,7 @@ def test_shares_are_admitted_by_the_words(percent: int, fits: int) -> None:
     world.node("n", (79,))
     for number in range(6):
         ask(world, f"p{number}", percent, created=number)
-    assert len(world.released()) == fits
+    assert len(world.admitted()) == fits
     (why, *_) = status.explain_waiting(world.queue, 0)
     assert why.reason == "NoRoom"
     assert f"it needs {percent} percent of one card; the largest free card has" in why.message
@@ -103,7 +103,7 @@ def test_units_and_percent_share_a_card() -> None:
     world.pod("units", 9, created=1)
     ask(world, "half", 50, created=2)
     ask(world, "less", 40, created=3)
-    assert world.released() == ["units", "less"]
+    assert world.admitted() == ["units", "less"]
     assert used(world) == 9 + 6
 
 
@@ -113,11 +113,11 @@ def test_a_gang_of_shares_is_released_whole() -> None:
     for number in range(2):
         ask(world, f"g{number}", 50, gang="g", size=3)
     world.pod("g2", 16, gang="g", size=3)
-    assert world.released() == []
+    assert world.admitted() == []
     world.node("m", (16,))
-    assert world.released() == [], "it needs 32 units"
+    assert world.admitted() == [], "it needs 32 units"
     world.configure("queues: [{name: a, nominalQuota: 32}]")
-    assert sorted(world.released()) == ["g0", "g1", "g2"]
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
     assert used(world) == 32
 
 
@@ -125,14 +125,14 @@ def test_shares_of_several_cards() -> None:
     world = QueueWorld()
     world.node("n", (16, 80))
     uid = ask(world, "both", 50, cards=2)
-    assert world.released() == ["both"]
+    assert world.admitted() == ["both"]
     assert used(world) == 8 + 40
     world.bind(uid)
     assert used(world) == 48
 
 
 def test_after_a_restart_it_counts_for_the_same() -> None:
-    """Released and not bound: as soon as its room is found again. Bound: by the cards of its Binding."""
+    """Admitted and not bound: as soon as its room is found again. Bound: by the cards of its Binding."""
     world = QueueWorld(policy="best-fit")
     world.node("n", (16, 80))
     uids = [ask(world, f"p{number}", 50, created=number) for number in range(4)]
@@ -144,7 +144,7 @@ def test_after_a_restart_it_counts_for_the_same() -> None:
         again.objects[raw["metadata"]["uid"]] = raw
         again._send(raw)
     again.node("n", (16, 80))
-    assert again.released() == []
+    assert again.admitted() == []
     assert (before, used(again)) == (96, 96)
 
 
@@ -157,7 +157,7 @@ def test_what_is_lent_is_taken_back_for_a_share_and_of_a_share() -> None:
         world.bind(uid)
     assert used(world) == 32
     ask(world, "b0", 50, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     (found,) = Reclaimer(world.queue).find_plans(0)
     assert [(found.queue, world.name(victim.uid)) for victim in found.victims] == [("b", "a3")]
 

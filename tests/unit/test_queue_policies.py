@@ -26,7 +26,7 @@ def asking(units: int, cpu: int, memory_gib: int) -> list[dict[str, object]]:
 
 
 def where(world: QueueWorld) -> str:
-    """Release a pod; its node."""
+    """Admit a pod; its node."""
     world.pod("p", containers=asking(2, 4, 10))
     (release,) = world.decide()
     return release.members[0].node
@@ -93,9 +93,9 @@ def test_a_pod_is_held_back_for_its_rounds_and_no_longer() -> None:
         world.pod("p", containers=asking(1, 0, 40))
         for now in (0.0, 0.1, 0.9, 1.0, 1.9):
             world.now = now
-            assert world.released() == []
+            assert world.admitted() == []
         world.now = 2.0
-        assert world.released() == ["p"]
+        assert world.admitted() == ["p"]
 
 
 def test_asking_in_the_queue_is_no_round() -> None:
@@ -107,6 +107,6 @@ def test_asking_in_the_queue_is_no_round() -> None:
         rows = room.mask_fits(requirements).nonzero()[0]
         for _ in range(5):
             assert not len(room.rank_rows(requirements, rows))
-        assert world.released() == []
+        assert world.admitted() == []
         world.now = 1.0
-        assert world.released() == ["p"]
+        assert world.admitted() == ["p"]

@@ -89,7 +89,7 @@ def test_a_borrowing_limit_holds() -> None:
     world.node("n1", (16, 16))
     for i in range(10):
         world.pod(f"p{i}", 4, queue="a")
-    assert len(world.released()) == 5
+    assert len(world.admitted()) == 5
 
 
 def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
@@ -97,13 +97,13 @@ def test_the_lender_gets_its_quota_back_as_borrowers_end() -> None:
     world = QueueWorld(TWO_QUEUES)
     world.node("n1", (16, 16))
     uids = [world.pod(f"a{i}", 4, queue="a", created=i) for i in range(10)]
-    assert len(world.released()) == 8
+    assert len(world.admitted()) == 8
     world.pod("b0", 4, queue="b", created=99)
     for uid in uids[:8]:
         world.bind(uid)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(uids[0])
-    assert world.released() == ["b0"]
+    assert world.admitted() == ["b0"]
 
 
 def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
@@ -115,7 +115,7 @@ def test_quota_is_never_exceeded_by_pods_that_are_bound_late() -> None:
     world.change(first, status=UNSCHEDULABLE)
     for units in (15, 14, 13):
         world.pod(f"p{units}", units)
-    assert world.released() == ["p15"]
+    assert world.admitted() == ["p15"]
     assert world.queue.queues["a"].units == 31
     world.delete("uid-p15")
     world.bind_to(first, "n1")

@@ -25,7 +25,7 @@ def test_a_lender_gets_its_room_back_by_eviction_and_no_more_than_needed() -> No
     """The youngest borrowed pod goes, and none without `reclaim: evict`."""
     world, _ = borrowed()
     world.pod("b0", 8, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     assert reclaimed(world) == [("b", "n1", ["a3"])]
     world.configure(TWO_QUEUES)
     assert reclaimed(world) == []
@@ -37,7 +37,7 @@ def test_nobody_is_evicted_for_what_is_beyond_the_lenders_own_quota() -> None:
     world.node("n1", (16, 16))
     uids = [world.pod(f"a{i}", 8, queue="a", created=i) for i in range(2)]
     uids += [world.pod(f"b{i}", 8, queue="b", created=i) for i in range(2)]
-    assert len(world.released()) == 4
+    assert len(world.admitted()) == 4
     for uid in uids:
         world.bind(uid)
     world.pod("b2", 8, queue="b", created=50)
@@ -64,7 +64,7 @@ def test_nobody_else_is_evicted_until_the_lender_has_what_was_freed() -> None:
     reclaimer = Reclaimer(world.queue)
     (found,) = reclaimer.find_plans(0)
     world.delete(found.victims[0].uid)
-    assert world.released() == [], "the words are as they were"
+    assert world.admitted() == [], "the words are as they were"
     assert reclaimer.find_plans(14) == []
     assert len(reclaimer.find_plans(15)) == 1
 
@@ -96,7 +96,7 @@ def test_when_one_of_two_victims_is_protected_what_the_other_frees_is_awaited() 
     reclaimer.record_refusal("b", stays.uid, 0)
     world.delete(gone.uid)
     assert reclaimer.find_plans(1) == []
-    assert world.released() == []
+    assert world.admitted() == []
     (found,) = reclaimer.find_plans(15)
     assert stays in found.victims, "its card is half free, and it is asked again"
 

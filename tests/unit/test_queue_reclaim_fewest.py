@@ -24,7 +24,7 @@ def run(world: QueueWorld, units: Iterable[int], queue: str = "a") -> list[str]:
     for number, each in enumerate(units):
         names.append(f"{queue}{number}")
         uid = world.pod(names[-1], each, queue=queue, created=number)
-        assert world.released() == [names[-1]]
+        assert world.admitted() == [names[-1]]
         world.bind(uid)
     return names
 
@@ -40,16 +40,16 @@ def names(reclaim: ReclaimPlan | None) -> list[str]:
 
 
 def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> list[str]:
-    """Evict one victim after the other, each made again at once; names of all that are released meanwhile."""
+    """Evict one victim after the other, each made again at once; names of all that are admitted meanwhile."""
     reclaim.reserve(world.queue)
     world.queue.update_reservations(world.now)
-    released = []
+    admitted = []
     for number, victim in enumerate(reclaim.victims):
         assert victim.requirements is not None
         world.delete(victim.uid)
         world.pod(f"again{number}", victim.requirements.units, queue=victim.queue_info.queue, created=5000)
-        released += world.released()
-    return released
+        admitted += world.admitted()
+    return admitted
 
 
 def test_quota_is_topped_up_where_room_needs_fewer_units() -> None:
@@ -59,7 +59,7 @@ def test_quota_is_topped_up_where_room_needs_fewer_units() -> None:
         world.node(name, (70,))
     run(world, (30, 30, 30, 30))
     world.pod("b0", 40, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert len(names(reclaim)) == 2
     assert reclaim is not None
@@ -87,7 +87,7 @@ def test_the_fewest_go_where_only_quota_is_missing(
         world.node(f"n{number}", (32,))
     run(world, running)
     world.pod("b0", lacks, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert names(reclaim) == gone
     assert reclaim is not None
@@ -117,10 +117,10 @@ def test_of_equally_many_the_youngest_of_the_smallest_priority_go(
         world.node(f"n{number}", (16,))
     for number, (queue, units, priority) in enumerate(borrowers):
         uid = world.pod(f"{queue}{number}", units, queue=queue, created=number, spec={"priority": priority})
-        assert world.released() == [f"{queue}{number}"]
+        assert world.admitted() == [f"{queue}{number}"]
         world.bind(uid)
     world.pod("b0", 16, queue="b", created=50, spec={"priority": 5})
-    assert world.released() == []
+    assert world.admitted() == []
     assert names(find(world)) == gone
 
 
@@ -131,7 +131,7 @@ def test_the_fewest_go_of_a_node_with_more_pods_than_sets_are_tried_of() -> None
     world.node("n0", (16,) * 8, cpu="400", memory="4000Gi")
     run(world, (8, 8) + (2,) * 56)
     world.pod("b0", 16, queue="b", created=5000)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert names(reclaim) == ["a0", "a1"]
     assert reclaim is not None
@@ -146,15 +146,15 @@ def test_the_card_on_which_the_pod_fits_is_kept_until_the_quota_is_there() -> No
     world.node("n1", (16,))
     run(world, (16,))
     world.pod("b0", 16, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert reclaim is not None
     reclaim.reserve(world.queue)
     world.queue.update_reservations(world.now)
     world.pod("c0", 16, queue="c", created=1)
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete("uid-a0")
-    assert sorted(world.released()) == ["b0", "c0"]
+    assert sorted(world.admitted()) == ["b0", "c0"]
 
 
 def test_freed_quota_that_its_owner_does_not_lend_is_not_counted() -> None:
@@ -166,7 +166,7 @@ def test_freed_quota_that_its_owner_does_not_lend_is_not_counted() -> None:
     run(world, (8, 8))
     run(world, (8, 8), queue="c")
     world.pod("b0", 12, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert names(reclaim) == ["a1", "c1"]
     assert reclaim is not None
@@ -185,7 +185,7 @@ def test_an_older_pod_that_can_never_run_does_not_switch_reclaim_off() -> None:
     for number in range(2):
         world.pod(f"g{number}", 9, queue="b", created=31, gang="g", size=2)
     world.pod("b0", 8, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaimer = Reclaimer(world.queue)
     found = [names(find(world, reclaimer)) for _ in range(5)]
     assert found.count(["a3"]) == 1
@@ -193,13 +193,13 @@ def test_an_older_pod_that_can_never_run_does_not_switch_reclaim_off() -> None:
 
 
 def test_of_a_strict_queue_only_the_oldest_is_looked_at() -> None:
-    """Others are not released before it, so whoever went for them would go in vain."""
+    """Others are not admitted before it, so whoever went for them would go in vain."""
     world = world_of(16, 16, more=", queueingStrategy: StrictFIFO")
     world.node("n", (16, 16))
     run(world, (8, 8, 8, 8))
     world.pod("never", 17, queue="b", created=30)
     world.pod("b0", 8, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     assert find(world) is None
 
 
@@ -209,14 +209,14 @@ def test_what_is_kept_for_others_does_not_become_room() -> None:
     world = QueueWorld(f"queues: [{queues}]\nreclaim: evict")
     world.node("n0", (16,))
     world.pod("c-runs", 8, queue="c", created=0)
-    assert world.released() == ["c-runs"]
+    assert world.admitted() == ["c-runs"]
     world.bind("uid-c-runs")
     run(world, (8,))
     world.pod("c-waits", 16, queue="c", created=1)
     world.now = 700
     assert [node for _, node in world.queue.update_reservations(world.now)] == ["n0"]
     world.pod("b0", 8, queue="b", created=600)
-    assert world.released() == []
+    assert world.admitted() == []
     assert find(world) is None
 
 
@@ -230,7 +230,7 @@ def test_a_node_without_a_slot_for_the_pod_is_left_alone() -> None:
     run(world, (1, 1), queue="c")
     world.configure(f"queues: [{queues}]\nreclaim: evict" + slots.replace("3", "2"))
     world.pod("b0", 12, queue="b", created=600)
-    assert world.released() == []
+    assert world.admitted() == []
     assert find(world) is None
     world.configure(f"queues: [{queues}]\nreclaim: evict{slots}")
     assert names(find(world)) == ["a0"]
@@ -244,10 +244,10 @@ def test_a_slot_is_reclaimed_where_only_that_is_missing() -> None:
     world.node("n0", (16,))
     run(world, (2, 2))
     world.pod("b0", 4, queue="b", created=600)
-    assert world.released() == []
+    assert world.admitted() == []
     assert names(find(world)) == ["a1"]
     world.delete("uid-a1")
-    assert world.released() == ["b0"]
+    assert world.admitted() == ["b0"]
 
 
 def test_a_share_goes_where_the_fewest_must_go_for_its_quota() -> None:
@@ -259,7 +259,7 @@ def test_a_share_goes_where_the_fewest_must_go_for_its_quota() -> None:
     world.node("small", (16,), used=(8,))
     world.node("large", (32,))
     world.pod("b0", queue="b", created=50, containers=[in_percent(50)])
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = find(world)
     assert names(reclaim) == ["a2"]
     assert reclaim is not None
@@ -275,7 +275,7 @@ def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(
         "uid-a3", metadata={"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
     )
     world.pod("b0", 8, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaimer = Reclaimer(world.queue)
     reclaim = find(world, reclaimer)
     assert reclaim is not None
@@ -286,7 +286,7 @@ def test_pods_that_are_being_deleted_are_awaited_and_nobody_goes_in_their_place(
     world.now = 104.0
     assert names(find(world, reclaimer)) == ["a2"]
     world.delete("uid-a3")
-    assert world.released() == ["b0"]
+    assert world.admitted() == ["b0"]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["not held yet", "held by the words"])
@@ -299,7 +299,7 @@ def test_a_pod_that_has_just_ended_makes_room_and_nobody_goes_in_its_place(*, he
         world.node("n", (16, 16), [16, 16], holds=uids)
     world.pod("b0", 8, queue="b", created=50)
     world.change("uid-a0", status={"phase": "Succeeded"})
-    assert world.released() == []
+    assert world.admitted() == []
     reclaimer = Reclaimer(world.queue)
     reclaim = find(world, reclaimer)
     assert reclaim is not None
@@ -312,7 +312,7 @@ def test_a_pod_that_has_just_ended_makes_room_and_nobody_goes_in_its_place(*, he
             found[second] = names(reclaim)
     assert found == {15: ["a3"]}
     world.node("n", (16, 16), [8, 16], holds=uids[1:])
-    assert world.released() == ["b0"]
+    assert world.admitted() == ["b0"]
 
 
 def test_a_victim_that_never_ends_does_not_stop_reclaim_for_good() -> None:
@@ -321,7 +321,7 @@ def test_a_victim_that_never_ends_does_not_stop_reclaim_for_good() -> None:
     world.node("n", (16, 16))
     run(world, (8, 8, 8, 8))
     world.pod("b0", 8, queue="b", created=50)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaimer = Reclaimer(world.queue)
     assert names(find(world, reclaimer)) == ["a3"]
     world.change(
@@ -354,7 +354,7 @@ def test_a_task_that_is_not_released_after_two_rounds_is_left_for_a_while() -> N
 
 
 def units_of(world: QueueWorld) -> dict[str, int]:
-    """Units of the pods that run or are released, by UID."""
+    """Units of the pods that run or are admitted, by UID."""
     return {uid: units for queue in world.queue.queues for uid, units in queue.admitted.items()}
 
 
@@ -406,7 +406,7 @@ def test_random_clusters_the_fewest_go_and_the_pod_starts(seed: int) -> None:
         world.delete(uid)
     units = rng.randint(1, min(own, max(cards)))
     world.pod("b0", units, queue="b", created=500)
-    if world.released():
+    if world.admitted():
         return
     cohort = world.queue.queues.get_cohort("b")
     assert cohort is not None

@@ -53,16 +53,16 @@ def carry_out(world: QueueWorld, reclaim: ReclaimPlan) -> None:
 
 
 def test_the_room_for_the_whole_gang_is_reclaimed() -> None:
-    """Two whole cards, on which the four youngest pods are, and both pods are released at once."""
+    """Two whole cards, on which the four youngest pods are, and both pods are admitted at once."""
     world = world_of(32)
     assert len(fill(world)) == 8
     gang(world, 16, 16)
-    assert world.released() == []
+    assert world.admitted() == []
     reclaim = found(world)
     assert reclaim is not None
     assert names(reclaim) == ["a04", "a05", "a06", "a07"]
     carry_out(world, reclaim)
-    assert sorted(world.released()) == ["b0", "b1"]
+    assert sorted(world.admitted()) == ["b0", "b1"]
     assert world.queue.capacity.reservations.workload_uids == ()
 
 
@@ -98,10 +98,10 @@ def test_the_room_is_kept_for_the_gang_until_the_last_victim_is_gone() -> None:
     world.pod("again", 8, created=600)
     first, *others = reclaim.victims
     world.delete(first.uid)
-    assert world.released() == []
+    assert world.admitted() == []
     for victim in others:
         world.delete(victim.uid)
-    assert sorted(world.released()) == ["b0", "b1"]
+    assert sorted(world.admitted()) == ["b0", "b1"]
 
 
 def test_what_was_kept_for_a_gang_that_is_gone_is_for_others() -> None:
@@ -126,7 +126,7 @@ def test_quota_is_reclaimed_where_only_that_is_missing() -> None:
     assert names(reclaim) == ["a04", "a05", "a06", "a07"]
     assert reclaim is not None
     carry_out(world, reclaim)
-    assert sorted(world.released()) == ["b0", "b1"]
+    assert sorted(world.admitted()) == ["b0", "b1"]
 
 
 def fits_without(world: QueueWorld, gone: set[str], units: list[int]) -> bool:
@@ -172,7 +172,7 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
     size = rng.choice((4, 8, 16))
     units = [size] * rng.randint(1, own // size)
     gang(world, *units)
-    if world.released():
+    if world.admitted():
         return
     reclaim = found(world)
     if reclaim is None:
@@ -187,4 +187,4 @@ def test_never_more_go_than_needed_and_the_gang_is_released(seed: int) -> None:
         quota = sum(world.queue.queues["a"].admitted[uid] for uid in fewer)
         assert quota < lacks or not fits_without(world, fewer, units), victim.record.name
     carry_out(world, reclaim)
-    assert len(world.released()) == len(units)
+    assert len(world.admitted()) == len(units)

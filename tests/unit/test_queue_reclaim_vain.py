@@ -20,7 +20,7 @@ class Lender:
     def borrow(self) -> None:
         """Pods of a take what is free, those of b what is theirs, as far as kube-scheduler lets them."""
         world = self.world
-        for name in world.released():
+        for name in world.admitted():
             if name.startswith("b") and self.refuses:
                 condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
                 world.change(f"uid-{name}", status={"conditions": [{**condition, "message": str(world.now)}]})

@@ -31,16 +31,16 @@ def test_what_kube_scheduler_cannot_place_gives_its_quota_back() -> None:
     world.pod("b1", 8, queue="b")
     for uid in lost:
         world.change(uid, status=refused())
-    assert world.released() == [], "kube-scheduler may bind them yet: their quota is their own"
+    assert world.admitted() == [], "kube-scheduler may bind them yet: their quota is their own"
     assert {(back.queued_pod.uid, back.requeue) for back in world.take_back()} == {
         (uid, True) for uid in lost
     }
     assert [world.queue.queues[name].units for name in "ab"] == [0, 0]
-    assert sorted(world.released()) == ["a1", "b1"]
+    assert sorted(world.admitted()) == ["a1", "b1"]
     why = status.explain_pod(world.queue, world.queue.queued_pods[lost[0]], world.now)
     assert (why.reason, why.message) == (
         WaitReason.HELD,
-        "it could not be bound when it was released; it is tried again after a pause",
+        "it could not be bound when it was admitted; it is tried again after a pause",
     )
 
 
@@ -59,7 +59,7 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
     world = QueueWorld("queues: [{name: a}]\nkeepRoomAfter: 60s")
     world.node("n1", (16,))
     large = world.pod("large", 16, created=0)
-    assert world.released() == ["large"]
+    assert world.admitted() == ["large"]
     world.pod("foreign", 4, queue="", gates=())
     world.change("uid-foreign", spec={"nodeName": "n1"})
     world.change(large, status=refused())
@@ -72,7 +72,7 @@ def test_a_pod_that_lost_its_race_goes_before_younger_ones() -> None:
             world.delete(uid)
         world.take_back()
         world.queue.update_reservations(world.now)
-        for name in world.released():
+        for name in world.admitted():
             world.bind(f"uid-{name}")
             if name == "large":
                 bound_at = second
@@ -90,11 +90,11 @@ def test_a_requeued_pod_is_found_again_after_a_restart(world: QueueWorld) -> Non
     pod = world.queue.queued_pods[uid]
     assert pod.phase is Phase.GATED
     assert world.queue.queues["a"].units == 0
-    assert world.released() == ["p"]
+    assert world.admitted() == ["p"]
 
 
 def test_what_is_known_of_a_requeued_pod_may_be_old(world: QueueWorld) -> None:
-    """Of its second release it is not told what was said of its first one, nor by a version before that."""
+    """Of its second admission it is not told what was said of its first one, nor by a version before that."""
     uid = world.pod("p", 16)
     world.decide()
     world.change(uid, status=refused("first"))
@@ -120,7 +120,7 @@ def test_the_same_words_are_new_after_other_ones(world: QueueWorld) -> None:
     world.take_back()
     world.change(uid, status=refused(f"0/1 nodes are available: 1 {REQUEUED}."))
     world.now = 10
-    assert world.released() == ["p"]
+    assert world.admitted() == ["p"]
     world.change(uid, status=refused("no card"))
     assert [back.requeue for back in world.take_back()] == [True]
 
@@ -165,7 +165,7 @@ def test_the_patches(world: QueueWorld, *, annotated: bool) -> None:
         add,
     ]
     world.requeue(uid)
-    # A second try of a release without an answer must not undo that the release was taken back meanwhile.
+    # A second try of an admission without an answer must not undo the requeue that came meanwhile.
     take_off = [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "test", "path": "/metadata/resourceVersion", "value": pod.record.resource_version},
@@ -195,7 +195,7 @@ def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> N
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [pinned]}}
     world.change(uid, spec={"affinity": {"nodeAffinity": required}}, status=refused())
     assert [(back.remove, back.requeue) for back in world.take_back()] == [(False, True)]
-    assert world.released() == [], "like others it is tried again after a pause"
+    assert world.admitted() == [], "like others it is tried again after a pause"
     world.now = 10
     (again,) = world.decide()
     assert again.members[0].node == node
@@ -204,7 +204,7 @@ def test_in_batch_mode_a_bare_pod_waits_for_the_node_that_it_is_pinned_to() -> N
 @pytest.mark.parametrize("mode", ["gate", "batch"])
 @pytest.mark.parametrize("gang", [{}, {"gang": "g", "size": 1}], ids=["pod", "gang"])
 def test_a_pod_that_no_quota_counts_is_let_alone(mode: str, gang: dict[str, Any]) -> None:
-    """Nobody gated it, and its queue is not for its namespace: no release would take the mark away again."""
+    """Nobody gated it, and its queue is not for its namespace: no admission would take the mark away."""
     world = QueueWorld(
         f"mode: {mode}\nqueues: [{{name: a, namespaceSelector: {{matchLabels: {{team: x}}}}}}]"
     )
@@ -236,6 +236,6 @@ def test_a_pod_for_which_others_are_being_evicted_has_its_time(world: QueueWorld
     world.now = 180
     assert [(back.queued_pod.uid, back.requeue) for back in world.take_back()] == [(late, True)]
     world.now = 200
-    assert world.released() == ["late"]
+    assert world.admitted() == ["late"]
     world.change(late, status={**refused("another"), "nominatedNodeName": ""})
     assert [back.queued_pod.uid for back in world.take_back()] == [late]

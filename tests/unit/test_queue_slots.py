@@ -22,7 +22,7 @@ def test_slots_bound_what_runs_on_a_node_and_are_lent_between_types() -> None:
     ]
     world.bind(uids[0])
     world.delete(uids[0])
-    assert world.released() == ["f2"]
+    assert world.admitted() == ["f2"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_slots_are_of_a_share_of_the_cards_and_on_the_nodes_that_are_selected(
 
 
 def nodes_of(world: QueueWorld) -> dict[str, str]:
-    """Where the pods go that are released now, and whether that is written into them."""
+    """Where the pods go that are admitted now, and whether that is written into them."""
     return {
         world.name(member.uid): f"{member.node}{'' if release.names_node else '?'}"
         for release in world.decide()

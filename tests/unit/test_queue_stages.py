@@ -22,13 +22,13 @@ def test_the_second_stage_of_a_job_waits_for_the_first(world: QueueWorld) -> Non
     """A pod without data waits for those of its job that read data; a failed one does not count as done."""
     first = world.pod("map", 1, data="d", job="j")
     world.pod("reduce", 1, job="j")
-    assert world.released() == ["map"]
+    assert world.admitted() == ["map"]
     world.bind(first)
-    assert world.released() == []
+    assert world.admitted() == []
     world.change(first, status={"phase": "Failed"})
-    assert world.released() == []
+    assert world.admitted() == []
     world.delete(first)
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
@@ -37,13 +37,13 @@ def test_a_second_stage_begins_when_the_pods_of_a_gang_have_succeeded() -> None:
     world.node("n1", (16, 16))
     gang = _gang(world)
     world.pod("second", 1, job="j")
-    assert sorted(world.released()) == ["g0", "g1"]
+    assert sorted(world.admitted()) == ["g0", "g1"]
     for uid in gang:
         world.bind(uid)
     world.change(gang[0], status={"phase": "Succeeded"})
-    assert world.released() == []
+    assert world.admitted() == []
     world.change(gang[1], status={"phase": "Succeeded"})
-    assert world.released() == ["second"]
+    assert world.admitted() == ["second"]
 
 
 def test_a_second_stage_begins_when_a_gang_was_deleted_before_its_release() -> None:
@@ -52,10 +52,10 @@ def test_a_second_stage_begins_when_a_gang_was_deleted_before_its_release() -> N
     world.node("n1", (1,))
     gang = _gang(world)
     world.pod("second", 1, job="j")
-    assert world.released() == []
+    assert world.admitted() == []
     for uid in gang:
         world.delete(uid)
-    assert world.released() == ["second"]
+    assert world.admitted() == ["second"]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_a_pod_that_leaves_a_first_stage_holds_it_up_no_more(change: dict[str, d
     world.node("n1", (16, 16))
     first = world.pod("first", 1, data="d", job="j", gates=("gpupack.io/queue", HELD))
     world.pod("second", 1, job="j")
-    assert world.released() == []
+    assert world.admitted() == []
     world.change(first, metadata=change)
     world.delete(first)
-    assert world.released() == ["second"]
+    assert world.admitted() == ["second"]
 
 
 def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
@@ -86,15 +86,15 @@ def test_a_failed_pod_holds_its_job_up_across_a_new_configuration() -> None:
     world.node("n1", (16, 16))
     first = world.pod("first", 1, data="d", job="j")
     world.pod("second", 1, job="j")
-    world.released()
+    world.admitted()
     world.bind(first)
     world.change(first, status={"phase": "Failed"})
     world.configure("queues: [{name: b}]")
     world.configure("queues: [{name: a}, {name: b}]")
-    assert world.released() == []
+    assert world.admitted() == []
     assert [each.reason for each in explain_waiting(world.queue, 0)] == [WaitReason.STAGE]
     world.delete(first)
-    assert world.released() == ["second"]
+    assert world.admitted() == ["second"]
 
 
 def test_queues_that_nobody_configured_leave_nothing_behind() -> None:
@@ -112,7 +112,7 @@ def test_queues_that_nobody_configured_leave_nothing_behind() -> None:
 def test_a_second_stage_waits_for_a_first_one_that_comes_later(world: QueueWorld) -> None:
     """The reduce pod was there before any map pod: it is not taken for one of a job that has none."""
     world.pod("reduce", 1, job="j")
-    assert world.released() == []
+    assert world.admitted() == []
     (why,) = explain_waiting(world.queue, 0)
     assert why.reason is WaitReason.STAGE
     assert why.message == (
@@ -120,10 +120,10 @@ def test_a_second_stage_waits_for_a_first_one_that_comes_later(world: QueueWorld
         "where it has none, gpupack.io/first-stage-size: 0 says so"
     )
     first = world.pod("map", 1, data="d", job="j")
-    assert world.released() == ["map"]
+    assert world.admitted() == ["map"]
     world.bind(first)
     world.change(first, status={"phase": "Succeeded"})
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 def test_a_second_stage_waits_for_all_completions_of_the_job_that_makes_the_first(world: QueueWorld) -> None:
@@ -132,19 +132,19 @@ def test_a_second_stage_waits_for_all_completions_of_the_job_that_makes_the_firs
     world.pod("reduce", 1, job="j")
     uids = []
     for name, phase in (("m1", "Succeeded"), ("m2", "Failed"), ("m3", "Succeeded")):
-        assert world.released() == []
+        assert world.admitted() == []
         uids.append(world.pod(name, 1, data="d", job="j", metadata=world.made_by("maps")))
-        assert world.released() == [name]
+        assert world.admitted() == [name]
         world.bind(uids[-1])
         world.change(uids[-1], status={"phase": phase})
-    assert world.released() == []
+    assert world.admitted() == []
     assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: Job default/maps has 0 of 2 pods that succeeded"
     )
     world.job("maps", completions=2, data="d", job="j", succeeded=1)
-    assert world.released() == []
+    assert world.admitted() == []
     world.job("maps", completions=2, data="d", job="j", succeeded=2)
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_a_second_stage_is_told_what_its_first_one_lacks(
     """And begins when the Job is gone, or complete."""
     world.job("maps", data="d", job="j", succeeded=1, **job)
     world.pod("reduce", 1, job="j")
-    assert world.released() == []
+    assert world.admitted() == []
     assert explain_waiting(world.queue, 0)[0].message == f"its job waits for its first stage: {said}"
     world.job("maps", data="d", job="j", succeeded=1, completions=job["completions"], complete=True)
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld) -> None:
@@ -172,17 +172,17 @@ def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld)
     reduce = world.pod("reduce", 1, job="j", annotations={POD_FIRST_STAGE_SIZE: "2"})
     for name, phase, left in (("m1", "Succeeded", 1), ("m2", "Failed", 1), ("m3", "Succeeded", 2)):
         first = world.pod(name, 1, data="d", job="j")
-        assert world.released() == [name]
+        assert world.admitted() == [name]
         world.bind(first)
         world.change(first, status={"phase": phase})
         if left < 2:
-            assert world.released() == []
+            assert world.admitted() == []
             assert f"{left} of 2 pods have succeeded" in explain_waiting(world.queue, 0)[0].message
         world.delete(first)
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
     world.bind(reduce)
     world.pod("none", 1, job="k", annotations={POD_FIRST_STAGE_SIZE: "0"})
-    assert world.released() == ["none"]
+    assert world.admitted() == ["none"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_an_annotation_says_how_many_pods_the_first_stage_has(world: QueueWorld)
 def test_a_size_that_makes_no_sense_is_told(world: QueueWorld, size: str, job: str, why: str) -> None:
     """And what is allowed."""
     world.pod("reduce", 1, job=job, annotations={POD_FIRST_STAGE_SIZE: size})
-    assert world.released() == []
+    assert world.admitted() == []
     assert explain_waiting(world.queue, 0)[0].message == f"annotation {POD_FIRST_STAGE_SIZE} {why}"
 
 
@@ -207,49 +207,49 @@ def test_until_jobs_are_known_no_second_stage_begins(world: QueueWorld) -> None:
     world.pod("reduce", 1, job="j")
     counted = world.pod("counted", 1, data="d", job="k")
     world.pod("reduce-k", 1, job="k", annotations={POD_FIRST_STAGE_SIZE: "1"})
-    assert sorted(world.released()) == ["counted", "map"]
+    assert sorted(world.admitted()) == ["counted", "map"]
     for uid in (first, counted):
         world.bind(uid)
         world.change(uid, status={"phase": "Succeeded"})
-    assert world.released() == ["reduce-k"]
+    assert world.admitted() == ["reduce-k"]
     assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: the Jobs of the cluster are not known yet"
     )
     world.queue.job_stages.set_jobs([])
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 def test_a_pod_whose_job_is_not_known_yet_does_not_end_its_first_stage(world: QueueWorld) -> None:
     """Pods and Jobs come by two watches."""
     first = world.pod("map", 1, data="d", job="j", metadata=world.made_by("maps"))
     world.pod("reduce", 1, job="j")
-    assert world.released() == ["map"]
+    assert world.admitted() == ["map"]
     world.bind(first)
     world.change(first, status={"phase": "Succeeded"})
-    assert world.released() == []
+    assert world.admitted() == []
     assert explain_waiting(world.queue, 0)[0].message == (
         "its job waits for its first stage: the Job that made pod default/map is not known yet"
     )
     world.job("maps", completions=2, data="d", job="j", succeeded=1)
-    assert world.released() == []
+    assert world.admitted() == []
     world.lose_job("maps")
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
 
 
 def test_a_second_stage_that_is_made_again_does_not_wait_for_pods_that_are_gone(world: QueueWorld) -> None:
     """While a pod of the job exists it is remembered that its first stage has ended."""
     first = world.pod("map", 1, data="d", job="j")
     reduce = world.pod("reduce", 1, job="j")
-    world.released()
+    world.admitted()
     world.bind(first)
     world.change(first, status={"phase": "Succeeded"})
-    assert world.released() == ["reduce"]
+    assert world.admitted() == ["reduce"]
     world.delete(first)
     world.bind(reduce)
     world.change(reduce, status={"phase": "Failed"})
     again = world.pod("again", 1, job="j")
-    assert world.released() == ["again"]
+    assert world.admitted() == ["again"]
     for uid in (reduce, again):
         world.delete(uid)
     world.pod("next", 1, job="j")
-    assert world.released() == []
+    assert world.admitted() == []

@@ -15,7 +15,7 @@ PODS = 60
 
 
 def live_through(world: QueueWorld, **more: Any) -> None:
-    """Let one pod after the other come, be released by the leader, be refused, and go."""
+    """Let one pod after the other come, be admitted by the leader, be refused, and go."""
     for number in range(PODS):
         world.now += 60
         uid = world.pod(f"p{number}", 1 + number, **more)

@@ -83,7 +83,7 @@ def test_an_answer_of_something_else(raw: bytes) -> None:
 def test_trouble_comes_first() -> None:
     body = {"queues": [], "pods": [], "trouble": "another process is the leader", "fault": "f: slots: x"}
     lines = render(read(json.dumps(body).encode()), pods=True).splitlines()
-    assert lines[0] == "nothing is released: another process is the leader"
+    assert lines[0] == "nothing is admitted: another process is the leader"
     assert lines[2:4] == ["the newest configuration is not in force:", "f: slots: x"]
     warned = render(read(b'{"queues": [], "pods": [], "warning": "too much"}'), pods=False)
     assert warned.startswith("warning: too much")

@@ -13,13 +13,13 @@ def test_a_release_that_finds_no_card_gives_its_room_back_at_once(world: QueueWo
     world.decide()
     world.pod("three", 15)
     world.change(uid, status=UNSCHEDULABLE)
-    assert world.released() == ["three"]
+    assert world.admitted() == ["three"]
     (back,) = world.take_back()
     assert (back.queued_pod.uid, back.why, back.remove) == (uid, "kube-scheduler found no node for it", False)
     assert world.queue.find_requeues(world.now) == []
     world.now = 120
     assert [back.why for back in world.queue.find_requeues(world.now)] == [
-        "not bound within 120 s of its release"
+        "not bound within 120 s of its admission"
     ] * 2
 
 
@@ -30,7 +30,7 @@ def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refu
     uids = [world.pod(f"p{i}", 16, created=i) for i in range(50)]
     at = []
     while world.now < 600:
-        for name in world.released():
+        for name in world.admitted():
             at.append(world.now)
             world.change(f"uid-{name}", status=UNSCHEDULABLE)
         world.now += 1
@@ -39,11 +39,11 @@ def test_of_pods_that_are_alike_one_is_tried_at_a_time_after_kube_scheduler_refu
     message = status.explain_pod(world.queue, held, world.now).message
     assert message.startswith("pod default/p0 asks for the same and could not be bound")
     world.pod("other", 15, created=99)
-    assert world.released() == ["other"], "another one goes at once"
+    assert world.admitted() == ["other"], "another one goes at once"
     world.delete("uid-other")
     world.bind_to(uids[0], "n1")
     world.delete(uids[0])
-    assert world.released() == ["p6"], "once one is bound all may go that fit"
+    assert world.admitted() == ["p6"], "once one is bound all may go that fit"
 
 
 def test_one_that_can_never_be_bound_is_not_tried_for_ever_in_place_of_others_like_it() -> None:
@@ -55,7 +55,7 @@ def test_one_that_can_never_be_bound_is_not_tried_for_ever_in_place_of_others_li
     world.node("n1", (4,))
     bound: dict[str, float] = {}
     while world.now < 100:
-        for name in world.released():
+        for name in world.admitted():
             if f"uid-{name}" in stuck:
                 said = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": f"at {world.now}"}]}
                 world.change(f"uid-{name}", status=said)
@@ -98,7 +98,7 @@ def test_a_release_that_is_not_bound_in_time_gives_its_room_back(world: QueueWor
 
 
 def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) -> None:
-    """With nothing taken, and is released once more after a pause, longer each time."""
+    """With nothing taken, and is admitted once more after a pause, longer each time."""
     uid = world.pod("one", 16)
     for pause_s in (1, 2, 4):
         (release,) = world.queue.admit_workloads(world.now)
@@ -107,7 +107,7 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
         assert world.queue.queues["a"].units == 0
         assert (
             world.queue.explain_refusal(world.queue.queued_pods[uid])
-            == "the API server refuses its release: no"
+            == "the API server refuses its admission: no"
         )
         world.now += pause_s - 0.1
         assert not list(world.queue.admit_workloads(world.now))
@@ -117,7 +117,7 @@ def test_a_release_that_the_api_server_refuses_waits_again(world: QueueWorld) ->
     assert not world.queue.explain_refusal(world.queue.queued_pods[uid]), "it had changed: nobody refuses it"
     assert not list(world.queue.admit_workloads(world.now))
     world.now += 8
-    assert world.released() == ["one"]
+    assert world.admitted() == ["one"]
 
 
 def test_a_release_that_was_not_written_yet_is_not_late(world: QueueWorld) -> None:
@@ -159,7 +159,7 @@ def test_a_drained_queue_removes_its_pods_until_they_are_gone(world: QueueWorld)
     world.configure(ONE_QUEUE)
     assert world.queue.find_requeues(101) == []
     world.now = 101
-    assert world.released() == ["three"]
+    assert world.admitted() == ["three"]
     world.configure(drain)
     assert [(back.queued_pod.uid, back.is_repeated) for back in world.queue.find_requeues(102)] == [
         (third, False)

@@ -61,8 +61,8 @@ def entry() -> tuple[QueuedPod, dict[str, Any]]:
     return world.queue.queued_pods[uid], raw
 
 
-async def released(api: Api, terms: int = 99) -> WriteResult:
-    """Release a pod; the Lease is lost after so many looks at it."""
+async def admit(api: Api, terms: int = 99) -> WriteResult:
+    """Admit a pod; the Lease is lost after so many looks at it."""
     looks = iter([True] * terms + [False] * 99)
 
     async def sleep(seconds: float) -> None:
@@ -74,14 +74,14 @@ async def released(api: Api, terms: int = 99) -> WriteResult:
 async def test_a_patch_without_an_answer_is_sent_again_and_looked_at() -> None:
     """It had been done: the second one finds no gate."""
     api = Api(Unreachable("x"), Invalid("test failed"), entry()[1])
-    assert await released(api) == WriteResult(WriteOutcome.DONE)
+    assert await admit(api) == WriteResult(WriteOutcome.DONE)
     assert api.asked == ["patch", "patch", "get"]
 
 
 async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
-    """Who took the pod for not released would give its room away."""
+    """Who took the pod for not admitted would give its room away."""
     api = Api(Unreachable("x"), Invalid("test failed"), Unreachable("x"), Unreachable("x"), entry()[1])
-    assert await released(api) == WriteResult(WriteOutcome.DONE)
+    assert await admit(api) == WriteResult(WriteOutcome.DONE)
     assert api.asked == ["patch", "patch", "get", "get", "get"]
 
 
@@ -100,15 +100,15 @@ async def test_without_an_answer_to_the_look_it_is_looked_again() -> None:
     ids=["gone", "gone meanwhile", "another pod of that name", "gated by others", "rubbish"],
 )
 async def test_what_became_of_a_refused_patch(answers: tuple[Any, ...], written: WriteOutcome) -> None:
-    assert (await released(Api(*answers))).written is written
+    assert (await admit(Api(*answers))).written is written
 
 
 async def test_nothing_is_sent_once_the_lease_is_lost() -> None:
     api = Api(Unreachable("x"))
-    assert await released(api, terms=1) == WriteResult(WriteOutcome.REFUSED)
+    assert await admit(api, terms=1) == WriteResult(WriteOutcome.REFUSED)
     assert api.asked == ["patch"]
     api = Api(Unreachable("x"), Invalid("x"), Unreachable("x"))
-    assert await released(api, terms=3) == WriteResult(WriteOutcome.REFUSED)
+    assert await admit(api, terms=3) == WriteResult(WriteOutcome.REFUSED)
     assert api.asked == ["patch", "patch", "get"]
 
 
@@ -117,9 +117,9 @@ async def test_a_pod_that_is_as_it_was_is_refused_in_the_api_servers_words(error
     gated = entry()[0]
     raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
     raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
-    assert await released(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED, "no")
+    assert await admit(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED, "no")
     raw["metadata"]["resourceVersion"] = "999"
-    assert await released(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED), (
+    assert await admit(Api(error, raw)) == WriteResult(WriteOutcome.REFUSED), (
         "it was not refused as it is now"
     )
 
@@ -130,7 +130,7 @@ async def test_others_have_their_turn_after_some_answers_that_say_nothing() -> N
     raw: dict[str, Any] = {"metadata": {"uid": "uid-p", "resourceVersion": gated.record.resource_version}}
     raw["spec"] = {"schedulingGates": [{"name": "gpupack.io/queue"}]}
     api = Api(*[ServerError("webhook is away")] * TRIES, raw)
-    assert await released(api) == WriteResult(WriteOutcome.REFUSED, "webhook is away")
+    assert await admit(api) == WriteResult(WriteOutcome.REFUSED, "webhook is away")
 
 
 def test_a_term_without_conditions_stays_so() -> None:
@@ -217,8 +217,8 @@ async def test_a_release_of_a_requeued_pod_is_done_when_the_mark_is_gone() -> No
     """Without an answer it is looked at: no gate is there in any case."""
     raw = entry()[1]
     marked = {**raw, "metadata": {**raw["metadata"], "annotations": {"gpupack.io/requeued": "true"}}}
-    assert (await released(Api(Invalid("no"), marked))).written is WriteOutcome.REFUSED
-    assert (await released(Api(Invalid("no"), raw))).written is WriteOutcome.DONE
+    assert (await admit(Api(Invalid("no"), marked))).written is WriteOutcome.REFUSED
+    assert (await admit(Api(Invalid("no"), raw))).written is WriteOutcome.DONE
 
 
 @pytest.mark.parametrize("node", ["", "n1"])

@@ -120,7 +120,7 @@ export function Queues({ queues }) {
   const largest = Math.max(1, ...queues.queues.map((queue) => Math.max(queue.used, queue.nominal ?? 0)));
   const width = (amount) => ({ width: `${(100 * Math.max(0, amount)) / largest}%` });
   return html`<div>
-    ${[queues.trouble && `Nothing is released: ${queues.trouble}`, queues.fault && `The newest configuration is not in force: ${queues.fault}`,
+    ${[queues.trouble && `Nothing is admitted: ${queues.trouble}`, queues.fault && `The newest configuration is not in force: ${queues.fault}`,
       queues.warning].filter(Boolean).map((text) => html`<p class="problem">${text}</p>`)}
     <div class="scroll"><table class="queues">
       <caption class="sr">Tenants of the queue; amounts in units of GPU memory</caption>

@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
     GATED = "gated"
     """It wears our gate."""
-    ADMITTED = "released"
+    ADMITTED = "admitted"
     """Its gate is gone, or on its way to be; it has no node."""
     BOUND = "bound"
     """It is on a node."""

@@ -232,7 +232,7 @@ class Controller:
         if answer.written is not WriteOutcome.DONE:
             outcome = answer.written.name.lower()
             log.info(
-                "not released", pod=_describe_pod(pod), queue=admitted.queue, outcome=outcome, why=answer.why
+                "not admitted", pod=_describe_pod(pod), queue=admitted.queue, outcome=outcome, why=answer.why
             )
             self.queue.record_refused_admission(member.uid, self._clock(), answer.why)
             if answer.why and pod.phase is Phase.GATED:
@@ -246,8 +246,8 @@ class Controller:
         counts.admitted[admitted.queue] = counts.admitted.get(admitted.queue, 0) + 1
         if admitted.borrowed or admitted.lender:
             counts.borrowed[admitted.queue] = counts.borrowed.get(admitted.queue, 0) + 1
-        self._send_event(pod, "Normal", "Released", message)
-        log.info("released", pod=_describe_pod(pod), queue=admitted.queue, node=member.node, why=message)
+        self._send_event(pod, "Normal", "Admitted", message)
+        log.info("admitted", pod=_describe_pod(pod), queue=admitted.queue, node=member.node, why=message)
 
     def _run_once(self) -> None:
         now = self._clock()
@@ -346,7 +346,7 @@ def list_planned_cards(queue: Queue, uid: str) -> list[str]:
 
 def format_decision(admitted: AdmittedWorkload, member: AdmittedPod) -> str:
     """Say what decided an admission."""
-    parts = [f"released from queue {admitted.queue} for node {member.node}"]
+    parts = [f"admitted from queue {admitted.queue} for node {member.node}"]
     if admitted.slot_match is not None:
         parts.append(
             f"case {admitted.slot_match.value} ({admitted.slot_match.name.lower().replace('_', ' ')})"

@@ -39,16 +39,16 @@ class QueueMetrics:
         )
         self.decisions = Histogram(
             "gpupack_queue_decision_duration_seconds",
-            "Time to find the next pod to release, or that there is none.",
+            "Time to find the next pod to admit, or that there is none.",
             buckets=_BUCKETS_S,
             registry=registry,
         )
         self._counters = {
             name: Counter(f"gpupack_queue_{name}_total", text, ("queue",), registry=registry)
             for name, text in (
-                ("released", "Pods released."),
-                ("borrowed", "Pods released on what others lent."),
-                ("taken_back", "Released pods whose room was given to others."),
+                ("admitted", "Pods admitted."),
+                ("borrowed", "Pods admitted on what others lent."),
+                ("taken_back", "Admitted pods whose room was given to others."),
                 ("reclaimed", "Pods evicted because a lender needed what their queue had borrowed."),
             )
         }
@@ -68,14 +68,14 @@ class QueueMetrics:
                     self._units.labels(queue_state.name, kind).set(units)
             self._pods.labels(queue_state.name, "waiting").set(queue_state.waiting)
             self._pods.labels(queue_state.name, "first_stage").set(queue_state.first_stage)
-            self._pods.labels(queue_state.name, "released").set(queue_state.running)
+            self._pods.labels(queue_state.name, "admitted").set(queue_state.running)
             self._weight.labels(queue_state.name).set(queue_state.weight)
             if controller.queue.config.fair_sharing == "dominant":
                 self._shares.labels(queue_state.name).set(queue_state.weighted_share)
             self._oldest.labels(queue_state.name).set(queue_state.oldest_wait_s)
         counts = controller.counts
         for name, by_queue in (
-            ("released", counts.admitted),
+            ("admitted", counts.admitted),
             ("borrowed", counts.borrowed),
             ("taken_back", counts.requeued),
             ("reclaimed", counts.reclaimed),

@@ -52,7 +52,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
     )
     card_policy: str = option(DEFAULT_CARD_POLICY, help="As of the scheduler.")
     unit_mib: int = option(MIB_PER_GIB, help="MiB of one unit.")
-    leader_elect: bool = option(False, shown=False, help="Only the leader releases pods.")
+    leader_elect: bool = option(False, shown=False, help="Only the leader admits pods.")
     lease_name: str = option("gpupack-queue")
     committer: str | None = option(
         None,
@@ -60,7 +60,7 @@ class QueueSettings(ElectionOptions, HttpAddress):
         help="Scheduler that binds pods with schedulerName gpupack-batch (gpupack scheduler --commit).",
     )
     follow_lease: str | None = follow_lease_option(
-        "Release pods only while the kube-scheduler of this pod holds that Lease; in place of an election."
+        "Admit pods only while the kube-scheduler of this pod holds that Lease; in place of an election."
     )
     write_timeout_s: float = 4.0
     stale_s: float = 180.0

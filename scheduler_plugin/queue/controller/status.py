@@ -340,7 +340,7 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
         case Phase.BOUND:
             return 4, f"{name} (on node {pod.record.node})"
         case Phase.ADMITTED:
-            return 3, f"{name} (released, without a node yet)"
+            return 3, f"{name} (admitted, without a node yet)"
     return (1, f"{name} (refused)") if queue.explain_refusal(pod) else (2, f"{name} (waits)")
 
 

@@ -218,6 +218,6 @@ class EquivalenceBackoff(Generic[U]):
         if group is None or unit.uid not in group.held_back:
             return ""
         if group.first_uid == unit.uid:
-            return "it could not be bound when it was released; it is tried again after a pause"
+            return "it could not be bound when it was admitted; it is tried again after a pause"
         same = f"{group.first_description} asks for the same and could not be bound"
         return f"{same}; one at a time is tried again"

@@ -147,7 +147,7 @@ class Gangs:
             gang.is_broken = any(each.phase is Phase.BOUND for each in going)
             if going:
                 self._record_gang_refusal(gang, now)
-                why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its release"
+                why = f"{bound} of {size} pods of its gang are bound {within_s:g} s after its admission"
                 yield going, why
 
     def _record_gang_refusal(self, gang: Gang, now: float) -> None:

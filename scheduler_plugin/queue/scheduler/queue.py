@@ -295,7 +295,7 @@ class Queue:
         if not wrong and pod.queue_info.is_batch:
             wrong = self.batch.explain_refusal(pod.uid)
         why = self.refusals.explain_pause(pod.uid)
-        return wrong or (f"the API server refuses its release: {why}" if why else "")
+        return wrong or (f"the API server refuses its admission: {why}" if why else "")
 
     def forget_unused(self) -> None:
         """Drop what is remembered of needs that no pod has any more, when that is most of it."""

@@ -75,7 +75,7 @@ class RequeueFinder:
         for pod in admitted:
             if pod.gang or now - pod.admitted_at < config.bind_within_s:
                 continue
-            why = f"not bound within {config.bind_within_s:g} s of its release"
+            why = f"not bound within {config.bind_within_s:g} s of its admission"
             if not pod.capacity_freed:
                 self._free_capacity(pod, now)
                 whys[pod.uid] = why

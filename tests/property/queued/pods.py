@@ -1,4 +1,4 @@
-"""Pods of the model that are born gated, and the API server's part of releasing them."""
+"""Pods of the model that are born gated, and the API server's part of admitting them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -128,7 +128,7 @@ class Replica:
         self.leads_since, self.open = None, False
 
     def decide(self) -> None:
-        """Open the term when it is time; release what can be released, and begin to write it."""
+        """Open the term when it is time; admit what can be admitted, and begin to write it."""
         if self.leads_since is None:
             return
         if not self.open:

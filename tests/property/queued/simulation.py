@@ -1,4 +1,4 @@
-"""Clusters of the model behind the queue: gated pods, releases, take-backs, restarts, a lost Lease."""
+"""Clusters of the model behind the queue: gated pods, admissions, take-backs, restarts, a lost Lease."""
 
 from collections import Counter
 from types import MappingProxyType
@@ -74,7 +74,7 @@ class QueuedSimulation(Simulation):
         self.bare = bare
         self.served: set[str] = set()
         self.given: set[str] = set()
-        # Nobody else binds gated pods. At times all are slow, and much is released, not bound and not known.
+        # Nobody else binds gated pods. At times all are slow, and much is admitted, not bound and not known.
         haste, quickness = (0.05, 0.15) if seed % 2 else (1.0, 1.0)
         more = MappingProxyType({"foreign": 0.0, "schedule": haste, "create": 2.0})
         super().__init__(seed, density=density, percent=percent, more=more)
@@ -210,7 +210,7 @@ class QueuedSimulation(Simulation):
     # What must hold.
 
     def check(self) -> None:
-        """As ever; and no more is released than the quotas and the cluster have.
+        """As ever; and no more is admitted than the quotas and the cluster have.
 
         Without pods whose room was given to others, or taken by others where kube-scheduler chose the node.
         """
@@ -224,12 +224,12 @@ class QueuedSimulation(Simulation):
             if isinstance(pod, GatedPod) and not pod.waits and not pod.ended and pod.uid not in self.given:
                 used[pod.queue] += pod.units(LARGEST)
         if sum(used.values()) > self.total or used["a"] > self.most["a"]:
-            self._fail(f"released are {used} units; allowed: {self.most} and {self.total} together")
+            self._fail(f"admitted are {used} units; allowed: {self.most} and {self.total} together")
 
     # Peace.
 
     def settle(self) -> None:
-        """All hear everything, somebody leads, and everything that can be released is, and is bound."""
+        """All hear everything, somebody leads, and everything that can be admitted is, and is bound."""
         for _ in range(ROUNDS):
             before = self.world.version
             self._take_lease()
@@ -253,7 +253,7 @@ class QueuedSimulation(Simulation):
             self._pass(1.0)
 
     def quiesce(self) -> None:
-        """Nobody waits who could be released, and nobody was released who cannot be bound in the end."""
+        """Nobody waits who could be admitted, and nobody was admitted who cannot be bound in the end."""
         for _ in range(ROUNDS if self.replicas else 0):
             self.settle()
             super().quiesce()
@@ -269,10 +269,10 @@ class QueuedSimulation(Simulation):
                 return
         super().quiesce()
         if self.replicas:
-            self._fail(f"{[pod.uid for pod in self._unbound()]} were released and are not bound, with room")
+            self._fail(f"{[pod.uid for pod in self._unbound()]} were admitted and are not bound, with room")
 
     def _unbound(self) -> list[GatedPod]:
-        """Pods that were released and have no node."""
+        """Pods that were admitted and have no node."""
         return [pod for pod in self._gated_pods() if not pod.waits and not pod.node and not pod.ended]
 
     def _gated_pods(self) -> list[GatedPod]:

@@ -22,7 +22,7 @@ EVICTED_FOR_S: Final = GRACE_S + 60.0
 """For whom others are evicted starts within this time."""
 
 OLD_S: Final = 60.0
-"""A configuration so long ago may still be what a release was decided by."""
+"""A configuration so long ago may still be what an admission was decided by."""
 
 MESSAGE: Final = 1024
 """Characters that an Event may have."""
@@ -30,8 +30,8 @@ MESSAGE: Final = 1024
 MOST_CANDIDATES: Final = 9
 """Of more borrowed pods not all sets are looked at."""
 
-RELEASES: Final = 4
-"""Times that a pod may be released within a minute: pauses after refusals are 10 s, 20 s and so on."""
+ADMISSIONS: Final = 4
+"""Times that a pod may be admitted within a minute: pauses after refusals are 10 s, 20 s and so on."""
 
 IN_VAIN: Final = 2
 """Rounds of evictions within ten minutes for a pod that kube-scheduler refuses."""
@@ -63,7 +63,7 @@ class Bounds:
     """How long things may take in this history.
 
     Attributes:
-        gang_s: Of a gang between its first release and its last Binding.
+        gang_s: Of a gang between its first admit and its last Binding.
         oldest_s: Of the oldest pod of a queue that its own quota covers; infinite: some pods run for ever.
     """
 
@@ -104,7 +104,7 @@ class Promises:
         self._configs.append((self.world.now, parse_config("model", text)))
 
     def wrote(self, verb: str, pod: Pod) -> None:
-        """A write was carried out: no release, and no Binding of batch mode, exceeds a quota or a card."""
+        """A write was carried out: no admission, and no Binding of batch mode, exceeds a quota or a card."""
         if verb == "bind":
             self._check_cards(pod)
         elif not pod.counts or pod.node:
@@ -121,11 +121,11 @@ class Promises:
             raise BrokenError(f"{pod.name} is bound to {pod.node}, which has {free} free on its cards")
 
     def _check_again(self, pod: Pod) -> None:
-        """Nobody is released again and again, taken back each time."""
+        """Nobody is admitted again and again, taken back each time."""
         times = self._releases.setdefault(pod.uid, [])
         times.append(self.world.now)
-        if self.calm and sum(at > max(self.calm_since, self.world.now - 60.0) for at in times) > RELEASES:
-            raise BrokenError(f"{pod.name} was released more than {RELEASES} times within a minute")
+        if self.calm and sum(at > max(self.calm_since, self.world.now - 60.0) for at in times) > ADMISSIONS:
+            raise BrokenError(f"{pod.name} was admitted more than {ADMISSIONS} times within a minute")
 
     def _next(self, at: float) -> float:
         """When the configuration after one came into force."""
@@ -139,7 +139,7 @@ class Promises:
                 truth.used[each.spec.queue] += each.spec.units
         for each in self.world.pods.values():
             if each.loose > self.world.now - OLD_S and each.counts and each.spec.queue in truth.used:
-                # When the release was decided the queue did not know of it, perhaps.
+                # When the admission was decided the queue did not know of it, perhaps.
                 truth.used[each.spec.queue] -= each.spec.units
         return truth.exceeds(pod.spec.queue)
 
@@ -220,7 +220,7 @@ class Promises:
         lasting: set[tuple[str, str]] = set()
         for job in jobs(self.world):
             if any(not pod.waits for pod in job.pods):
-                # Released, and on no node yet.
+                # Admitted, and on no node yet.
                 truth = Truth(self.world, self.cluster, self.process.config, job.uids)
             else:
                 truth = now
@@ -293,7 +293,7 @@ class Promises:
         return found
 
     def _refused_like(self, job: Job) -> int:
-        """Gangs like it that cannot be released whole: each is tried in turn with the others."""
+        """Gangs like it that cannot be admitted whole: each is tried in turn with the others."""
         pods = [pod for pod in self.world.pods.values() if pod.uid in self.world.forbidden and pod.gang]
         return len({pod.gang for pod in pods if alike(pod) == job.key})
 
@@ -334,7 +334,7 @@ class Promises:
         return min(found, key=lambda job: job.age).uid if found else ""
 
     def _partial_gangs(self) -> list[tuple[str, str]]:
-        """Gangs of which a part was released, or bound, and not the rest."""
+        """Gangs of which a part was admitted, or bound, and not the rest."""
         gangs: dict[str, list[Pod]] = {}
         for pod in self.world.pods.values():
             if pod.gang and not pod.ended:
@@ -358,7 +358,7 @@ class Promises:
             if must_go or (fits and not blocked):
                 # What is made again begins anew.
                 first = min(pods, key=lambda pod: (pod.created, pod.uid))
-                found.append((f"{name} with {first.uid}", "is released in part"))
+                found.append((f"{name} with {first.uid}", "is admitted in part"))
         return found
 
     def _kept_any(self) -> bool:

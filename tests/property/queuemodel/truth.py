@@ -177,7 +177,7 @@ def is_blocked(world: World, pod: Pod) -> bool:
 
 
 def jobs(world: World) -> Iterator[Job]:
-    """All that is on no node and could start as a whole, released or not."""
+    """All that is on no node and could start as a whole, admitted or not."""
     gangs: dict[str, list[Pod]] = {}
     for pod in world.pods.values():
         if pod.gang and not pod.ended:

@@ -105,7 +105,7 @@ class Pod:
 
     @property
     def waits(self) -> bool:
-        """It wears the gate, or its release was taken back, or batch mode has not bound it."""
+        """It wears the gate, or its admission was taken back, or batch mode has not bound it."""
         return self.gated or (not self.node and (self.requeued or self.spec.batch))
 
     @property
@@ -122,7 +122,7 @@ class Pod:
 
     @property
     def counts(self) -> bool:
-        """It was released, or bound, and has not ended: quota counts it."""
+        """It was admitted, or bound, and has not ended: quota counts it."""
         return not self.waits and not self.ended
 
 
@@ -158,7 +158,7 @@ class World:
         pods: By name.
         events: All changes of nodes and pods.
         budgets: Owners whose pods no eviction may end now.
-        forbidden: UIDs of pods whose release the API server refuses for good.
+        forbidden: UIDs of pods whose admit the API server refuses for good.
         skew_s: Seconds that the API server's clock is ahead.
         was_skewed: Pods were dated by a wrong clock.
         blocked: Owners for whose pods kube-scheduler finds no node, for reasons of its own.
