@@ -115,6 +115,17 @@ class KubeClient:
         """
         return await self._request("GET", path, params=params, timeout_s=timeout_s)
 
+    async def get_with_headers(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        **params: str | int,
+    ) -> bytes:
+        """GET with further headers, as for a server behind the API server's proxy."""
+        return await self._request("GET", path, params=params, timeout_s=timeout_s, headers=headers)
+
     async def post(
         self, path: str, body: Body, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
     ) -> bytes:
@@ -299,6 +310,7 @@ class KubeClient:
         timeout_s: float,
         body: Body | None = None,
         content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -318,6 +330,7 @@ class KubeClient:
                 ends=ends,
                 data=data,
                 content_type=content_type,
+                headers=headers,
             ) as response:
                 return await response.read()
 
@@ -346,6 +359,7 @@ class KubeClient:
         ends: float | None = None,
         data: bytes | None = None,
         content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one request and hand out the answer once its status is 2xx; library errors become ours.
 
@@ -354,15 +368,15 @@ class KubeClient:
         """
         what = f"{method} {path}"
         url = URL(self.server + add_query(path, params), encoded=True)
-        headers = {"Content-Type": content_type} if data is not None else {}
+        sent = {**(headers or {}), **({"Content-Type": content_type} if data is not None else {})}
         if proof.authorization:
-            headers["Authorization"] = proof.authorization
+            sent["Authorization"] = proof.authorization
         try:
             async with self._session.request(
                 method,
                 url,
                 data=data,
-                headers=headers,
+                headers=sent,
                 timeout=_make_timeout(within_s, ends),
                 allow_redirects=False,
                 # Another context means other connections: those there are have shown the old certificate.

@@ -3,13 +3,20 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpupack.cli.common import FAILED, context_option, exit_with_faults
+from gpupack.cli.common import FAILED, context_option, exit_with_faults, print_lines
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from gpupack.whatif.fetching import ClusterSource
+    from kubeapi.errors import Forbidden
 
 T = TypeVar("T")
+Answer = TypeVar("Answer", bound="msgspec.Struct")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -58,6 +65,58 @@ def read_source(options: dict[str, Any]) -> Any:
             if options[name]:
                 raise click.UsageError(f"--{name} is for a cluster: leave it out with --filename")
     return ClusterSource(options["filename"], options["kubeconfig"], options["context"], options["unit_mib"])
+
+
+async def ask_where_forbidden(
+    refusal: "Forbidden",
+    source: "ClusterSource",
+    namespace: str | None,
+    question: str,
+    query: dict[str, str | int],
+    kind: type[Answer],
+) -> tuple[Answer, str]:
+    """Ask as a member of a namespace, after the API server refused to list nodes or all pods.
+
+    Args:
+        refusal: What the API server said.
+        source: Which cluster.
+        namespace: Whose member asks; None: the one of the kubeconfig's context, else default.
+        question: `why` or `fit`.
+        query: What is asked besides.
+        kind: Of the answer.
+
+    Returns:
+        The answer, and the namespace.
+
+    Raises:
+        InputError: something is wrong with the question.
+        KubeApiError: nobody answers members, or not these.
+    """
+    import msgspec
+
+    from gpupack.errors import InputError
+    from gpupack.inventory.fetching import connect
+    from gpupack.teams.asking import ask_as_member, make_member_token
+    from gpupack.whatif.fetching import DEFAULT
+    from kubeapi.errors import Forbidden, NotFound
+
+    async with await connect(source.kubeconfig, source.context) as client:
+        namespace = namespace or client.namespace or DEFAULT
+        try:
+            token = await make_member_token(client, namespace)
+        except (Forbidden, NotFound) as error:
+            said = f"{refusal.message}; nor are you a member of namespace {namespace}, see docs/teams.md"
+            raise Forbidden(said, status=refusal.status) from error
+        raw = await ask_as_member(client, token, namespace, question, query)
+    try:
+        answer = msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InputError(f"the answer is not that of this version of gpupack: {error}") from error
+    print_lines(
+        f"gpupack: you may not list nodes: answered by gpupack in the cluster, for namespace {namespace}",
+        err=True,
+    )
+    return answer, namespace
 
 
 def run_question(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -1,11 +1,20 @@
 """`gpupack fit`: how many pods of a size fit, and where."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.cluster_source import (
+    ask_where_forbidden,
+    output_option,
+    read_source,
+    run_question,
+    source_options,
+)
 from gpupack.cli.common import print_lines, version_option
+
+if TYPE_CHECKING:
+    from gpupack.whatif.fit import FitQuestion
 
 FIT_HELP = """Say how many pods of UNITS of GPU memory fit now, and where; and the largest request that fits.
 
@@ -42,17 +51,24 @@ See docs/ask.md.
     metavar="PROFILE[xN]",
     help="As if N empty nodes of a profile of `gpupack node --profile` were there; may be repeated.",
 )
+@click.option(
+    "-n",
+    "--namespace",
+    metavar="NAMESPACE",
+    help="Whose member asks, where you may not list nodes. Default: the context's, else default.",
+)
 @source_options
 @output_option
 @version_option
 def fit(output: str, **options: Any) -> None:
     """Say how many pods fit."""
-    from gpupack.whatif.answers import as_json
+    from gpupack.whatif.answers import FitAnswer, as_json
     from gpupack.whatif.changes import apply_changes
     from gpupack.whatif.fetching import read_cluster
     from gpupack.whatif.fit import FitQuestion
     from gpupack.whatif.fit import answer_fit as fit_of
     from gpupack.whatif.rendering import format_fit
+    from kubeapi.errors import Forbidden
 
     source = read_source(options)
     first, *more = options["units"]
@@ -67,9 +83,30 @@ def fit(output: str, **options: Any) -> None:
     )
 
     async def work() -> str:
-        cluster = await read_cluster(source)
-        changed, notes = apply_changes(cluster, options["without"], options["add"])
-        answer = fit_of(cluster, asked, changed, notes)
+        try:
+            cluster = await read_cluster(source)
+        except Forbidden as refusal:
+            if options["without"] or options["add"]:
+                raise
+            answer, _ = await ask_where_forbidden(
+                refusal, source, options["namespace"], "fit", _write_query(asked), FitAnswer
+            )
+        else:
+            changed, notes = apply_changes(cluster, options["without"], options["add"])
+            answer = fit_of(cluster, asked, changed, notes)
         return as_json(answer) if output == "json" else format_fit(answer)
 
     print_lines(run_question(work))
+
+
+def _write_query(asked: "FitQuestion") -> dict[str, str | int]:
+    """Write a question as gpupack in the cluster reads it."""
+    query: dict[str, str | int] = {
+        "units": ",".join(map(str, (asked.units, *asked.more))),
+        "cards": asked.cards,
+        "model": asked.model,
+        "percent": int(asked.percent),
+        "mixed-models": int(asked.mixed_models),
+        "containers": asked.containers,
+    }
+    return {name: value for name, value in query.items() if value}

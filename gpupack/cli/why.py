@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
+from gpupack.cli.cluster_source import (
+    ask_where_forbidden,
+    output_option,
+    read_source,
+    run_question,
+    source_options,
+)
 from gpupack.cli.common import print_lines, version_option
 from gpupack.cli.names import complete_pods
 from gpupack.terminal import wants_colour
@@ -45,11 +51,14 @@ It reads Nodes and Pods (and, from a cluster, the pod's Events), and changes not
 @version_option
 def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> None:
     """Say why a pod is as it is."""
+    import msgspec
+
     from gpupack.diagnose.listing import parse_workload
     from gpupack.diagnose.why import explain_pod as why_of
-    from gpupack.whatif.answers import as_json
-    from gpupack.whatif.fetching import read_cluster_and_pod
+    from gpupack.whatif.answers import PodExplanation, as_json
+    from gpupack.whatif.fetching import read_cluster_and_pod, read_own_events
     from gpupack.whatif.rendering import format_why
+    from kubeapi.errors import Forbidden
 
     show = print_lines if output == "json" else click.echo  # a text is printable, but for our own colours
     source = read_source(options)
@@ -60,8 +69,15 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
     pod, namespace = _named(pod, namespace)
 
     async def work() -> str:
-        cluster, around = await read_cluster_and_pod(source, namespace, pod)
-        answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
+        try:
+            cluster, around = await read_cluster_and_pod(source, namespace, pod)
+        except Forbidden as refusal:
+            answer, of = await ask_where_forbidden(
+                refusal, source, namespace, "why", {"pod": pod}, PodExplanation
+            )
+            answer = msgspec.structs.replace(answer, events=await read_own_events(source, of, pod))
+        else:
+            answer = why_of(cluster, around.namespace, pod, events=around.events, queued=around.queued)
         if output == "json":
             return as_json(answer)
         return format_why(answer, colour=wants_colour(), now_s=time.time())
@@ -71,12 +87,18 @@ def why(pod: str | None, namespace: str | None, output: str, **options: Any) -> 
 
 def _list(source: "ClusterSource", namespace: str | None, workload: "Workload | None", output: str) -> str:
     """Ask about the pods of a workload, None: about all that wait."""
-    from gpupack.diagnose.listing import format_pods, list_waiting, list_workload
+    from gpupack.diagnose.listing import PodList, format_pods, list_waiting, list_workload
     from gpupack.whatif.answers import as_json
     from gpupack.whatif.fetching import read_waiting
+    from kubeapi.errors import Forbidden
 
     async def work() -> str:
-        cluster, around = await read_waiting(source)
+        try:
+            cluster, around = await read_waiting(source)
+        except Forbidden as refusal:
+            query: dict[str, str | int] = {} if workload is None else {"workload": workload.name}
+            found, _ = await ask_where_forbidden(refusal, source, namespace, "why", query, PodList)
+            return as_json(found) if output == "json" else format_pods(found, colour=wants_colour())
         if workload is None:
             found = list_waiting(cluster, time.time(), namespace, around.queued)
         else:

@@ -21,12 +21,16 @@ from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
+from gpupack.teams.handlers import MemberHandlers
+from gpupack.teams.reviews import MemberReviewer
 from gpupack.usage.report import UsageKey, build_report
 from gpupack.usage.sampling import UsageSampler
 from gpupack.usage.store import HistoryFile, MemoryStore
 from gpupack.usage.times import parse_span
 from gpupack.whatif.objects import KubeNode, KubePod
+from kubeapi.client import KubeClient
 from kubeapi.serving import start_serving
+from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 T = TypeVar("T")
@@ -215,9 +219,11 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             dashboard.report_usage,
             settings.allowed_hosts,
         )
+        tls = await _answer_members(client, dashboard.board, following, settings, stack)
         started(await start_listening(pages, settings, stack))
         async with asyncio.TaskGroup() as group:
             tasks = [
+                *([group.create_task(tls.run())] if tls is not None else []),
                 group.create_task(following.run()),
                 group.create_task(dashboard.run()),
                 group.create_task(
@@ -229,6 +235,39 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             await stop.wait()
             for task in tasks:
                 task.cancel()
+
+
+async def _answer_members(
+    client: KubeClient, board: ClusterBoard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
+) -> ServerTls | None:
+    """Answer members of namespaces where the settings say so; returns the TLS side, if there is one.
+
+    Raises:
+        InputError: the TLS files or the address cannot be used.
+    """
+    if settings.teams_http is None:
+        return None
+    tls = None
+    if settings.teams_tls_cert is not None and settings.teams_tls_key is not None:
+        try:
+            tls = ServerTls(settings.teams_tls_cert, settings.teams_tls_key)
+        except OSError as error:
+            raise InputError(
+                f"TLS certificate {settings.teams_tls_cert!r}, key {settings.teams_tls_key!r} cannot be "
+                f"used: {error.strerror or error}; allowed: PEM files of one pair"
+            ) from error
+    members = MemberHandlers(
+        MemberReviewer(client, time.monotonic),
+        lambda: board.get_cluster() if feed.is_synced and not feed.is_failing else None,
+        board.find_queued,
+    )
+    runner = web.AppRunner(
+        members.make_app(), access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
+    )
+    context = tls.context if tls is not None else None
+    address = await start_serving(stack, runner, settings.teams_http, InputError, context)
+    log.info("answering members", address=address, tls=tls is not None)
+    return tls
 
 
 async def serve_file(

@@ -2,6 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpupack.errors import InputError
 from kubeapi.addresses import HttpAddress, find_address_faults
@@ -46,6 +47,13 @@ class Settings(HttpAddress):
     history: str | None = option(
         None, metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
     )
+    teams_http: str | None = option(
+        None, metavar="HOST:PORT", help="Answer why and fit there to members of namespaces (docs/teams.md)."
+    )
+    teams_tls_cert: str | None = option(
+        None, name="teams-tls-cert-file", metavar="FILE", help="PEM; with the key, that port speaks TLS only."
+    )
+    teams_tls_key: str | None = option(None, name="teams-tls-key-file", metavar="FILE", help="PEM.")
     kubeconfig: str | None = kubeconfig_option()
     context: str | None = None
     log_level: str = log_level_option("warning")
@@ -73,8 +81,25 @@ class Settings(HttpAddress):
         ]
         if self.queue_url is not None and not self.queue_url.startswith(("http://", "https://")):
             faults.append(f"--queue-url {self.queue_url!r}; allowed: http://HOST:PORT")
+        faults += self._find_teams_faults()
         if faults:
             raise InputError("\n".join(faults))
+
+    def _find_teams_faults(self) -> list[str]:
+        files = (("certificate", self.teams_tls_cert), ("key", self.teams_tls_key))
+        faults = [
+            f"TLS {what} {path!r}: no such file"
+            for what, path in files
+            if path is not None and not Path(path).is_file()
+        ]
+        if (self.teams_tls_cert is None) != (self.teams_tls_key is None):
+            faults.append("TLS certificate and key of --teams-http; allowed: both files or none")
+        if self.teams_http is None:
+            return [*faults, *(f"TLS {what}: allowed with --teams-http only" for what, path in files if path)]
+        faults += find_address_faults("--teams-http", self.teams_http)
+        if self.namespace is not None:
+            faults.append("--teams-http with --namespace; allowed: one of the two, for sums need all pods")
+        return faults
 
 
 def host_is_allowed(header: str, allowed: tuple[str, ...]) -> bool:

@@ -60,14 +60,21 @@ class PodList(JsonAnswer, frozen=True):
     Attributes:
         pods: A line each.
         of: The workload they belong to, as KIND/NAME; empty: all that wait.
+        more: Number of pods that were left out, because there are so many.
     """
 
     pods: tuple[PodLine, ...]
     of: str = ""
+    more: int = 0
 
 
 def list_waiting(
-    cluster: Cluster, now_s: float, namespace: str | None = None, queued: "Sequence[QueueWhy] | None" = None
+    cluster: Cluster,
+    now_s: float,
+    namespace: str | None = None,
+    queued: "Sequence[QueueWhy] | None" = None,
+    *,
+    most: int | None = None,
 ) -> PodList:
     """List the pods that ask for GPU memory and have no node.
 
@@ -76,9 +83,11 @@ def list_waiting(
         now_s: Seconds since the epoch.
         namespace: Only its pods; None: of all.
         queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
+        most: Pods at most; None: all.
     """
     pods = [pod for pod in cluster.list_waiting_pods() if namespace in {None, pod.metadata.namespace}]
-    return PodList(_lines(cluster, pods, now_s, queued))
+    kept = pods[:most]
+    return PodList(_lines(cluster, kept, now_s, queued), more=len(pods) - len(kept))
 
 
 def list_workload(
@@ -87,8 +96,10 @@ def list_workload(
     workload: "Workload",
     now_s: float,
     queued: "Sequence[QueueWhy] | None" = None,
+    *,
+    most: int | None = None,
 ) -> PodList:
-    """List the pods of a workload.
+    """List the pods of a workload; parameters as of `list_waiting`.
 
     Raises:
         InputError: no pod belongs to it.
@@ -99,7 +110,8 @@ def list_workload(
     if not pods:
         raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {namespace!r}")
     pods.sort(key=lambda pod: pod.full_name)
-    return PodList(_lines(cluster, pods, now_s, queued), workload.name)
+    kept = pods[:most]
+    return PodList(_lines(cluster, kept, now_s, queued), workload.name, len(pods) - len(kept))
 
 
 def format_pods(found: PodList, *, colour: bool = False) -> str:
@@ -121,7 +133,8 @@ def format_pods(found: PodList, *, colour: bool = False) -> str:
         [Cell(text, HEADER) for text in header],
         *([Cell(make_printable(text)) for text in row] for row in rows),
     ]
-    return "\n".join(line.rstrip() for line in align_columns(map(Line, cells), colour=colour))
+    lines = [line.rstrip() for line in align_columns(map(Line, cells), colour=colour)]
+    return "\n".join([*lines, f"and {found.more} more"] if found.more else lines)
 
 
 def _lines(

@@ -27,13 +27,16 @@ _NEVER_BY_ENDS: Final = frozenset(
 """Nodes that no pod's end opens."""
 
 
-def find_ways_out(what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage) -> Iterator[WayOut]:
+def find_ways_out(
+    what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage, *, moves: bool = True
+) -> Iterator[WayOut]:
     """Give what would let a pod start, the cheapest first.
 
     Args:
         what_if: The pod; no node takes it.
         verdicts: Why not.
         usage: What pods have.
+        moves: Look for moves of other pods, too.
     """
     yield from _smaller(what_if)
     yield from _more_cards(what_if)
@@ -42,9 +45,9 @@ def find_ways_out(what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage) -
     yield from _other_cards(what_if)
     yield from _other_nodes(what_if, verdicts)
     yield from _ends(what_if, verdicts, usage)
-    moves = find_verified_moves(what_if, usage)
-    if moves is not None:
-        yield moves
+    found = find_verified_moves(what_if, usage) if moves else None
+    if found is not None:
+        yield found
 
 
 def _with_units(request: PodRequest, number: int, units: int) -> PodRequest:

@@ -48,6 +48,7 @@ def explain_pod(
     events: Sequence[str] = (),
     queued: "Sequence[QueueWhy] | None" = None,
     ways: bool = True,
+    moves: bool = True,
 ) -> PodExplanation:
     """Say why a pod is as it is.
 
@@ -58,6 +59,7 @@ def explain_pod(
         events: What was reported of it, oldest first.
         queued: Who waits in the queue, as `gpupack queue status` says; None: nobody asked.
         ways: Look for ways out, too.
+        moves: Of these also moves of other pods.
 
     Raises:
         InputError: there is no such pod.
@@ -77,7 +79,7 @@ def explain_pod(
         return about.explain_running()
     if is_placeholder(pod):
         return about.explain_placeholder()
-    return about.explain_waiting(ways=ways)
+    return about.explain_waiting(ways=ways, moves=moves)
 
 
 class _PodExplainer:
@@ -176,7 +178,7 @@ class _PodExplainer:
             text = f"has {where}, and its containers have not started yet (phase {phase})"
         return self._make_answer("running", text, cards=cards, notes=notes)
 
-    def explain_waiting(self, *, ways: bool) -> PodExplanation:
+    def explain_waiting(self, *, ways: bool, moves: bool) -> PodExplanation:
         """A pod that has no node."""
         self._problem = self._problem or find_policy_refusal(self._pod, self._scheduler_message)
         if self._request is None or self._problem:
@@ -196,8 +198,8 @@ class _PodExplainer:
         outs: list[WayOut] = []
         unsought = ""
         if ways and not found.fits and not (gang and gang.refused):
-            outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster)))
-            unsought = explain_skipped_search(what_if)
+            outs = list(find_ways_out(what_if, found, PodCardUsage(self._cluster), moves=moves))
+            unsought = explain_skipped_search(what_if) if moves else ""
         gates = list_gates(self._pod)
         notes = self._notes(found, gates) + ((unsought,) if unsought else ())
         is_batch = not gates and self._pod.spec.scheduler_name == BATCH_SCHEDULER

@@ -124,6 +124,19 @@ async def read_waiting(source: ClusterSource) -> tuple[Cluster, PodContext]:
         return cluster, PodContext(client.namespace or DEFAULT, queued=queued)
 
 
+async def read_own_events(source: ClusterSource, namespace: str, name: str) -> tuple[str, ...]:
+    """Read what was reported of a pod of a namespace where all pods may not be listed; none if not that."""
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.paths import make_pod_path  # noqa: PLC0415
+
+    async with await connect(source.kubeconfig, source.context) as client:
+        try:
+            pod = msgspec.json.decode(await client.get(make_pod_path(namespace, name)), type=KubePod)
+        except (KubeApiError, msgspec.MsgspecError):
+            return ()
+        return format_events(await _events(client, namespace, name), {pod.metadata.uid})
+
+
 async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: bool) -> Cluster:
     """Read all nodes and pods by a client; see `read_cluster`."""
     nodes, pods, found = await asyncio.gather(

@@ -119,7 +119,8 @@ def _card(card: PodCard, unit_mib: int) -> Iterator[str]:
         )
     yield f"    {used}, {limit}"
     for other in card.neighbours:
-        yield f"    beside {other.namespace}/{other.pod}: {format_memory(other.units, unit_mib)}"
+        name = f"{other.namespace}/{other.pod}" if other.namespace else other.pod
+        yield f"    beside {name}: {format_memory(other.units, unit_mib)}"
 
 
 def format_fit(answer: FitAnswer) -> str:

@@ -33,6 +33,7 @@ OVERLAYS = {
 # And for components that have no overlay.
 COMPONENTS = {
     "cdi": ["cdi.enabled=true"],
+    "dashboard-teams": ["dashboard.enabled=true", "dashboard.teams=true"],
     "dra": ["dra.enabled=true"],
     "evict-over-use": ["evictOverUse.enabled=true"],
     "memory-limits": ["memoryLimits.enabled=true"],
@@ -43,6 +44,7 @@ COMPONENTS = {
     "visible-devices": ["visibleDevices.enabled=true"],
 }
 TOGETHER = {
+    "dashboard-teams": ("dashboard", "dashboard-teams"),
     "dra": ("dra", "dra-scheduler"),
     "queue-batch": ("queue", "queue-batch"),
     "queue-batch-own-nodes": ("queue", "queue-batch", "queue-batch-own-nodes"),

@@ -192,6 +192,7 @@ def schema() -> dict[str, Any]:
                 "dashboard",
                 enabled=_BOOL,
                 replicas=said("Pods; each remembers its own past.", {"type": "integer", "minimum": 0}),
+                teams=said("Answer members of namespaces (docs/teams.md).", _BOOL),
             ),
             "Every card on one page.",
         ),

@@ -174,3 +174,13 @@ class Autoscale(_Daemon):
     def __init__(self, kubeconfig: Path, log_dir: Path, port: int, *extra: str) -> None:
         arguments = ["autoscale", "--kubeconfig", str(kubeconfig), "--http", f"127.0.0.1:{port}", *extra]
         super().__init__("gpupack-autoscale", arguments, log_dir / "gpupack-autoscale.log", port)
+
+
+class Dashboard(_Daemon):
+    """`gpupack dashboard`."""
+
+    def __init__(self, kubeconfig: Path, log_dir: Path, port: int, *extra: str) -> None:
+        arguments = ["dashboard", "--no-browser", "--log-level=debug", "--kubeconfig", str(kubeconfig)]
+        arguments += ["--http", f"127.0.0.1:{port}", *extra]
+        super().__init__("gpupack-dashboard", arguments, log_dir / "gpupack-dashboard.log", port)
+        self.teams_tls = any("tls-cert" in each for each in extra)

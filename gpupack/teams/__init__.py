@@ -1,0 +1,23 @@
+"""Questions of a namespace's members, who may not list nodes: both sides of them, and what they are told.
+
+docs/teams.md says who has to have which rights.
+"""
+
+from typing import Final
+
+AUDIENCE: Final = "gpupack"
+"""Of the tokens: one made for another audience, as for the API server, is refused."""
+
+TOKEN_HEADER: Final = "X-Gpupack-Token"  # noqa: S105 - its name
+"""The API server's proxy takes `Authorization` away, and passes this one on."""
+
+MEMBER: Final = "gpupack-member"
+"""ServiceAccount of a namespace for which its members make tokens."""
+
+SYSTEM_NAMESPACE: Final = "gpupack-system"
+SERVICE: Final = "gpupack-dashboard"
+PORT: Final = "teams"
+"""Where members are answered: a port of the dashboard's Service."""
+
+DENIED: Final = "denied: docs/teams.md of gpupack says what a member needs"
+"""Told to everybody who may not ask, whatever the reason."""

@@ -1,0 +1,103 @@
+"""A member's side: a token for the namespace's ServiceAccount, and a question through the API server's proxy.
+
+The member's own credentials go to the API server alone. What the answering process gets is a token of ten
+minutes that the API server itself refuses, because it is made for another audience.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from gpupack.errors import InputError
+from gpupack.teams import AUDIENCE, DENIED, MEMBER, PORT, SERVICE, SYSTEM_NAMESPACE, TOKEN_HEADER
+from kubeapi.client import KubeClient
+from kubeapi.errors import Forbidden, Invalid, KubeApiError, NotFound, ServerError
+from kubeapi.paths import quote_segment
+
+TOKEN_S: Final = 600
+"""The least that the API server gives."""
+_SEE: Final = "docs/teams.md of gpupack says what your administrator can set up"
+
+
+class _TokenStatus(msgspec.Struct):
+    token: str
+
+
+class _TokenRequest(msgspec.Struct):
+    status: _TokenStatus
+
+
+async def ask_as_member(
+    client: KubeClient, token: str, namespace: str, question: str, query: dict[str, str | int]
+) -> bytes:
+    """Ask as a member of a namespace.
+
+    Args:
+        client: The API server.
+        token: Of `make_member_token`.
+        namespace: Whose member asks.
+        question: `why` or `fit`.
+        query: What is asked besides.
+
+    Returns:
+        The answer, as `-o json` writes it.
+
+    Raises:
+        InputError: something is wrong with the question.
+        KubeApiError: there is no such Service, or no right to ask.
+    """
+    headers = {TOKEN_HEADER: token}
+    services = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services"
+    whole: dict[str, Any] = {"namespace": namespace, **query}
+    try:
+        try:
+            return await client.get_with_headers(
+                f"{services}/https:{SERVICE}:{PORT}/proxy/{question}", headers, **whole
+            )
+        except (Forbidden, ServerError) as error:
+            if not _speaks_no_tls(error):
+                raise
+            return await client.get_with_headers(
+                f"{services}/{SERVICE}:{PORT}/proxy/{question}", headers, **whole
+            )
+    except Invalid as error:
+        raise InputError(error.message.rpartition(f"/proxy/{question}: ")[2]) from error
+    except (Forbidden, NotFound, ServerError) as error:
+        raise type(error)(
+            f"you may not list nodes, and the Service {SERVICE} in namespace {SYSTEM_NAMESPACE} did not "
+            f"answer for namespace {namespace}: {_short(error)}; {_SEE}",
+            status=error.status,
+        ) from error
+
+
+def _speaks_no_tls(error: KubeApiError) -> bool:
+    """Tell whether the port speaks plain HTTP, or only that is allowed; else a token must not go there so."""
+    if isinstance(error, Forbidden):
+        return DENIED not in error.message
+    return "tls: " in error.message or "HTTP response to HTTPS client" in error.message
+
+
+async def make_member_token(client: KubeClient, namespace: str) -> str:
+    """Have the API server make a token for the ServiceAccount of a namespace's members.
+
+    Raises:
+        InputError: the answer is no token.
+        Forbidden: the user is no member.
+        NotFound: the namespace has no such ServiceAccount.
+        KubeApiError: no server.
+    """
+    path = f"/api/v1/namespaces/{quote_segment(namespace)}/serviceaccounts/{MEMBER}/token"
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_S},
+    }
+    try:
+        return msgspec.json.decode(await client.post(path, body), type=_TokenRequest).status.token
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{client.server} answers a TokenRequest with something else: {error}") from error
+
+
+def _short(error: KubeApiError) -> str:
+    """Leave out the path of a request."""
+    return error.message.partition(": ")[2] or error.message

@@ -1,0 +1,124 @@
+"""Whether a token may ask about a namespace: by a TokenReview and a SubjectAccessReview of the API server.
+
+Tokens are never written anywhere: what is remembered of one is its digest.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gpupack.teams import AUDIENCE
+from kubeapi.client import KubeClient
+from kubeapi.errors import Malformed
+from kubeapi.ratelimit import TokenBucket
+
+TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
+ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+REMEMBERED_S: Final = 10.0
+"""An answer of the API server counts so long: a right that was taken away ends by then."""
+MOST_REMEMBERED: Final = 1000
+BURST, REFILL_S = 20, 0.1
+"""Reviews at once, and seconds for one more: who has no token cannot keep the API server busy."""
+
+
+class TooManyReviewsError(Exception):
+    """More tokens came than are reviewed."""
+
+
+class _User(msgspec.Struct, omit_defaults=True):
+    username: str = ""
+    uid: str = ""
+    groups: list[str] = msgspec.field(default_factory=list)
+    extra: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class _TokenStatus(msgspec.Struct):
+    authenticated: bool = False
+    audiences: list[str] = msgspec.field(default_factory=list)
+    user: _User = msgspec.field(default_factory=_User)
+
+
+class _AccessStatus(msgspec.Struct):
+    allowed: bool = False
+    denied: bool = False
+
+
+class _TokenReview(msgspec.Struct):
+    status: _TokenStatus = msgspec.field(default_factory=_TokenStatus)
+
+
+class _AccessReview(msgspec.Struct):
+    status: _AccessStatus = msgspec.field(default_factory=_AccessStatus)
+
+
+class MemberReviewer:
+    """Asks the API server who has a token, and whether they may list the pods of a namespace.
+
+    Args:
+        client: The API server; needs the right to create tokenreviews and subjectaccessreviews.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._bucket = TokenBucket(BURST, REFILL_S, clock)
+        self._known: OrderedDict[tuple[bytes, str], tuple[float, bool]] = OrderedDict()
+
+    async def is_member(self, token: str, namespace: str) -> bool:
+        """Tell whether the user of a token may list the pods of a namespace.
+
+        Raises:
+            TooManyReviewsError: the API server was asked too often.
+            KubeApiError: it does not answer.
+        """
+        key = hashlib.sha256(token.encode()).digest(), namespace
+        known = self._known.get(key)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        if not self._bucket.take():
+            raise TooManyReviewsError
+        user = await self._find_user(token)
+        allowed = user is not None and await self._may_list_pods(user, namespace)
+        self._known[key] = self._clock() + REMEMBERED_S, allowed
+        self._known.move_to_end(key)
+        while len(self._known) > MOST_REMEMBERED:
+            self._known.popitem(last=False)
+        return allowed
+
+    async def _find_user(self, token: str) -> _User | None:
+        """Find whose token it is; None where it is nobody's, or was made for another audience."""
+        review = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }
+        status = _read(await self._client.post(TOKEN_REVIEWS, review), _TokenReview).status
+        # An authenticator that knows no audiences names none.
+        return status.user if status.authenticated and AUDIENCE in status.audiences else None
+
+    async def _may_list_pods(self, user: _User, namespace: str) -> bool:
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.username,
+                "uid": user.uid,
+                "groups": user.groups,
+                "extra": user.extra,
+                "resourceAttributes": {"namespace": namespace, "verb": "list", "resource": "pods"},
+            },
+        }
+        status = _read(await self._client.post(ACCESS_REVIEWS, review), _AccessReview).status
+        return status.allowed and not status.denied
+
+
+def _read(raw: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Malformed("the API server answers a review with something else") from error

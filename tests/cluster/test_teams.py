@@ -1,0 +1,296 @@
+"""A member of one namespace asks on the real API server: what passes its proxy, who may ask, what is told."""
+
+import http.server
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import REPOSITORY, Dashboard
+from tests.cluster.harness.joining import make_certificate
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.rest import ApiError
+
+SYSTEM = "gpupack-system"
+SERVICE = "gpupack-dashboard"
+SERVICES = f"/api/v1/namespaces/{SYSTEM}/services"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+COMPONENTS = REPOSITORY / "manifests" / "components"
+TEAM, OTHER = "team-a", "team-b"
+USER = "alice"
+"""A ServiceAccount that stands for a person of the team: it has no right but those of docs/teams.md."""
+
+
+def host_address() -> str:
+    """An address of this machine that is no loopback, which no Endpoints may have."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.254", 9))
+        return str(probe.getsockname()[0])
+
+
+def bind_role(cluster: Cluster, namespace: str, kind: str, role: str, *accounts: str) -> None:
+    body = {
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": TEAM} for name in accounts],
+    }
+    cluster.api.post(f"{RBAC}/namespaces/{namespace}/rolebindings", body)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: Any) -> Cluster:
+    """Two cards; the team has one pod that runs and one that waits, beside a pod of another team."""
+    cluster: Cluster = make_cluster(w.cards(16384, 16384))
+    for namespace in (TEAM, OTHER):
+        cluster.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        until(
+            lambda namespace=namespace: cluster.api.get(
+                f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+            ),
+            "default service account",
+        )
+    for namespace, name, gib in ((TEAM, "mine", 8), (OTHER, "secret-train", 6), (TEAM, "waits", 20)):
+        pod = w.pod(name, w.container(gib=gib))
+        pod["metadata"] |= {
+            "namespace": namespace,
+            "annotations": {"gpupack.io/card-policy": "most-used"},
+        }
+        cluster.api.post(f"/api/v1/namespaces/{namespace}/pods", pod)
+        if gib < 20:
+            phase = lambda namespace=namespace, name=name: cluster.api.get(  # noqa: E731
+                f"/api/v1/namespaces/{namespace}/pods/{name}"
+            )["status"]["phase"]
+            until(lambda phase=phase: phase() == "Running", f"{name} runs", 60)
+    cluster.wait_used([0, 14])
+    for name in (USER, MEMBER):
+        cluster.api.post(f"/api/v1/namespaces/{TEAM}/serviceaccounts", {"metadata": {"name": name}})
+    return cluster
+
+
+def publish_endpoint(cluster: Cluster, address: str, port: int) -> None:
+    """Lead the Service to a process of this machine: the proxy goes only where a Pod has the address."""
+    pods = f"/api/v1/namespaces/{SYSTEM}/pods"
+    try:
+        cluster.api.get(f"{pods}/{SERVICE}")
+    except ApiError:
+        until(lambda: cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/default"), "its account")
+        pod = w.pod(SERVICE, {"name": "main", "image": "none"}, schedulerName="nobody")
+        pod["metadata"]["namespace"] = SYSTEM
+        cluster.api.post(pods, pod)
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+    cluster.api.merge(f"{pods}/{SERVICE}/status", {"status": status})
+    target = {"kind": "Pod", "namespace": SYSTEM, "name": SERVICE}
+    cluster.api.apply(
+        f"/api/v1/namespaces/{SYSTEM}/endpoints/{SERVICE}",
+        {
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": {"name": SERVICE},
+            "subsets": [
+                {
+                    "addresses": [{"ip": address, "targetRef": target}],
+                    "ports": [{"name": "teams", "port": port}],
+                }
+            ],
+        },
+    )
+
+
+@pytest.fixture(scope="module", params=["http", "https"])
+def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
+    """The dashboard with the rights that its manifests give it, behind the Service of its manifests."""
+    page, teams = free_ports(2)
+    address = host_address()
+    objects = [
+        one
+        for one in build(
+            REPOSITORY / "manifests" / "base", COMPONENTS / "dashboard", COMPONENTS / "dashboard-teams"
+        )
+        if one["kind"] == "Namespace"
+        or (one["metadata"]["name"].startswith((SERVICE, "gpupack-member", "gpupack-ask")))
+    ]
+    for one in objects:
+        if one["kind"] == "Service":
+            del one["spec"]["selector"]
+    apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
+    publish_endpoint(cluster, address, teams)
+    if request.param == "http":
+        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member", USER, MEMBER)
+        bind_role(cluster, SYSTEM, "Role", "gpupack-ask", USER)
+    extra = [f"--teams-http={address}:{teams}"]
+    if request.param == "https":
+        certificate = make_certificate(cluster)
+        extra += [
+            f"--teams-tls-cert-file={certificate}",
+            f"--teams-tls-key-file={certificate.with_suffix('.key')}",
+        ]
+    kubeconfig = cluster.use_identity("dashboard", cluster.token(SYSTEM, SERVICE))
+    started = Dashboard(kubeconfig, cluster.home, page, *extra)
+    started.start()
+    try:
+        yield started
+    finally:
+        if started.alive:
+            started.stop()
+
+
+def gpupack(cluster: Cluster, *arguments: str, account: str = USER) -> tuple[int, str, str]:
+    kubeconfig = cluster.use_identity(account, cluster.token(TEAM, account))
+    command = [sys.executable, "-m", "gpupack", *arguments, f"--kubeconfig={kubeconfig}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def ask(
+    cluster: Cluster, dashboard: Dashboard, token: str, namespace: str, header: str = TOKEN_HEADER
+) -> tuple[int, str]:
+    """Ask through the API server as the administrator, who may do everything there."""
+    prefix = "https:" if dashboard.teams_tls else ""
+    return _get(cluster, prefix, {header: token} if token else {}, f"?namespace={namespace}")
+
+
+def _get(cluster: Cluster, prefix: str, headers: dict[str, str], query: str = "") -> tuple[int, str]:
+    url = f"{cluster.api.url}{SERVICES}/{prefix}{SERVICE}:teams/proxy/why{query}"
+    headers = {"Authorization": f"Bearer {cluster.api.token}", **headers}
+    context = ssl.create_default_context(cafile=str(cluster.api.ca))
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def make_token(cluster: Cluster, account: str, *audiences: str) -> str:
+    body = {"spec": {"audiences": list(audiences), "expirationSeconds": 600}}
+    made = cluster.api.post(f"/api/v1/namespaces/{TEAM}/serviceaccounts/{account}/token", body)
+    return str(made["status"]["token"])
+
+
+@pytest.mark.telling
+def test_a_member_is_answered_and_names_of_others_are_not_told(
+    cluster: Cluster, dashboard: Dashboard
+) -> None:
+    status, out, err = gpupack(cluster, "why", "-n", TEAM, "waits")
+    assert status == 0, err
+    assert out.startswith(f"Pod {TEAM}/waits, which asks for 20 GiB, waits")
+    assert "Events:" in out  # which the member reads with their own rights
+    assert (
+        err == f"gpupack: you may not list nodes: answered by gpupack in the cluster, for namespace {TEAM}\n"
+    )
+
+    status, out, err = gpupack(cluster, "why", "-n", TEAM, "mine", "-o", "json")
+    assert status == 0, err
+    (card,) = json.loads(out)["cards"]
+    assert card["promised_units"] == 8
+    assert [(each["pod"], each["units"]) for each in card["neighbours"]] == [
+        ("a pod of another namespace", 6)
+    ]
+
+    status, out, err = gpupack(cluster, "why", "-n", TEAM, "-o", "json")
+    assert status == 0, err
+    assert [line["pod"] for line in json.loads(out)["pods"]] == ["waits"]
+
+    status, out, err = gpupack(cluster, "fit", "2", "-n", TEAM, "-o", "json")
+    assert status == 0, err
+    assert json.loads(out)["pods"] == 9
+    assert dashboard.alive
+
+
+def test_a_pod_elsewhere_is_as_one_that_is_not(cluster: Cluster, dashboard: Dashboard) -> None:
+    del dashboard
+    said = {
+        name: gpupack(cluster, "why", "-n", TEAM, name)[::2] for name in ("secret-train", "secret-nothing")
+    }
+    assert said["secret-train"] == (2, f'gpupack: no pod "secret-train" in namespace "{TEAM}"\n')
+    assert said["secret-nothing"] == (2, f'gpupack: no pod "secret-nothing" in namespace "{TEAM}"\n')
+
+
+def test_another_namespace_is_denied(cluster: Cluster, dashboard: Dashboard) -> None:
+    """The API server gives no token for it; and a token of the team's own is not enough."""
+    status, out, err = gpupack(cluster, "why", "-n", OTHER)
+    assert (status, out) == (1, "")
+    assert "is forbidden" in err
+    assert f"nor are you a member of namespace {OTHER}, see docs/teams.md" in err
+    token = make_token(cluster, MEMBER, AUDIENCE)
+    assert ask(cluster, dashboard, token, TEAM)[0] == 200
+    answers = {
+        "another team's": ask(cluster, dashboard, token, OTHER),
+        "no such namespace": ask(cluster, dashboard, token, "nowhere"),
+        "no token": ask(cluster, dashboard, "", TEAM),
+        "rubbish": ask(cluster, dashboard, "rubbish", TEAM),
+        "the API server's audience": ask(cluster, dashboard, cluster.token(TEAM, MEMBER), TEAM),
+        "another audience": ask(cluster, dashboard, make_token(cluster, MEMBER, "elsewhere"), TEAM),
+        "no right to list pods": ask(cluster, dashboard, make_token(cluster, "default", AUDIENCE), TEAM),
+        # What the client sends as its own never arrives.
+        "in Authorization": ask(cluster, dashboard, f"Bearer {token}", TEAM, "Authorization"),
+    }
+    assert {json.loads(body)["message"] for status, body in answers.values() if status == 403} == {DENIED}
+    refused = {name: status for name, (status, _) in answers.items()}
+    assert refused.pop("in Authorization") in {401, 403}
+    assert set(refused.values()) == {403}, refused
+
+
+def test_the_token_is_of_no_use_elsewhere_and_stands_in_no_log(
+    cluster: Cluster, dashboard: Dashboard
+) -> None:
+    token = make_token(cluster, MEMBER, AUDIENCE)
+    with pytest.raises(ApiError) as refused:
+        cluster.api.as_user(token).get(f"/api/v1/namespaces/{TEAM}/pods")
+    assert refused.value.status == 401
+    assert ask(cluster, dashboard, token, TEAM)[0] == 200
+    assert ask(cluster, dashboard, token[:-4], TEAM)[0] == 403
+    log = Path(dashboard.log).read_text()
+    assert token[:40] not in log
+    assert token[-40:-4] not in log
+
+
+def test_where_nobody_answers_it_says_what_to_do(cluster: Cluster, dashboard: Dashboard) -> None:
+    dashboard.stop()
+    status, out, err = gpupack(cluster, "fit", "2", "-n", TEAM)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"gpupack: you may not list nodes, and the Service {SERVICE} in namespace {SYSTEM}")
+    assert "docs/teams.md" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_proxy_takes_authorization_away_and_passes_our_header(cluster: Cluster) -> None:
+    """Which is why the token has a header of its own."""
+    seen: list[dict[str, str]] = []
+
+    class Listener(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(dict(self.headers))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer((host_address(), 0), Listener)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        publish_endpoint(cluster, host_address(), server.server_port)
+        assert _get(cluster, "", {TOKEN_HEADER: "mine"})[0] == 200
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    (headers,) = seen
+    assert "Authorization" not in headers
+    assert headers["X-Gpupack-Token"] == "mine"

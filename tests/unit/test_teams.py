@@ -1,0 +1,279 @@
+"""Members of namespaces: what they are told of others, who is let through, and how often."""
+
+import json
+
+import msgspec
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from gpupack.errors import InputError
+from gpupack.teams import AUDIENCE, DENIED, TOKEN_HEADER
+from gpupack.teams.answers import HIDDEN, MOST_PODS, count_fit_for_member, explain_own_pod, list_own_pods
+from gpupack.teams.handlers import NAMESPACE_BURST, MemberHandlers, read_fit_question
+from gpupack.teams.reviews import BURST, REMEMBERED_S, MemberReviewer, TooManyReviewsError
+from gpupack.whatif import Cluster, FitQuestion
+from gpupack.whatif.rendering import format_why
+from kubeapi.errors import Unreachable
+from tests.ask_world import Node, Pod
+
+NOW = 1_767_225_600.0
+TEAM, OTHER = "team-a", "team-b"
+SECRET = "secret"
+
+
+def cluster_of(nodes: tuple[Node, ...], *pods: Pod, also: tuple[dict, ...] = ()) -> Cluster:
+    items = [*(node.object(pods) for node in nodes), *(pod.object() for pod in pods), *also]
+    return Cluster.from_json(json.dumps({"kind": "List", "items": items}))
+
+
+def test_neighbours_of_others_are_one_sum() -> None:
+    cluster = cluster_of(
+        (Node("n1", (16,)),),
+        Pod("mine", 4, "n1", (0,), namespace=TEAM),
+        Pod("also", 2, "n1", (0,), namespace=TEAM),
+        Pod(f"{SECRET}-1", 3, "n1", (0,), namespace=OTHER),
+        Pod(f"{SECRET}-2", 5, "n1", (0,), namespace="team-c"),
+    )
+    (card,) = explain_own_pod(cluster, TEAM, "mine", None).cards
+    assert [(each.namespace, each.pod, each.units) for each in card.neighbours] == [
+        (TEAM, "also", 2),
+        ("", "2 pods of other namespaces", 8),
+    ]
+    text = format_why(explain_own_pod(cluster, TEAM, "mine", None))
+    assert "    beside 2 pods of other namespaces: 8 GiB" in text
+    assert SECRET not in text
+
+
+def test_ways_out_name_own_pods_only() -> None:
+    nodes = (Node("n1", (16,)), Node("n2", (16,)))
+    mine = Pod("mine", 12, "n1", (0,), namespace=TEAM)
+    theirs = Pod(f"{SECRET}-1", 12, "n2", (0,), namespace=OTHER)
+    waits = Pod("waits", 14, namespace=TEAM)
+    own = explain_own_pod(cluster_of(nodes, mine, theirs, waits), TEAM, "waits", None)
+    ends = [pod.pod for way in own.ways_out if way.kind == "pods-end" for pod in way.pods]
+    assert ends == ["mine"]
+    alone = cluster_of(nodes[1:], theirs, waits)
+    answer = explain_own_pod(alone, TEAM, "waits", None)
+    assert [way.kind for way in answer.ways_out] == ["smaller-request"]
+    assert SECRET not in msgspec.json.encode(answer).decode()
+
+
+def test_notes_name_no_pod_of_another_namespace() -> None:
+    """Cards that are kept for a pod, and placeholders, are told by name to those who may list all pods."""
+    kept = Pod(f"{SECRET}-kept", 8, namespace=OTHER).object()
+    kept["status"]["nominatedNodeName"] = "n1"
+    cluster = cluster_of((Node("n1", (16,)),), Pod("waits", 20, namespace=TEAM), also=(kept,))
+    answer = explain_own_pod(cluster, TEAM, "waits", None)
+    assert answer.notes == (f"cards are kept for pods that others are evicted for: {HIDDEN} on n1",)
+
+
+def test_a_pod_elsewhere_is_as_one_that_is_not() -> None:
+    cluster = cluster_of((Node("n1", (16,)),), Pod(f"{SECRET}-1", 4, namespace=OTHER))
+    for name in (f"{SECRET}-1", f"{SECRET}-2"):
+        with pytest.raises(InputError) as error:
+            explain_own_pod(cluster, TEAM, name, None)
+        assert str(error.value) == f'no pod "{name}" in namespace "{TEAM}"'
+
+
+def test_lists_have_own_pods_only_and_an_end() -> None:
+    many = [Pod(f"p{at:03}", 4, namespace=TEAM) for at in range(MOST_PODS + 3)]
+    cluster = cluster_of((Node("n1", (16,)),), *many, Pod(f"{SECRET}-1", 4, namespace=OTHER))
+    found = list_own_pods(cluster, TEAM, "", NOW, None)
+    assert (len(found.pods), found.more) == (MOST_PODS, 3)
+    assert {line.namespace for line in found.pods} == {TEAM}
+    assert len(list_own_pods(cluster, TEAM, "rs/app", NOW, None).pods) == MOST_PODS
+    with pytest.raises(InputError, match="allowed: KIND/NAME"):
+        list_own_pods(cluster, TEAM, "web", NOW, None)
+
+
+def test_fit_counts_room_beside_others() -> None:
+    cluster = cluster_of((Node("n1", (16,)),), Pod(f"{SECRET}-1", 6, "n1", (0,), namespace=OTHER))
+    answer = count_fit_for_member(cluster, TEAM, FitQuestion(5))
+    assert (answer.pods, answer.largest_units) == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"units": "8"}, FitQuestion(8)),
+        (
+            {"units": "40,80", "cards": "2", "percent": "1", "model": "*A100*", "mixed-models": "1"},
+            FitQuestion(40, 2, "*A100*", True, (80,), True),
+        ),
+        ({"units": "8", "percent": "0", "containers": "apart"}, FitQuestion(8, containers="apart")),
+    ],
+)
+def test_a_question_is_read(query: dict, expected: FitQuestion) -> None:
+    assert read_fit_question(query) == expected
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"units": "0"},
+        {"units": "x"},
+        {"units": "8,"},
+        {"units": ",".join("1" * 17)},
+        {"units": "8", "cards": "65"},
+    ],
+)
+def test_what_is_no_question_is_refused(query: dict) -> None:
+    with pytest.raises(InputError, match="allowed: "):
+        read_fit_question(query)
+
+
+class ReviewApi:
+    """The reviews of an API server: who is known, and where they may list pods."""
+
+    def __init__(self) -> None:
+        self.audiences = [AUDIENCE]
+        self.asked: list[tuple[str, dict]] = []
+        self.is_away = False
+
+    async def post(self, path: str, body: dict) -> bytes:
+        self.asked.append((path, body))
+        if self.is_away:
+            raise Unreachable("nobody answers")
+        if path.endswith("tokenreviews"):
+            known = body["spec"]["token"].startswith("good") and AUDIENCE in body["spec"]["audiences"]
+            user = {"username": "alice", "groups": ["team-a"], "uid": "u1", "extra": {"k": ["v"]}}
+            status = {"authenticated": known, "audiences": self.audiences, "user": user} if known else {}
+        else:
+            attributes = body["spec"]["resourceAttributes"]
+            assert attributes == {"namespace": attributes["namespace"], "verb": "list", "resource": "pods"}
+            assert body["spec"]["user"] == "alice"
+            assert body["spec"]["groups"] == ["team-a"]
+            assert body["spec"]["extra"] == {"k": ["v"]}
+            status = {"allowed": attributes["namespace"] == TEAM}
+        return json.dumps({"status": status}).encode()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def api() -> ReviewApi:
+    return ReviewApi()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reviewer(api: ReviewApi, clock: Clock) -> MemberReviewer:
+    return MemberReviewer(api, clock)
+
+
+async def test_both_reviews_say_yes_or_it_is_no(reviewer: MemberReviewer, api: ReviewApi) -> None:
+    assert await reviewer.is_member("good", TEAM)
+    assert not await reviewer.is_member("good", OTHER)
+    assert not await reviewer.is_member("bad", TEAM)
+    assert api.asked[0][1]["spec"]["audiences"] == [AUDIENCE]
+
+
+async def test_an_authenticator_without_audiences_is_not_believed(
+    reviewer: MemberReviewer, api: ReviewApi
+) -> None:
+    api.audiences = []
+    assert not await reviewer.is_member("good", TEAM)
+
+
+async def test_a_right_that_was_taken_away_ends(
+    reviewer: MemberReviewer, api: ReviewApi, clock: Clock
+) -> None:
+    assert await reviewer.is_member("good", TEAM)
+    asked = len(api.asked)
+    assert await reviewer.is_member("good", TEAM)
+    assert len(api.asked) == asked
+    api.audiences = []
+    clock.now += REMEMBERED_S
+    assert not await reviewer.is_member("good", TEAM)
+
+
+async def test_who_has_no_token_cannot_keep_the_api_server_busy(
+    reviewer: MemberReviewer, api: ReviewApi, clock: Clock
+) -> None:
+    assert await reviewer.is_member("good", TEAM)
+    for at in range(BURST - 1):
+        assert not await reviewer.is_member(f"bad-{at}", TEAM)
+    asked = len(api.asked)
+    with pytest.raises(TooManyReviewsError):
+        await reviewer.is_member("bad", TEAM)
+    assert len(api.asked) == asked
+    assert await reviewer.is_member("good", TEAM)  # a member who is known is answered all the same
+    clock.now += 1.0
+    assert not await reviewer.is_member("bad", TEAM)
+
+
+async def test_a_token_is_kept_as_a_digest(reviewer: MemberReviewer) -> None:
+    await reviewer.is_member("good-token", TEAM)
+    assert "good-token" not in repr(vars(reviewer))
+
+
+@pytest.fixture
+def handlers(reviewer: MemberReviewer, clock: Clock) -> MemberHandlers:
+    cluster = cluster_of((Node("n1", (16,)),), Pod("mine", 4, namespace=TEAM))
+    return MemberHandlers(reviewer, lambda: cluster, lambda *_: None, clock=clock, now_s=lambda: NOW)
+
+
+async def ask(handlers: MemberHandlers, path: str, token: str = "good") -> tuple[int, dict]:
+    request = make_mocked_request("GET", path, headers={TOKEN_HEADER: token} if token else {})
+    handler = handlers.why if path.startswith("/why") else handlers.fit
+    answer = await handler(request)
+    return answer.status, json.loads(answer.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "token"),
+    [
+        (f"/why?namespace={TEAM}&pod=mine", ""),
+        (f"/why?namespace={TEAM}&pod=mine", "bad"),
+        (f"/why?namespace={OTHER}&pod=mine", "good"),
+        ("/why?namespace=nowhere", "good"),
+        ("/why?namespace=..%2F", "good"),
+        ("/why?pod=mine", "good"),
+        ("/fit?units=rubbish&namespace=nowhere", "good"),
+    ],
+)
+async def test_all_who_are_denied_are_told_the_same(handlers: MemberHandlers, path: str, token: str) -> None:
+    status, body = await ask(handlers, path, token)
+    assert (status, body["message"]) == (403, DENIED)
+
+
+async def test_a_member_is_answered(handlers: MemberHandlers) -> None:
+    status, body = await ask(handlers, f"/why?namespace={TEAM}&pod=mine")
+    assert (status, body["state"]) == (200, "fits")
+    status, body = await ask(handlers, f"/why?namespace={TEAM}")
+    assert [line["pod"] for line in body["pods"]] == ["mine"]
+    status, body = await ask(handlers, f"/fit?namespace={TEAM}&units=4")
+    assert body["pods"] == 4
+    status, body = await ask(handlers, f"/fit?namespace={TEAM}&units=4&model={'x' * 3000}")
+    assert (status, body["message"]) == (422, '"model" has 3000 characters; allowed: 2048')
+    status, body = await ask(handlers, f"/why?namespace={TEAM}&pod=none")
+    assert (status, body["message"]) == (422, f'no pod "none" in namespace "{TEAM}"')
+
+
+async def test_a_namespace_asks_so_often_and_no_oftener(handlers: MemberHandlers, clock: Clock) -> None:
+    path = f"/fit?namespace={TEAM}&units=4"
+    assert {(await ask(handlers, path))[0] for _ in range(NAMESPACE_BURST)} == {200}
+    assert (await ask(handlers, path))[0] == 429
+    clock.now += 1.0
+    assert (await ask(handlers, path))[0] == 200
+
+
+async def test_what_is_wrong_here_is_no_denial(
+    handlers: MemberHandlers, api: ReviewApi, reviewer: MemberReviewer
+) -> None:
+    api.is_away = True
+    status, body = await ask(handlers, f"/fit?namespace={TEAM}&units=4")
+    assert (status, "API server" in body["message"]) == (503, True)
+    api.is_away = False
+    unread = MemberHandlers(reviewer, lambda: None, lambda *_: None)
+    assert (await ask(unread, f"/fit?namespace={TEAM}&units=4"))[0] == 503
