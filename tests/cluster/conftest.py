@@ -14,7 +14,9 @@ BUILT = "gpupack_built"
 LONGEST = (
     "test_kubelet_script",
     "test_shipped_pods",
+    "test_dra_faults",
     "test_dra",
+    "test_dra_mixed",
     "test_autoscaler",
     "test_rollouts",
     "test_restarts",

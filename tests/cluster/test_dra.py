@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from random import Random
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from tests.cluster.harness.dra import (
     claim,
     claim_pod,
     clear,
-    prepared_units,
     shares,
     slices,
     start_with_claims,
@@ -103,6 +101,20 @@ def test_the_daemon_and_the_kubelet_restart_under_a_prepared_claim(cluster: Clus
 
     cluster.delete("p20")
     cluster.wait_used([0, 12])
+
+
+def test_a_slice_that_somebody_deletes_or_changes_is_published_again(cluster: Cluster) -> None:
+    (before,) = slices(cluster)
+    path = f"{API}/resourceslices"
+    cluster.api.delete(f"{path}/{before['metadata']['name']}")
+    until(
+        lambda: {one["metadata"]["uid"] for one in slices(cluster)} - {before["metadata"]["uid"]}, "a slice"
+    )
+    (after,) = slices(cluster)
+    assert after["spec"]["devices"] == before["spec"]["devices"]
+    spec = {**after["spec"], "devices": after["spec"]["devices"][:1]}
+    cluster.api.put(f"{path}/{after['metadata']['name']}", {**after, "spec": spec})
+    until(lambda: slices(cluster)[0]["spec"]["devices"] == before["spec"]["devices"], "all of its devices")
 
 
 def test_a_claim_that_was_allocated_by_hand_waits_for_room_and_then_runs(cluster: Cluster) -> None:
@@ -406,44 +418,3 @@ def test_a_claim_allocated_by_hand_counts_for_the_extender_though_no_pod_has_it(
     cluster.api.delete(f"{CLAIMS}/by-hand", grace_s=0)
     cluster.wait_running("does-not-fit")
     assert assigned(cluster, "does-not-fit") == {"main": [[LARGE, 17]]}
-
-
-@pytest.mark.nightly
-def test_claims_and_ordinary_pods_in_random_order_never_have_more_than_there_is(cluster: Cluster) -> None:
-    random = Random(33)
-    path = f"{API}/namespaces/default/resourceclaimtemplates"
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
-    short = ("/bin/sleep", "1")
-    names = [f"mixed-{number}" for number in range(24)]
-    for size in (2, 5, 9):
-        spec = claim("x", size)["spec"]
-        cluster.api.post(path, {**kind, "metadata": {"name": f"of-{size}"}, "spec": {"spec": spec}})
-    try:
-        for name in names:
-            if random.random() < 0.5:
-                cluster.create(
-                    workload.pod(name, workload.container(gib=random.randint(1, 12), command=short))
-                )
-                continue
-            use = {"resources": {"claims": [{"name": "card"}]}}
-            claims = [{"name": "card", "resourceClaimTemplateName": f"of-{random.choice((2, 5, 9))}"}]
-            cluster.create(
-                workload.pod(name, {**workload.container(command=short), **use}, resourceClaims=claims)
-            )
-
-        wrong: list[Any] = []
-
-        def ended() -> bool:
-            units = prepared_units(cluster)
-            sizes = {SMALL: 16, LARGE: 32}
-            if any(len(ids) != len(set(ids)) or len(ids) > sizes[card] for card, ids in units.items()):
-                wrong.append(units)
-            phases = [pod["status"]["phase"] for pod in cluster.api.get(PODS)["items"]]
-            return wrong != [] or "Failed" in phases or phases.count("Succeeded") == len(names)
-
-        until(ended, "all pods have ended", 250)
-        assert wrong == []
-        assert {pod["status"]["phase"] for pod in cluster.api.get(PODS)["items"]} == {"Succeeded"}
-    finally:
-        for size in (2, 5, 9):
-            cluster.api.delete(f"{path}/of-{size}", grace_s=0)

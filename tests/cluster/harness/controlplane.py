@@ -260,6 +260,16 @@ class ControlPlane:
         command = [str(self._programs / "kube-scheduler")]
         self._start("kube-scheduler", command, {**flags, "config": self.scheduler_config, "v": 3})
 
+    def start_second_scheduler(self, name: str) -> None:
+        """Start another kube-scheduler with the configuration of the first, for pods that name it."""
+        config = json.loads(self.scheduler_config.read_text()) | {"profiles": [{"schedulerName": name}]}
+        path = self._home / f"{name}.yaml"
+        path.write_text(json.dumps(config))
+        (port,) = free_ports(1)
+        command = [str(self._programs / "kube-scheduler")]
+        flags = self._client_flags(port, self.admin_config)
+        self._start(f"kube-scheduler-{name}", command, {**flags, "config": path, "v": 3})
+
     def kill(self, name: str) -> None:
         """SIGKILL one program by its name."""
         self.running.pop(name).kill()
