@@ -1,4 +1,4 @@
-"""Claims and ordinary pods in random order, from two kube-schedulers that do not know of each other, on one node.
+"""Claims and ordinary pods in random order on one node, of two kube-schedulers that do not talk.
 
 `GPUPACK_DRA_PODS` sets how many, 30 by default.
 """
