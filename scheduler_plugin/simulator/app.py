@@ -27,9 +27,8 @@ from scheduler_plugin.simulator.engine import make_typical_workload
 from scheduler_plugin.simulator.engine import run_packing as run_pods
 from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
 from scheduler_plugin.simulator.placer import make_simulated_policy
-from scheduler_plugin.simulator.plot import load_matplotlib, plot_packing, plot_replay
+from scheduler_plugin.simulator.plot import load_matplotlib, plot_packing, plot_queues, plot_replay
 from scheduler_plugin.simulator.queued import QueuedReplayState, check_trace, remove_borrowing
-from scheduler_plugin.simulator.queued_plot import plot_queues
 from scheduler_plugin.simulator.queued_results import average_queue_runs, make_queue_result, report_queues
 from scheduler_plugin.simulator.replay import run_arrivals, run_replay
 from scheduler_plugin.simulator.replay_report import report_replays

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import fields
 
 from kubeapi.selectors import Expression, LabelSelector
 from scheduler_plugin.errors import QueueConfigError
@@ -154,10 +155,10 @@ class QueueConfig(Struct, frozen=True):
         node_policy: Chooses nodes for pods that name no policy of their own; None: the process's option does.
         node_policy_parameters: By policy, also of those that pods name; in place of the process's options.
         fair_sharing: Queues are ordered by units of GPU memory (pods, with slots) or by their dominant share.
-        reclaim: What happens to borrowed room whose lender has pods waiting.
+        reclaim: Whether pods on borrowed quota are evicted when its lender has pods waiting.
         plain_launch: Pods that start on one node start by age alone.
-        keep_room_after_s: Before that no room is kept free for a pod that does not fit, see `patience`.
-        keep_room_at_latest_s: From then on it is, or from `keep_room_after_s` on where that is later.
+        keep_room_after_s: Least wait for a reservation of a pod that does not fit, see `reservation_delay`.
+        keep_room_at_latest_s: Longest such wait, but for `keep_room_after_s`.
         bind_within_s: An admitted pod that is not bound by then is taken back.
         gang_within_s: A gang that is not bound whole by then is taken back.
         batch_headroom: Part of a node's cpu and memory that batch mode leaves free, 0 to 0.9.
@@ -215,13 +216,9 @@ def parse_config(
         {} if document.locality is None else document.locality, LocalityForm, "locality", faults
     )
     seconds = {
-        field: _read_seconds(getattr(document, field), path, faults)
-        for field, path in (
-            ("keep_room_after", "keepRoomAfter"),
-            ("keep_room_at_latest", "keepRoomAtLatest"),
-            ("bind_within", "bindWithin"),
-            ("gang_within", "gangWithin"),
-        )
+        field.name: _read_seconds(getattr(document, field.name), field.encode_name, faults)
+        for field in fields(_QueueDocument)
+        if field.type == Duration
     }
     parameters = {
         policy: {
@@ -320,15 +317,15 @@ def _find_selector_faults(path: str, selector: SelectorForm | None) -> Iterable[
 
 
 def _find_cohort_circles(parents: Mapping[str, str]) -> Iterable[str]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for name in parents:
         path = [name]
         while path[-1] in parents and parents[path[-1]] not in path:
             path.append(parents[path[-1]])
         closing = parents.get(path[-1])
-        if closing is not None and closing not in told:
+        if closing is not None and closing not in reported:
             circle = path[path.index(closing) :]
-            told.update(circle)
+            reported.update(circle)
             yield f"cohorts: {' > '.join([*circle, closing])} is a circle; allowed: a tree"
 
 
