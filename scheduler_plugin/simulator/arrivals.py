@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Input of one run: nodes and arrivals.
+    """What one run replays.
 
     Attributes:
         nodes: Sorted by name.

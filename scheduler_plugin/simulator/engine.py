@@ -27,7 +27,7 @@ class PackingPoint:
 
 @dataclass(slots=True)
 class PackingOutcome:
-    """Results of one run.
+    """What one run gave.
 
     Attributes:
         pods: Pods that arrived.

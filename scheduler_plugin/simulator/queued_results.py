@@ -1,4 +1,4 @@
-"""Results of replays through queues: waits by queue, fairness over time."""
+"""What replays through queues showed: waiting by queue, fairness over time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean

@@ -27,7 +27,16 @@ FIRST_SEED = int(os.environ.get("GPUPACK_QUEUE_FIRST_SEED", "0"))
 PARTS = 2
 PROVEN = Record(Path(__file__).parent / "queuemodel", MUTANTS)
 
-SHARES = {"mixed": 0.3, "reclaim": 0.2, "refused": 0.2, "gangs": 0.1, "load": 0.1, "batch": 0.1}
+SHARES = {
+    "mixed": 0.25,
+    "reclaim": 0.15,
+    "refused": 0.15,
+    "gangs": 0.1,
+    "load": 0.1,
+    "batch": 0.1,
+    "together": 0.08,
+    "slotted": 0.07,
+}
 """Of the steps, by kind; a step under load takes several times as long as others."""
 
 pytestmark = pytest.mark.timeout(0 if STEPS > 25_000 else 300)

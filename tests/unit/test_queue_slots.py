@@ -4,7 +4,7 @@ import pytest
 
 from allocator.names import POD_PLANNED
 from scheduler_plugin.queue.cache.lending import SlotMatch
-from tests.queue_world import ONE_QUEUE, QueueWorld
+from tests.queue_world import ONE_QUEUE, UNSCHEDULABLE, QueueWorld
 
 SLOTS = f"{ONE_QUEUE}\nslots: {{per: node, local: {{count: 1}}, free: {{count: 1}}}}"
 HERE = {"data.gpupack.io/d": ""}
@@ -122,3 +122,15 @@ def test_a_pod_whose_node_was_named_is_made_again_where_a_controller_does_that()
         for back in world.queue.find_requeues(world.now)
     }
     assert backs == {"owned": (True, False), "bare": (False, True)}
+
+
+def test_a_slot_stays_with_a_release_until_that_is_taken_back() -> None:
+    """kube-scheduler may bind the pod until then, and nobody else counts slots."""
+    world = QueueWorld(SLOTS)
+    world.node("n1", (16,))
+    first, _, _ = (world.pod(f"p{number}", 1 + number, created=number) for number in range(3))
+    assert world.admitted() == ["p0", "p1"]
+    world.change(first, status=UNSCHEDULABLE)
+    assert world.admitted() == []
+    world.take_back()
+    assert world.admitted() == ["p2"]

@@ -52,7 +52,7 @@ class QueuedWorkload(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGroupKey(Generic[W]):
-    """Key of workloads that differ by age only."""
+    """What workloads have in common that answer every question alike, but for their age."""
 
     kind: SlotType
     requirements: W
@@ -139,7 +139,7 @@ class WaitingWorkloads(Generic[W]):
 
     @property
     def has_workloads(self) -> bool:
-        """Tell whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
+        """Whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
         return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
@@ -212,7 +212,7 @@ class WaitingWorkloads(Generic[W]):
         return known.unfinished.keys() if known is not None else ()
 
     def is_held(self, uid: str) -> bool:
-        """Tell whether a waiting workload waits for the first stage of its job."""
+        """Whether a waiting workload waits for the first stage of its job."""
         workload = self._workloads.get(uid)
         return (
             workload is not None
@@ -221,7 +221,7 @@ class WaitingWorkloads(Generic[W]):
         )
 
     def is_first_of_group(self, workload: QueuedWorkload[W]) -> bool:
-        """Tell whether a workload is the oldest of those that differ by age only: the others go after it."""
+        """Whether a workload is the oldest of those that differ by age only: the others go after it."""
         group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
         return group is not None and group.get_oldest().uid == workload.uid
 

@@ -1,4 +1,4 @@
-"""Dominant share of a queue: its largest part of any resource of the cluster. Pure.
+"""How much a queue has of the cluster: its dominant share. Pure.
 
 Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
 """
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class QueueResources(NamedTuple):
-    """Resources of pods, or of the whole cluster.
+    """What pods have, or what there is in all.
 
     Attributes:
         units: Units of GPU memory.

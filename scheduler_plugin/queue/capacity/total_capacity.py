@@ -1,4 +1,4 @@
-"""Total capacity: pods that the cluster could have with nobody else there. Pure."""
+"""What the cluster could ever have room for, with nobody else there, as its nodes and cards are now. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable

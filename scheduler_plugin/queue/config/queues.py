@@ -76,6 +76,7 @@ class QueueForm(_Form, frozen=True):
 
     @property
     def quota(self) -> Quota:
+        """What it may have."""
         return Quota(self.nominal_quota, self.borrowing_limit, self.lending_limit)
 
 
@@ -87,7 +88,7 @@ class CohortForm(_Form, frozen=True):
 
 
 class SlotForm(_Form, frozen=True):
-    """Number of slots of a type on a node.
+    """How many slots of a type there are.
 
     Attributes:
         count: On each node, or on each card, see `SlotsForm.per`.
@@ -111,7 +112,7 @@ class SlotsForm(_Form, frozen=True):
 
 
 class LocalityForm(_Form, frozen=True):
-    """Labels that tell where data is.
+    """How data is found.
 
     Attributes:
         enabled: Ask first for pods whose data is near.

@@ -1,4 +1,4 @@
-"""Metrics of the queue for Prometheus."""
+"""What the queue tells Prometheus."""
 
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 

@@ -1,4 +1,4 @@
-"""Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
+"""Which waiting pods are admitted, and for which node: order of the queues, quotas, slots and room. Pure.
 
 One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
 is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first queue with a pod that
@@ -86,6 +86,7 @@ class AdmissionScheduler:
     Attributes:
         pending_pods: The pods that wait, for policies that want to know.
         unplaced: Needs that seemed to fit and did not, of the newest `admit_workloads`: gangs as a rule.
+        crowded: Needs and data of gangs that did not fit near their data as a whole, likewise.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class AdmissionScheduler:
         self.slots = slots
         self.locality = locality
         self.unplaced: set[Needs] = set()
+        self.crowded: set[tuple[Needs, frozenset[str]]] = set()
         self._near: dict[frozenset[str], BoolArray] = {}
         self._near_key: object = None
         self.configure(config)
@@ -129,6 +131,7 @@ class AdmissionScheduler:
                 is.
         """
         self.unplaced.clear()
+        self.crowded.clear()
         self.queues.set_cluster(self.capacity.total_resources)
         self.pending_pods.report_to_policies(now)
         for name, workload in first:
@@ -176,7 +179,12 @@ class AdmissionScheduler:
             admitted = self._assume(choice, cycle, row, now)
             if admitted is not None:
                 return admitted
-            self.unplaced.add(choice.workload.requirements)
+            workload = choice.workload
+            if not self._is_near(choice):
+                self.unplaced.add(workload.requirements)
+            else:
+                # Whoever else can go near its data, or has none, goes first; then it may go elsewhere.
+                self.crowded.add((workload.requirements, workload.data))
 
     def _assume(
         self, choice: SlotChoice[Needs], cycle: "AdmissionCycle", row: int | None, now: float
@@ -249,7 +257,7 @@ class AdmissionScheduler:
     def _mask_rows(
         self, requirements: PodRequirements, choice: SlotChoice[Needs], cycle: "AdmissionCycle"
     ) -> BoolArray:
-        """Find the rows where a pod of a choice may be placed: bool[R]."""
+        """Where a pod of a choice may be placed, bool[R]."""
         fits = self.capacity.mask_fits(requirements, holder=choice.workload.uid)
         if self.config.slots is not None:
             fits = fits & cycle.mask_idle_slots()
@@ -258,7 +266,7 @@ class AdmissionScheduler:
         return fits
 
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
-        """Tell whether a workload was chosen for a place that its data is near to."""
+        """Whether a workload was chosen for a place that its data is near to."""
         return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
 
     def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
@@ -292,7 +300,7 @@ class AdmissionScheduler:
 
 
 class AdmissionCycle:
-    """An admission cycle is one decision: it asks the cluster each question once.
+    """What is asked of the cluster during one decision, each question once.
 
     Args:
         admission: Whose decision.
@@ -339,6 +347,8 @@ class AdmissionCycle:
 
         def near(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
+            if (group.key.requirements, data) in self._admission.crowded:
+                return False
             if row is not None:
                 return self._admission.locality.is_near(name, data)
             requirements = self._get_first_requirements(group.key.requirements)
@@ -388,8 +398,9 @@ class AdmissionCycle:
                     if not known and self._is_admissible(queue.name, group):
                         seen.add(group_key)
                         where = self._find_rows(queue.name, group)[0]
-                        data = frozenset() if relaxed else group.key.data
-                        rows[kind] |= where & self.mask_near(data) if data else where
+                        data = frozenset[str]() if relaxed else group.key.data
+                        if (group.key.requirements, data) not in self._admission.crowded:
+                            rows[kind] |= where & self.mask_near(data) if data else where
         for row in np.flatnonzero(rows[SlotType.LOCAL] | rows[SlotType.FREE]).tolist():
             idle = [kind for kind in SlotType if slots.count_idle(nodes.names[row], kind)]
             own = [kind for kind in idle if rows[kind][row]]
@@ -398,7 +409,7 @@ class AdmissionCycle:
         return None
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
-        """Tell whether order and quota allow the group, wherever there may be room."""
+        """Whether order and quota allow the group, wherever there may be room."""
         if not self._is_next(queue, group):
             return False
         least = self._admission.quota_usage.compute_least_units(group.key.requirements)
@@ -427,7 +438,7 @@ class AdmissionCycle:
         return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
-        """Get a workload's requirements; of a gang those of its first pod."""
+        """What a workload needs; of a gang its first pod."""
         return (
             needs
             if isinstance(needs, PodRequirements)

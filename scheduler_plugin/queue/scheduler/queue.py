@@ -48,7 +48,7 @@ class QueueChargeRules(ChargeRules):
     """The accounting of a process that admits pods and leaves it to others to bind them."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
-        """Return False: an admitted pod keeps its cards whatever changes about it; the queue ends that."""
+        """What was admitted keeps its room whatever changes about the pod; the queue itself ends that."""
         return False
 
 
@@ -194,13 +194,12 @@ class Queue:
             self._place_displaced(record.node)
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
-        """Find the phase of a known pod, by its newest version and by writes that are under way."""
+        """Where a known pod is, by its newest version and by what is on its way."""
         if phase is Phase.GATED:
             requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
             if requeued or pod.phase is Phase.BOUND:
                 # A bound one: the API server was put back to an older state.
-                self._free_capacity(pod, now)
-                self._uncharge_pod(pod)
+                self._end_charges(pod, now)
                 pod.capacity_freed = False
                 return phase
             # Perhaps we admitted it a moment ago, and the API server does not show it; see `find_requeues`.
@@ -234,8 +233,7 @@ class Queue:
         """
         pod = self.queued_pods.get(uid)
         if pod is not None and pod.phase is Phase.ADMITTED:
-            self._free_capacity(pod, now)
-            self._uncharge_pod(pod)
+            self._end_charges(pod, now)
             pod.phase, pod.capacity_freed = Phase.GATED, False
             self.refusals.record_refusal(uid, now, why)
             self._place_in_queue(pod)
@@ -288,7 +286,7 @@ class Queue:
         ]
 
     def explain_refusal(self, pod: QueuedPod) -> str:
-        """Say why a gated pod is in no queue; empty when nothing is wrong with it."""
+        """Why a gated pod is not in its queue's queue, in words; empty when nothing is wrong with it."""
         if pod.requirements is None:
             return pod.fault or has_no_request(self.state.resource)
         wrong = explain_refusal(pod, self.config, self._namespaces.get(pod.record.namespace))
@@ -371,14 +369,19 @@ class Queue:
             pod.charged_queue = ""
 
     def _free_capacity(self, pod: QueuedPod, now: float) -> None:
-        """Let others have the room and the slot of a pod that is not bound.
+        """Let others have the room of a pod that is not bound.
 
-        Its quota stays its own until it is requeued: kube-scheduler may bind it at any time.
+        Its quota and its slot stay its own until it is requeued: kube-scheduler may bind it at any time.
         """
         if (assumed := self.state.get_assumed(pod.uid)) is not None:
             self.state.forget(assumed, now)
-        self.slots.vacate(pod.uid)
         pod.capacity_freed = True
+
+    def _end_charges(self, pod: QueuedPod, now: float) -> None:
+        """Let others have the room, the slot and the quota of a pod that was not admitted, or is gone."""
+        self._free_capacity(pod, now)
+        self.slots.vacate(pod.uid)
+        self._uncharge_pod(pod)
 
     def _record_unbindable(self, pod: QueuedPod, now: float) -> None:
         """Give an admitted pod's room back, and hold back those that are like it."""
@@ -422,8 +425,7 @@ class Queue:
         if pod.phase is Phase.BOUND:
             self.ended_pods.record_end(pod.record, now)
         self._remove_waiting(pod)
-        self._free_capacity(pod, now)
-        self._uncharge_pod(pod)
+        self._end_charges(pod, now)
         self.equivalence_backoff.remove(pod)
         self.gangs.remove_pod(pod)
         self.queues.forget_if_unused(pod.queue_info.queue)

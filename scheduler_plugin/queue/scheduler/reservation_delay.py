@@ -1,4 +1,4 @@
-"""Delay after which a pod or gang that does not fit gets a reservation. Pure."""
+"""How long a pod or a gang that finds no room waits before cards are kept free for it. Pure."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,9 +1,11 @@
 """The scheduler's process of the model, as far as batch mode goes: the shipped committer and checks."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final
+
+import numpy as np
 
 from scheduler_plugin.app import connect_checks
 from scheduler_plugin.binding.batch_committer import BatchCommitter
@@ -23,9 +25,11 @@ from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.controller.batch_client import SLACK_S, CommitFailedError
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
+from scheduler_plugin.scheduling.filtering import filter_nodes
 
 from .api import WRITE_S, Api
-from .world import World
+from .clock import TaskSet
+from .world import Pod, World
 
 ANSWER_S: Final = 3 * WRITE_S + SLACK_S
 """The client waits so long for an answer."""
@@ -52,7 +56,7 @@ class Scheduler:
         self.world, self.api = world, api
         self.lost = self.unanswered = 0.0
         self._policy, self._random = policy, random
-        self._calls: set[asyncio.Task[bytes]] = set()
+        self._calls = TaskSet()
         self._binder: Binder | None = None
         api.die = self.start
         self.start()
@@ -79,6 +83,7 @@ class Scheduler:
             WRITE_S,
             refresh=self._refresh,
         )
+        self._binder._resolving = TaskSet()
         self._committer = BatchCommitter(self._binder, checks, lambda: "", None, shared)
         self._relist()
 
@@ -125,9 +130,37 @@ class Scheduler:
         """Connect a queue with it."""
         return Connection(self, may, self._random)
 
+    # What kube-scheduler asks.
+
+    def list_fitting(self, pod: Pod, names: Sequence[str]) -> list[str]:
+        """Nodes that filter offers for a pod; none where this process does not know the pod yet."""
+        nodes, record = self.state.nodes, self.state.pods.get(pod.uid)
+        found = [name for name in names if name in nodes.rows]
+        if record is None or record.request is None or not found or self._binder is None:
+            return []
+        rows = np.array([nodes.rows[name] for name in found], dtype=np.intp)
+        policies = self._binder.committer.policies
+        query = policies.make_request(nodes, record.request, record.cpu_milli, record.memory_bytes)
+        fits = filter_nodes(nodes, query, rows)
+        return [name for name, fit in zip(found, fits.tolist(), strict=True) if fit]
+
+    def bind(self, pod: Pod, node: str) -> "asyncio.Task[bytes]":
+        """Bind one of kube-scheduler's pods; the answer is empty where it is bound."""
+
+        async def work() -> bytes:
+            assert self._binder is not None
+            return (await self._binder.bind("default", pod.name, pod.uid, node)).encode()
+
+        return self._begin(work())
+
+    # What the queue asks.
+
     def begin(self, body: bytes) -> "asyncio.Task[bytes]":
         """Take a call; it goes on whatever becomes of the caller."""
-        task = asyncio.create_task(self._answer(body))
+        return self._begin(self._answer(body))
+
+    def _begin(self, work: Coroutine[Any, Any, bytes]) -> "asyncio.Task[bytes]":
+        task = asyncio.create_task(work)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return task

@@ -1,8 +1,15 @@
 """An event loop whose time passes only while everybody waits: the shipped controller runs in it unchanged."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
+
+
+class TaskSet(set[asyncio.Task[Any]]):
+    """A set of tasks whose order is that in which they began: else it is that of their addresses."""
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(sorted(super().__iter__(), key=lambda task: int(task.get_name().rpartition("-")[2])))
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

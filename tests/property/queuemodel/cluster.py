@@ -1,8 +1,8 @@
 """Everybody else in the model: kube-scheduler and the extender, the nodes, and controllers that make pods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from allocator.names import POD_ASSIGNED, POD_PLANNED
 from allocator.records import dump_assigned
@@ -10,11 +10,21 @@ from scheduler_plugin.scheduling.reasons import REQUEUED
 
 from .world import Pod, Spec, World, card_uuid
 
+if TYPE_CHECKING:
+    import asyncio
+
 GRACE_S: Final = 5
 """Seconds that an evicted pod takes to end at most."""
 
 BLOCKED: Final = "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
 FULL: Final = "0/1 nodes are available: no card is free."
+
+
+class Extender(Protocol):
+    """What kube-scheduler needs of the scheduler's process; `binding.Scheduler` has it."""
+
+    def list_fitting(self, pod: Pod, names: Sequence[str]) -> list[str]: ...
+    def bind(self, pod: Pod, node: str) -> "asyncio.Task[bytes]": ...
 
 
 class Cluster:
@@ -30,6 +40,7 @@ class Cluster:
         silent: Until when a node writes nothing, by node, seconds.
         spread: Share of pods that go where most is free, unless the queue has named a card.
         slow_binding: Share of Bindings that come seconds after they were decided.
+        extender: Filters and binds for kube-scheduler; None: it knows the cards itself.
     """
 
     def __init__(self, world: World, random: Random, say: Callable[[str], None]) -> None:
@@ -38,6 +49,9 @@ class Cluster:
         self.silent: dict[str, float] = {}
         self.slow_binding = 0.0
         self.spread = random.choice((0.0, 0.2, 1.0))
+        self.extender: Extender | None = None
+        self._asked: dict[str, asyncio.Task[bytes]] = {}
+        self._paused: dict[str, float] = {}
         self._publish: dict[str, float] = {}
         self._bindings: list[tuple[float, str, str, int, str]] = []
         self._remakes: list[tuple[float, Spec, str]] = []
@@ -70,7 +84,7 @@ class Cluster:
     @property
     def is_still(self) -> bool:
         """Whether nothing is under way here."""
-        return not (self._bindings or self._remakes or self._publish or self._dies)
+        return not (self._bindings or self._asked or self._remakes or self._publish or self._dies)
 
     def forget(self) -> None:
         """Make nothing again, and end nothing any more: all pods are gone."""
@@ -111,7 +125,8 @@ class Cluster:
     def _schedule(self) -> None:
         """Look at every pod that has no gate and no node."""
         world = self._world
-        under_way = {name for _, name, *_ in self._bindings}
+        self._hear_extender()
+        under_way = {name for _, name, *_ in self._bindings} | self._asked.keys() | self._paused.keys()
         for pod in sorted(world.pods.values(), key=lambda pod: pod.created):
             if pod.gated or pod.node or pod.ended or pod.ending or pod.name in under_way or pod.spec.batch:
                 continue
@@ -122,8 +137,31 @@ class Cluster:
             else:
                 self._place(pod)
 
+    def _hear_extender(self) -> None:
+        """Take the extender's answers: a pod that it has not bound is tried again after a pause."""
+        now = self._world.now
+        for name in [name for name, task in self._asked.items() if task.done()]:
+            task = self._asked.pop(name)
+            if task.cancelled() or task.result():
+                self._paused[name] = now + self._random.uniform(1, 5)
+        for name in [name for name, until in self._paused.items() if until <= now]:
+            del self._paused[name]
+
+    def _ask_extender(self, pod: Pod, extender: Extender) -> None:
+        """Bind a pod through the extender, which chooses the cards."""
+        only = only_node(pod)
+        names = [only] if only else sorted(self._world.nodes)
+        fits = extender.list_fitting(pod, [name for name in names if self._admits(name, pod)])
+        if fits:
+            self._asked[pod.name] = extender.bind(pod, self._random.choice(fits))
+        else:
+            self._refuse(pod, FULL)
+
     def _place(self, pod: Pod) -> None:
         """Choose a card, that which the queue named if it is free; bind now, or soon."""
+        if self.extender is not None:
+            self._ask_extender(pod, self.extender)
+            return
         free = self.free()
         only = only_node(pod)
         names = [only] if only else sorted(free)
@@ -152,8 +190,10 @@ class Cluster:
             self._bind(pod.name, node, card, version)
 
     def _admits(self, node: str, pod: Pod) -> bool:
-        return node not in self._world.cordoned and (
-            not pod.spec.model or pod.spec.model in self._world.models[node]
+        return (
+            node in self._world.nodes
+            and node not in self._world.cordoned
+            and (not pod.spec.model or pod.spec.model in self._world.models[node])
         )
 
     def free(self) -> dict[str, list[int]]:

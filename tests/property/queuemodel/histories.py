@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from .world import Spec
+from .world import DATA, RACK, Spec
 
 FOREVER: Final = float("inf")
 
@@ -66,6 +66,8 @@ class Plan:
         early: Comes once, a moment before; kube-scheduler refuses it until then.
         models: Card model of nodes that have another one.
         binds: Batch mode binds the pods.
+        labels: Of nodes that have any.
+        slots: Places for pods on each node; 0: any number.
     """
 
     kind: str
@@ -85,6 +87,8 @@ class Plan:
     early: Spec | None = None
     models: dict[str, str] = field(default_factory=dict)
     binds: bool = False
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    slots: int = 0
 
     @property
     def runs_s(self) -> float:
@@ -332,6 +336,53 @@ def batch(random: Random) -> Plan:
     )
 
 
+def together(random: Random) -> Plan:
+    """Of one queue some pods are batch mode's and others kube-scheduler's, also of one gang."""
+    plan = random.choice((mixed, reclaim, gangs))(random)
+    specs = [_of_either(spec, random) for spec in (*plan.templates, *plan.late)]
+    troubles = [name for name in plan.troubles if name not in ("slow_binding", "ungate")]
+    troubles += random.sample((*OF_SCHEDULER, "switch_mode"), random.randint(0, len(OF_SCHEDULER)))
+    count = len(plan.templates)
+    return replace(
+        plan,
+        kind="together",
+        templates=tuple(specs[:count]),
+        late=tuple(specs[count:]),
+        troubles=tuple(troubles),
+        binds=True,
+    )
+
+
+def _of_either(spec: Spec, random: Random) -> Spec:
+    """Let one scheduler or the other bind a pod; of a gang perhaps both, in turns."""
+    halves = bool(spec.gang) and random.random() < 0.4
+    return replace(spec, batch=random.random() < 0.5, gated=True, halves=halves)
+
+
+def slotted(random: Random) -> Plan:
+    """Nodes have few places for pods, and data; pods of both schedulers read it."""
+    plan = together(random)
+    templates = [
+        replace(spec, data=random.choice(("", "x", "x,y"))) if not spec.notes else spec
+        for spec in plan.templates
+    ]
+    local, free = random.choice(((1, 1), (2, 1), (1, 2)))
+    slots = f"slots: {{per: node, local: {{count: {local}}}, free: {{count: {free}}}}}\n"
+    with_slots = random.random() < 0.7
+    return replace(
+        plan,
+        kind="slotted",
+        templates=tuple(templates),
+        head=plan.head + (slots if with_slots else ""),
+        labels={
+            name: {f"{DATA}{each}": "" for each in "xy" if random.random() < 0.5}
+            | {RACK: random.choice("rs")}
+            for name in plan.nodes
+        },
+        slots=local + free if with_slots else 0,
+    )
+
+
 _GANG: Final = (("gpupack.io/gang", "odd"), ("gpupack.io/gang-size", "2"))
 ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
     ((("gpupack.io/job", "\x1b[2Jjob"),),),
@@ -343,4 +394,6 @@ ODD_NOTES: Final[tuple[tuple[tuple[tuple[str, str], ...], ...], ...]] = (
 )
 """Annotations that people may write, by history and template. Of one gang the pods disagree on the job."""
 
-KINDS: Final = {kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch)}
+KINDS: Final = {
+    kind.__name__: kind for kind in (mixed, reclaim, refused, gangs, load, batch, together, slotted)
+}

@@ -38,11 +38,48 @@ def of_batch_mode(seed: int) -> None:
     simulation.run("batch", seed)
 
 
+def of_slots(seed: int) -> None:
+    simulation.run("slotted", seed)
+
+
 def under_load(seed: int) -> None:
     simulation.run("load", seed)
 
 
 MUTANTS = (
+    Mutant(
+        "slots: a release has its slot until it is taken back",
+        queue,
+        "            self.state.forget(assumed, now)\n        pod.capacity_freed = True\n",
+        "            self.state.forget(assumed, now)\n        self.slots.vacate(pod.uid)\n"
+        "        pod.capacity_freed = True\n",
+        of_slots,
+        31,
+    ),
+    Mutant(
+        "slots: pods of a gang go where a slot is idle",
+        admission,
+        "            fits = fits & cycle.mask_idle_slots()\n",
+        "            pass\n",
+        of_slots,
+        1000,
+    ),
+    Mutant(
+        "data: a gang that has no room near it as a whole goes elsewhere",
+        admission,
+        "            if not self._is_near(choice):\n",
+        "            if True:\n",
+        of_slots,
+        132,
+    ),
+    Mutant(
+        "data: who is chosen for a place near it goes there",
+        admission,
+        "            fits = fits & cycle.mask_near(choice.workload.data)\n",
+        "            pass\n",
+        of_slots,
+        2024,
+    ),
     Mutant(
         "a pod whose Binding is in doubt keeps its quota",
         controller,
@@ -247,9 +284,7 @@ MUTANTS = (
     Mutant(
         "who is gone counts no more",
         queue,
-        "        self._free_capacity(pod, now)\n"
-        "        self._uncharge_pod(pod)\n"
-        "        self.equivalence_backoff.remove(pod)\n",
+        "        self._end_charges(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         "        self._free_capacity(pod, now)\n        self.equivalence_backoff.remove(pod)\n",
         mixed,
         0,

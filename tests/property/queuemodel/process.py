@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,14 @@ from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, WholePod
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.watching import QueueFeed
 from scheduler_plugin.queue.controller.writer import PodWriter
+from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 from scheduler_plugin.scheduling.cluster_policies import ClusterPolicies
 
 from .api import WRITE_S, Api
 from .binding import Scheduler
+from .clock import TaskSet
 from .world import NEW_YEAR, World
 
 
@@ -54,6 +56,7 @@ class Process:
         scheduler: Binds pods of batch mode; None: kube-scheduler binds them all.
 
     Attributes:
+        admitted: Told of each release, and for which nodes there were others in the same round.
         said: Events about pods, since the history began.
         counted: How often what was done, likewise.
     """
@@ -74,6 +77,7 @@ class Process:
         self.said: list[Said] = []
         self.counted: Counter[str] = Counter()
         self._reclaimed = reclaimed
+        self.admitted: Callable[[AdmittedWorkload, Sequence[str]], None] = lambda _release, _taken: None
         self._task: asyncio.Task[None] | None = None
         self._opens: asyncio.TimerHandle | None = None
         api.die = self.start
@@ -99,6 +103,7 @@ class Process:
         self.specs = BatchPodSink(self.queue, lambda: None)
         batch = self.scheduler.connect(lambda: self._term is term) if self.scheduler is not None else None
         self.controller = Controller(self.queue, writer, self, loop.time, lambda: self.open, batch=batch)
+        self.controller._writes, self.controller._doubts = TaskSet(), TaskSet()
         self.watcher.changed.connect(self.controller.record_change)
         self.relist()
         self._count()
@@ -165,6 +170,16 @@ class Process:
             (self.controller.explainer, "explain_pod", "explain"),
         ):
             setattr(owner, method, self._counting(getattr(owner, method), counted))
+        admit = self.queue.admit_workloads
+
+        def admitting(now: float) -> Iterator[AdmittedWorkload]:
+            taken: list[str] = []
+            for release in admit(now):
+                self.admitted(release, taken)
+                taken += [member.node for member in release.members]
+                yield release
+
+        self.queue.admit_workloads = admitting  # type: ignore[method-assign]
         reclaimer = self.controller._reclaimer
         find = reclaimer.find_plans
 

@@ -1,19 +1,20 @@
 """The promises of docs/queue.md: some are asked of every write, others of the world while it is calm."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
 from scheduler_plugin.queue.config.queues import QueueConfig, parse_config
 from scheduler_plugin.queue.controller import status
+from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
 from scheduler_plugin.queue.scheduler.queue import Queue
 from scheduler_plugin.queue.scheduler.reclaim import ReclaimPlan
 
 from .cluster import GRACE_S, Cluster
 from .process import Process
-from .truth import Job, Truth, alike, is_blocked, jobs
-from .world import Pod, World
+from .truth import Job, Truth, alike, count_slots_left, is_blocked, jobs
+from .world import DATA, RACK, Pod, World
 
 START_S: Final = 420.0
 """Who fits starts within this time: the longest pause after refusals is 300 s."""
@@ -78,6 +79,7 @@ class Promises:
     Attributes:
         calm: Nothing is disturbed from now on.
         judged: Rounds of evictions of which it could be told whether they are the fewest.
+        judged_near: Releases away from data of which it could be told whether there was room near it.
     """
 
     world: World
@@ -95,6 +97,7 @@ class Promises:
     _whole: set[str] = field(default_factory=set)
     _checked: int = 0
     judged: int = 0
+    judged_near: int = 0
     _releases: dict[str, list[float]] = field(default_factory=dict)
 
     # At any time.
@@ -107,6 +110,11 @@ class Promises:
         """A write was carried out: no admission, and no Binding of batch mode, exceeds a quota or a card."""
         if verb == "bind":
             self._check_cards(pod)
+            self._check_slots(pod)
+            # A pod of its gang may be gone before the world is looked at again.
+            self._notice()
+            if not pod.spec.batch:
+                return
         elif not pod.counts or pod.node:
             return
         self._check_again(pod)
@@ -119,6 +127,45 @@ class Promises:
         free = self.world.free(pod.node)
         if min(free) < 0:
             raise BrokenError(f"{pod.name} is bound to {pod.node}, which has {free} free on its cards")
+
+    def _check_slots(self, pod: Pod) -> None:
+        """No node has more pods than slots, but for those that nobody held back."""
+        left = count_slots_left(self.world, self.process.config)
+        on = [each for each in self.world.pods.values() if each.node == pod.node]
+        if left.get(pod.node, 0) < 0 and all(each.spec.gated for each in on):
+            names = ", ".join(each.name for each in on)
+            raise BrokenError(
+                f"{pod.name} is bound to {pod.node}, which has {left[pod.node]} slots left: {names}"
+            )
+
+    def admitted(self, release: AdmittedWorkload, taken: Collection[str]) -> None:
+        """A pod is about to be released: near its data, if there is room.
+
+        Args:
+            release: Of it.
+            taken: Nodes for which others were released in the same round.
+        """
+        pods = [pod for pod in self.world.pods.values() if pod.uid == release.members[0].uid]
+        quiet = self.process.knows_all and self.cluster.is_still
+        if len(release.members) > 1 or not pods or not pods[0].spec.data or not quiet:
+            return
+        near = [node for node in self.world.nodes if self._has_near(node, pods[0].spec.data)]
+        moving = any(pod.ending or (pod.counts and not pod.node) for pod in self.world.pods.values())
+        if release.members[0].node in near or moving or self._kept_any():
+            return
+        self.judged_near += 1
+        truth = Truth(self.world, self.cluster, self.process.config)
+        better = [node for node in near if node not in taken and truth.fits_on(pods[0], node)]
+        if better:
+            where = release.members[0].node
+            raise BrokenError(f"{pods[0].name} is released for {where}, its data is near {better}")
+
+    def _has_near(self, node: str, data: str) -> bool:
+        """Whether all of some data is on a node or in its rack."""
+        labels = self.world.labels
+        rack = labels[node][RACK]
+        beside = set().union(*(each for name, each in labels.items() if each[RACK] == rack))
+        return {f"{DATA}{name}" for name in data.split(",")} <= beside
 
     def _check_again(self, pod: Pod) -> None:
         """Nobody is admitted again and again, taken back each time."""

@@ -1,6 +1,7 @@
 """One random history of the queue: trouble first, then calm, then nothing happens."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -41,7 +42,7 @@ class Simulation:
     def __init__(self, kind: str, seed: int) -> None:
         self.random = Random(f"{kind} {seed}")
         self.plan: Plan = KINDS[kind](self.random)
-        self.world = World(self.plan.nodes, binds=self.plan.binds)
+        self.world = World(self.plan.nodes, binds=self.plan.binds, labels=self.plan.labels)
         self.trace: list[str] = []
         self.steps = 0
         self.cluster = Cluster(self.world, self.random, self._say)
@@ -64,10 +65,12 @@ class Simulation:
         text = configuration(plan)
         self.api = Api(world, self.random, self._wrote, self.cluster.evict)
         self.scheduler = self._make_scheduler() if plan.binds else None
+        self.cluster.extender = self.scheduler
         self.process = Process(world, self.api, text, plan.policy, self._reclaimed, self.scheduler)
         bounds = Bounds(GANG_WITHIN_S + 15.0, self._oldest_s())
         self.promises = Promises(world, self.cluster, self.process, bounds)
         self.promises.configured(text)
+        self.process.admitted = self.promises.admitted
         self.trouble = Trouble(
             plan, self.random, world, self.cluster, self.process, self.promises, self.scheduler
         )
@@ -202,8 +205,9 @@ class Simulation:
 
     def _make(self, spec: Spec) -> None:
         gang = f"{spec.gang}{self.world.born}" if spec.gang else ""
-        for _ in range(spec.size or 1):
-            pod = self.world.create(spec, gang)
+        for number in range(spec.size or 1):
+            other = spec.halves and number % 2 == 1
+            pod = self.world.create(replace(spec, batch=not spec.batch) if other else spec, gang)
         self._say(f"{pod.name} comes ({spec.queue}, {spec.units} units{', ' + gang if gang else ''})")
 
     def _oldest_s(self) -> float:

@@ -98,7 +98,7 @@ class Trouble:
                 self._cluster.slow_binding = 0.0
             case "budget":
                 world.budgets.clear()
-            case "reload":
+            case "reload" | "switch_mode":
                 self._configure(configuration(self._plan))
             case "block" if self._random.random() < 0.3:
                 world.blocked.clear()
@@ -216,6 +216,12 @@ class Trouble:
             parts["lendingLimit"] = str(min(int(parts["nominalQuota"]), int(parts["lendingLimit"])))
         queues[name] = ", ".join(f"{key}: {value}" for key, value in parts.items())
         self._configure(configuration(self._plan, queues))
+
+    def _switch_mode(self) -> None:
+        """Batch mode is switched off, or on, while pods of both kinds wait."""
+        on = "mode: batch" in self._plan.head
+        before, after = ("mode: batch", "mode: gate") if on else ("mode: gate", "mode: batch")
+        self._configure(configuration(self._plan).replace(before, after))
 
     def _configure(self, text: str) -> None:
         self._promises.configured(text)

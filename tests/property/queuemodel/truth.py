@@ -73,6 +73,7 @@ class Truth:
             ((name, form.cohort) for name, form in config.queues.items()), config.parents
         )
         self._free = {name: world.free(name, set(without)) for name in world.nodes}
+        self._slots = count_slots_left(world, config, without)
         self.used = dict.fromkeys(config.queues, 0)
         self.settled = True
         for pod in world.pods.values():
@@ -82,7 +83,7 @@ class Truth:
                 self.used[pod.spec.queue] += pod.spec.units
             if not pod.node:
                 # On its way to a node.
-                self.settled = self._put([pod], self._free) and self.settled
+                self.settled = self._put([pod], self._free, self._slots) and self.settled
 
     def allows(self, queue: str, units: int) -> bool:
         """Whether a queue may have so many units more within its own quota, and the others have left them."""
@@ -119,22 +120,25 @@ class Truth:
 
     def has_room(self, pods: Sequence[Pod]) -> bool:
         """Whether cards are free for all of these pods at once; they ask alike."""
-        return self._put(pods, {name: list(cards) for name, cards in self._free.items()})
+        return self._put(pods, {name: list(cards) for name, cards in self._free.items()}, dict(self._slots))
 
-    def _put(self, pods: Iterable[Pod], free: dict[str, list[int]]) -> bool:
+    def _put(self, pods: Iterable[Pod], free: dict[str, list[int]], slots: dict[str, int]) -> bool:
         """Place pods on the fullest cards that can take them; pods of one kind find room if there is any."""
-        return all(self._put_one(pod, free) for pod in pods)
+        return all(self._put_one(pod, free, slots) for pod in pods)
 
-    def _put_one(self, pod: Pod, free: dict[str, list[int]]) -> bool:
+    def _put_one(self, pod: Pod, free: dict[str, list[int]], slots: dict[str, int]) -> bool:
         fits = [
             (units, name, card)
             for name in self._nodes(pod)
+            if slots.get(name, 1) > 0
             for card, units in enumerate(free[name])
             if units >= pod.spec.units
         ]
         if fits:
             _, name, card = min(fits)
             free[name][card] -= pod.spec.units
+            if name in slots:
+                slots[name] -= 1
         return bool(fits)
 
     def _nodes(self, pod: Pod) -> Iterator[str]:
@@ -144,7 +148,13 @@ class Truth:
 
     def fits_empty(self, pods: Sequence[Pod]) -> bool:
         """Whether the cards of an empty cluster would have room for these pods at once."""
-        return self._put(pods, {name: list(self._world.nodes[name]) for name in self._world.nodes})
+        slots = dict.fromkeys(self._slots, count_slots(self._config))
+        return self._put(pods, {name: list(self._world.nodes[name]) for name in self._world.nodes}, slots)
+
+    def fits_on(self, pod: Pod, node: str) -> bool:
+        """Whether a card of a node is free for a pod, and a slot."""
+        may = node in self._nodes(pod) and self._slots.get(node, 1) > 0
+        return may and max(self._free[node]) >= pod.spec.units
 
     def borrowed(self, lender: str, priority: int) -> list[Pod]:
         """Pods with which others of the cohort exceed their own quota, whom an eviction may end.
@@ -165,6 +175,22 @@ class Truth:
                     if pod.spec.priority <= priority:
                         found.append(pod)
         return sorted(found, key=_must_go_key)
+
+
+def count_slots(config: QueueConfig) -> int:
+    """Slots of each node; 0: there are none."""
+    return config.slots.local.count + config.slots.free.count if config.slots is not None else 0
+
+
+def count_slots_left(world: World, config: QueueConfig, without: Collection[str] = ()) -> dict[str, int]:
+    """Slots of each node that no pod sits in; empty where there are no slots."""
+    if config.slots is None:
+        return {}
+    left = dict.fromkeys(world.nodes, count_slots(config))
+    for pod in world.pods.values():
+        if pod.counts and pod.node and pod.uid not in without:
+            left[pod.node] -= 1
+    return left
 
 
 def _must_go_key(pod: Pod) -> tuple[int, int, str]:

@@ -11,6 +11,7 @@ import msgspec
 from allocator.names import (
     BATCH_SCHEDULER,
     MIB_PER_GIB,
+    POD_DATA,
     POD_GANG,
     POD_GANG_SIZE,
     POD_REQUEUED,
@@ -26,6 +27,11 @@ NEW_YEAR: Final = datetime(2026, 1, 1, tzinfo=UTC)
 """The time when the model's clock is at 0."""
 
 UNITS: Final = resource_name(MIB_PER_GIB)
+
+DATA: Final = "data.gpupack.io/"
+"""Labels that say which data a node has."""
+
+RACK: Final = "topology.kubernetes.io/rack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Spec:
         model: The card model that it asks for; empty: any.
         gated: It comes with the gate.
         batch: It has none, and names the scheduler of batch mode.
+        halves: Every other pod of the gang is bound by the other scheduler.
+        data: Names of the data that it reads, by commas; empty: none.
         notes: Further annotations.
     """
 
@@ -56,6 +64,8 @@ class Spec:
     model: str = ""
     gated: bool = True
     batch: bool = False
+    halves: bool = False
+    data: str = ""
     notes: tuple[tuple[str, str], ...] = ()
 
 
@@ -153,6 +163,7 @@ class World:
     Args:
         nodes: Units of the cards, by node.
         binds: Batch mode binds the pods.
+        labels: Of nodes that have any.
 
     Attributes:
         pods: By name.
@@ -165,8 +176,15 @@ class World:
         models: Card model by node.
     """
 
-    def __init__(self, nodes: Mapping[str, Sequence[int]], *, binds: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Sequence[int]],
+        *,
+        binds: bool = False,
+        labels: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self.binds = binds
+        self.labels = dict(labels or {})
         self.now = 0.0
         self.version = 1
         self.pods: dict[str, Pod] = {}
@@ -207,6 +225,9 @@ class World:
             allocatable_units=sum(self.nodes[name]) if self.binds else None,
         )
         raw["spec"] = {"unschedulable": True} if name in self.cordoned else {}
+        if name in self.labels:
+            metadata: Any = raw["metadata"]
+            metadata["labels"] = dict(self.labels[name])
         item = msgspec.convert(raw, QueueNode)
         kind = "MODIFIED" if name in self.node_items else "ADDED"
         self.node_items[name] = item
@@ -235,6 +256,8 @@ class World:
             notes |= {POD_GANG: gang, POD_GANG_SIZE: str(spec.size)}
         if spec.model:
             notes["gpupack.io/gpu-model"] = spec.model
+        if spec.data:
+            notes[POD_DATA] = spec.data
         amounts = {UNITS: str(spec.units), "cpu": "1", "memory": "1Gi"}
         owners = [{"uid": spec.owner, "controller": True}] if spec.owner else []
         raw = {
