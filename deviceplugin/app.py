@@ -85,7 +85,7 @@ class Daemon:
         source: the cards; by default those that the settings name.
         cgroups: which pods still run something; by default the kernel's.
         owners: which pod a process belongs to; by default the kernel's.
-        patience: how long the end may take.
+        shutdown_timeouts: how long the end may take.
         sample_s: seconds between two measurements of the cards.
         detach_after_s: seconds that nobody has needed the cards when their driver is let go.
 
@@ -102,7 +102,7 @@ class Daemon:
         source: GpuSource | None = None,
         cgroups: CgroupProber | None = None,
         owners: ProcessOwnerLookup | None = None,
-        patience: ShutdownTimeouts | None = None,
+        shutdown_timeouts: ShutdownTimeouts | None = None,
         sample_s: float = SAMPLE_S,
         detach_after_s: float = DETACH_AFTER_S,
     ) -> None:
@@ -110,7 +110,7 @@ class Daemon:
         self._source = source or make_source(settings)
         self._cgroups = cgroups or PodCgroups(settings.cgroup_root)
         self._owners = owners or ProcessOwners()
-        self._patience = patience or ShutdownTimeouts()
+        self._shutdown_timeouts = shutdown_timeouts or ShutdownTimeouts()
         self._sample_s = sample_s
         self._detach_after_s = detach_after_s
         self._driver = DriverThread("gpu-driver")
@@ -161,10 +161,10 @@ class Daemon:
         check_units(gpus, settings.unit_mib)
         cards = cards_in_units(gpus, settings.unit_mib)
         ledger = Ledger(cards, policy=settings.card_policy)
-        book = CheckpointReader(settings.device_plugin_dir)
+        checkpoint_reader = CheckpointReader(settings.device_plugin_dir)
         prepared = make_prepared_claims(settings) if settings.serve == DRA else None
         account = self.account = LedgerService(
-            ledger, (book if prepared is None else prepared).read, settings.resource
+            ledger, (checkpoint_reader if prepared is None else prepared).read, settings.resource
         )
         relist_wanted = asyncio.Event()
         pods = (
@@ -214,7 +214,7 @@ class Daemon:
         # The kubelet writes its whole checkpoint after the list of any resource.
         purge = partial(self._pod_resources.purge_checkpoint, self._plugin.send_devices)
         self._reconciler = (
-            Reconciler(account, pods, book.watch_changes, self._cgroups, purge)
+            Reconciler(account, pods, checkpoint_reader.watch_changes, self._cgroups, purge)
             if claims is None
             else Reconciler(account, pods, claims.watch_changes, self._cgroups, claims.purge)
         )
@@ -313,7 +313,7 @@ class Daemon:
         await run_until(stop, do_nothing, self._wait_for_turn(status, notices))
         if stop.is_set():
             return
-        await self._prepare_folders(claims, book)
+        await self._prepare_folders(claims, checkpoint_reader)
         await limit_capability.start()
         await run_until(
             stop,
@@ -356,10 +356,12 @@ class Daemon:
             ]
         )
 
-    async def _prepare_folders(self, claims: ClaimServing | None, book: CheckpointReader) -> None:
+    async def _prepare_folders(
+        self, claims: ClaimServing | None, checkpoint_reader: CheckpointReader
+    ) -> None:
         """Take over from an earlier daemon; refuse where pods were served the other way."""
         if claims is not None:
-            await claims.begin(book, self._cgroups)
+            await claims.begin(checkpoint_reader, self._cgroups)
             return
         await asyncio.to_thread(check_no_claims, self._settings, self._cgroups)
         for endpoint in (self._settings.endpoint, self._settings.percent_endpoint):
@@ -483,7 +485,7 @@ class Daemon:
         status.waiting = None
 
     async def _register(self, registrar: Registers) -> None:
-        """Offer our devices, once the kubelet's book says what is in use, and of which unit."""
+        """Offer our devices, once the kubelet's checkpoint says what is in use, and of which unit."""
         await self._reconciler.can_register.wait()
         await registrar.run()
 
@@ -517,7 +519,7 @@ class Daemon:
                 and bool(account.ledger.unpublished_pods())
             )
 
-        await drain_and_stop(self._publisher.publish_full, under_way, self._patience)
+        await drain_and_stop(self._publisher.publish_full, under_way, self._shutdown_timeouts)
 
     def _on_registered(self) -> None:
         if self._registrar.is_registered:

@@ -228,12 +228,14 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
         "kubelet", "ok" if serves else "bad", f"{'serves' if serves else 'does not serve'} in {folder}"
     )
     try:
-        book = CheckpointReader(folder).read()
+        checkpoint = CheckpointReader(folder).read()
     except CheckpointError as error:
         yield CheckFinding("kubelet's checkpoint", "bad", str(error))
     else:
-        entries = len(list(book.entries)) if book is not None else 0
-        yield CheckFinding("kubelet's checkpoint", "ok", "none yet" if book is None else f"{entries} entries")
+        entries = len(list(checkpoint.entries)) if checkpoint is not None else 0
+        yield CheckFinding(
+            "kubelet's checkpoint", "ok", "none yet" if checkpoint is None else f"{entries} entries"
+        )
 
 
 def _claims(settings: Settings) -> CheckFinding:

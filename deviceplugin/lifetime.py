@@ -28,15 +28,15 @@ async def do_nothing() -> None:
 
 
 async def run_until(
-    stop: asyncio.Event, farewell: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
+    stop: asyncio.Event, drain: Callable[[], Awaitable[None]], *work: Coroutine[Any, Any, None]
 ) -> None:
-    """Do everything at once until `stop` is set, and `farewell` has ended, or one fails, which is raised."""
+    """Do everything at once until `stop` is set, and `drain` has ended, or one fails, which is raised."""
     tasks = [asyncio.create_task(each) for each in work]
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            await farewell()
+            await drain()
     finally:
         for task in (stopped, *tasks):
             task.cancel()

@@ -90,28 +90,28 @@ class CordonChange:
     """CordonChange is what is to be written.
 
     Attributes:
-        annotations: new values by key, None takes one away; empty where all is as wished.
-        outcomes: one for each card of the wish.
+        annotations: new values by key, None takes one away; empty where all is as wanted.
+        outcomes: one for each card of the request.
     """
 
     annotations: dict[str, str | None]
     outcomes: tuple[CordonOutcome, ...]
 
 
-def decide_change(node: str, annotations: Mapping[str, str], wish: CordonRequest) -> CordonChange:
+def decide_change(node: str, annotations: Mapping[str, str], request: CordonRequest) -> CordonChange:
     """Decide what the Node's annotations become.
 
     Args:
         node: its name, for what is said.
         annotations: of the Node.
-        wish: what is wanted.
+        request: what is wanted.
 
     Raises:
         InputError: no gpupack there, no such card, or a cordon that cannot be read.
     """
     try:
         cards = load_cards(annotations[NODE_CARDS])
-        before = _cordoned(annotations, anew=not wish.cordon and not wish.cards)
+        before = _cordoned(annotations, anew=not request.cordon and not request.cards)
     except KeyError as error:
         raise InputError(
             f"node {node} has no annotation {NODE_CARDS}: no gpupack node daemon has run there, and only "
@@ -119,18 +119,18 @@ def decide_change(node: str, annotations: Mapping[str, str], wish: CordonRequest
         ) from error
     except PackingError as error:
         raise InputError(f"node {node}: {error}") from error
-    named = _named(node, cards, wish, before)
-    after = before | set(named) if wish.cordon else before - set(named)
+    named = _named(node, cards, request, before)
+    after = before | set(named) if request.cordon else before - set(named)
     pods = _pods(annotations, cards)
     indexes = {card.uuid: card.index for card in cards}
     outcomes = tuple(
-        CordonOutcome(uuid, indexes.get(uuid), (uuid in before) != wish.cordon, pods.get(uuid, 0))
+        CordonOutcome(uuid, indexes.get(uuid), (uuid in before) != request.cordon, pods.get(uuid, 0))
         for uuid in named
     )
     old = _reasons(annotations)
     reasons = {uuid: text for uuid, text in old.items() if uuid in after}
-    if wish.cordon and wish.reason:
-        reasons |= dict.fromkeys(named, wish.reason)
+    if request.cordon and request.reason:
+        reasons |= dict.fromkeys(named, request.reason)
     wanted: dict[str, str | None] = {}
     if after != before or (not after and NODE_CORDON in annotations):
         wanted[NODE_CORDON] = ",".join(sorted(after)) or None
@@ -149,15 +149,17 @@ def _cordoned(annotations: Mapping[str, str], *, anew: bool) -> frozenset[str]:
         return frozenset()
 
 
-def _named(node: str, cards: Sequence[CardRecord], wish: CordonRequest, before: frozenset[str]) -> list[str]:
-    """Tell the UUIDs of a wish, each once; all that is wrong is said together."""
-    if not wish.cards:
-        return [card.uuid for card in cards] if wish.cordon else sorted(before)
+def _named(
+    node: str, cards: Sequence[CardRecord], request: CordonRequest, before: frozenset[str]
+) -> list[str]:
+    """Tell the UUIDs that a request names, each once; all that is wrong is said together."""
+    if not request.cards:
+        return [card.uuid for card in cards] if request.cordon else sorted(before)
     # A card that has vanished can still be given back.
-    gone = () if wish.cordon else tuple(sorted(before.difference(card.uuid for card in cards)))
+    gone = () if request.cordon else tuple(sorted(before.difference(card.uuid for card in cards)))
     named: dict[str, None] = {}
     problems = []
-    for text in wish.cards:
+    for text in request.cards:
         found = _matching(cards, gone, text)
         if len(found) == 1:
             named[found[0]] = None
@@ -214,19 +216,19 @@ class Cordoner:
         self._client = client
         self._dry_run = dry_run
 
-    async def apply(self, node: str, wish: CordonRequest) -> tuple[CordonOutcome, ...]:
+    async def apply(self, node: str, request: CordonRequest) -> tuple[CordonOutcome, ...]:
         """Make it so.
 
         Raises:
             InputError: as `change`, or no Node has the name.
             KubeApiError: the API server refused, or the Node changed again and again meanwhile.
         """
-        wish.check()
+        request.check()
         path = f"/api/v1/nodes/{quote_segment(node)}"
         for left in reversed(range(_TRIES)):
             try:
                 metadata = msgspec.json.decode(await self._client.get(path), type=_Node).metadata
-                wanted = decide_change(node, metadata.annotations or {}, wish)
+                wanted = decide_change(node, metadata.annotations or {}, request)
                 if wanted.annotations and not self._dry_run:
                     await self._client.patch(path, _patch(metadata.resourceVersion, wanted.annotations))
             except NotFound as error:

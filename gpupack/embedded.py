@@ -170,7 +170,7 @@ class EmbeddedCluster:
             source=gpus,
             cgroups=_EmbeddedCgroups(kubelet),
             owners=_NoProcesses(),
-            patience=ShutdownTimeouts(late_s=0.0, admit_s=0.0),  # the whole cluster ends
+            shutdown_timeouts=ShutdownTimeouts(late_s=0.0, admit_s=0.0),  # the whole cluster ends
         )
         self.nodes[name] = EmbeddedNode(name, kubelet, daemon, gpus)
         self._run_in_background(daemon.run(self._stop))

@@ -87,8 +87,8 @@ async def run(
             pod=HostPod if settings.commit else PodLite,
         )
         _connect_signals(watcher, policies)
-        news = WatchActivity()
-        watcher.changed.connect(news.record_event)
+        activity = WatchActivity()
+        watcher.changed.connect(activity.record_event)
         elector = make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         follower = make_follower(settings.follow_lease, client)
@@ -124,7 +124,7 @@ async def run(
             watcher=watcher,
             metrics=metrics,
             clock=clock,
-            stale_refusal_wait=StaleRefusalWait(news, clock),
+            stale_refusal_wait=StaleRefusalWait(activity, clock),
             reporter=reporter,
             leadership=elector,
             preemptor=preemption.preemptor if preemption is not None else None,

@@ -66,10 +66,8 @@ class NodeAccounts:
         key, before = account.pod.key, self.pods.get(account.pod.key)
         if before is None or before.change_key != account.change_key:
             self.version += 1
-        self.pods[key] = replace(
-            account,
-            units=self.units_of_pod(account, (*account.known_ids.values(), *account.pending_ids.values())),
-        )
+        units = self.units_of_pod(account, (*account.known_ids.values(), *account.pending_ids.values()))
+        self.pods[key] = account if units == account.units else replace(account, units=units)
 
     def remove_pod(self, uid: str) -> PodAccount | None:
         """Remove the account of a pod.
@@ -127,7 +125,8 @@ class NodeAccounts:
         Where an ordinary init container asks all of them have one share, whichever of its IDs the kubelet
         hands on to whom.
         """
-        if account.bound and account.pod.request.shared:
+        sets = tuple(sets)
+        if len(sets) == 1 or (account.bound and account.pod.request.shared):
             units = self.units_by_card(frozenset().union(*sets))
             return {uuid: units[uuid] for uuid in self.cards if units.get(uuid)}
         return self.units_of_containers(sets)

@@ -191,8 +191,10 @@ class Ledger:
             if taken_up is None
             else self.read_request(wanted, (), len(wanted), taken_up).find_container()
         )
-        nobody = self._known(f"allocate {now_s} {min(wanted)}")
-        account, name = (found[0], found[1].name) if found else (nobody, "")
+        if found is not None:
+            account, name = found[0], found[1].name
+        else:
+            account, name = self._known(f"allocate {now_s} {min(wanted)}"), ""
         # What the container had before counts no more: the kubelet had lost it, and it does not run. Nor does
         # what another one had before, if this one is given of it: that one asks too, or runs beside this one.
         kept = {

@@ -90,14 +90,14 @@ class ClaimServing:
         """Why the cards are not published, None where they are."""
         return self._publisher.problem
 
-    async def begin(self, book: CheckpointReader, cgroups: CgroupProber) -> None:
+    async def begin(self, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
         """Restore what is prepared.
 
         Raises:
             KindInUseError: containers run with devices of the device plugin.
             OSError: the files cannot be read or written.
         """
-        await asyncio.to_thread(check_no_devices, self._settings, book, cgroups)
+        await asyncio.to_thread(check_no_devices, self._settings, checkpoint_reader, cgroups)
         await self._service.restore()
 
     async def watch_changes(self) -> AsyncGenerator[None]:
@@ -118,13 +118,13 @@ def make_prepared_claims(settings: Settings) -> PreparedClaims:
     return PreparedClaims(plugin_folder(settings.kubelet_dir) / FOLDER, settings.resource)
 
 
-def check_no_devices(settings: Settings, book: CheckpointReader, cgroups: CgroupProber) -> None:
+def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cgroups: CgroupProber) -> None:
     """Refuse to serve claims beside containers that have devices of the device plugin. Blocking.
 
     Raises:
         KindInUseError: there are such containers.
     """
-    contents = book.read()
+    contents = checkpoint_reader.read()
     entries = contents.entries if contents is not None else ()
     uids = {entry.uid for entry in entries if entry.resource in {settings.resource, PERCENT_RESOURCE}}
     alive = sorted(cgroups.probe(uids).alive) if uids else []

@@ -185,7 +185,7 @@ class Enforcer:
         changed, self._account_changed = self._account_changed, False
         dirty, self._dirty = self._dirty, set()
         if changed:
-            dirty |= self._follow_book()
+            dirty |= self._follow_ledger()
         for uid in dirty & self._pods.keys():
             try:
                 self._look(uid, self._pods[uid])
@@ -255,17 +255,17 @@ class Enforcer:
             for limit in pod.limits.values() if pod is not None else ():
                 self._submit(limit, urgent=False)
 
-    def _follow_book(self) -> set[str]:
+    def _follow_ledger(self) -> set[str]:
         """Read what containers were given; return the pods that are new or were given something else."""
-        news, gone = self._granted_memory.update()
-        for uid in news:
+        regranted, gone = self._granted_memory.update()
+        for uid in regranted:
             self._pods.setdefault(uid, LimitedPod()).grants = self._granted_memory.grants_of_pod(uid)
         for uid in gone:
             pod = self._pods.pop(uid)
             for cgroup in list(pod.cgroups):
                 self._forget(pod, cgroup)
             self._leave(pod)
-        return news
+        return regranted
 
     def _look(self, uid: str, pod: LimitedPod) -> None:
         """See which cgroups a pod has, and plan their limits.

@@ -24,7 +24,7 @@ class GrantedMemory:
 
     def update(self) -> tuple[set[str], set[str]]:
         """Read the ledger; return the pods that are new or changed, and those that are gone."""
-        accounts, news = self._account.ledger.accounts, set()
+        accounts, changed = self._account.ledger.accounts, set()
         same_cards = accounts.card_of is self._cards
         if same_cards and accounts.version == self._version:
             return set(), set()
@@ -42,11 +42,11 @@ class GrantedMemory:
                 }
                 for name, ids in mine.items()
             }
-            news.add(uid)
+            changed.add(uid)
         gone = self._ids.keys() - held.keys()
         for uid in gone:
             del self._ids[uid], self._grants[uid]
-        return news, gone
+        return changed, gone
 
     def grants_of_pod(self, uid: str) -> Grants:
         """Return MiB by container and card of a pod, as of the last `update`."""

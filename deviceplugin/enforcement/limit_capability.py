@@ -84,11 +84,11 @@ class LimitCapability:
         self._found = {uuid: self._found[uuid] for uuid in self._cards}
         if self._found == before:
             return
-        news: dict[LimitSupport, list[str]] = {}
+        by_support: dict[LimitSupport, list[str]] = {}
         for uuid in self._cards:
             if self._found[uuid] != before.get(uuid):
-                news.setdefault(self._found[uuid], []).append(uuid)
-        for support, cards in news.items():
+                by_support.setdefault(self._found[uuid], []).append(uuid)
+        for support, cards in by_support.items():
             self._tell(cards, support)
         self._withhold()
         self._account.notify_subscribers()

@@ -94,7 +94,7 @@ class CheckpointReader:
         self._folder = folder
         self._path = folder / BOOK_NAME
         self._clock = clock
-        self._book: Checkpoint | None = None
+        self._last_read: Checkpoint | None = None
         self._settled = False
         self._data = b""
         self._entries: dict[bytes, CheckpointEntry] = {}
@@ -111,8 +111,12 @@ class CheckpointReader:
         """
         try:
             found = self._path.stat()
-            if self._book is not None and self._settled and _stamp(found) == self._book.file_version:
-                return self._book
+            if (
+                self._last_read is not None
+                and self._settled
+                and _stamp(found) == self._last_read.file_version
+            ):
+                return self._last_read
             if not stat.S_ISREG(found.st_mode):
                 # To open a pipe would wait for a writer, to read a device may never end.
                 raise CheckpointError(f"{self._path} cannot be read: it is no regular file"[:_MESSAGE_CHARS])
@@ -123,20 +127,20 @@ class CheckpointReader:
                     raise CheckpointError(f"{self._path} cannot be read: {what}"[:_MESSAGE_CHARS])
                 data = file.read()
         except FileNotFoundError:
-            self._book = None
+            self._last_read = None
             return None
         except OSError as error:
             raise CheckpointError(
                 f"{self._path} cannot be read: {error.strerror}"[:_MESSAGE_CHARS]
             ) from error
-        if self._book is None or stamp != self._book.file_version or data != self._data:
+        if self._last_read is None or stamp != self._last_read.file_version or data != self._data:
             try:
-                self._book, self._entries = _decode(data, stamp, self._entries)
+                self._last_read, self._entries = _decode(data, stamp, self._entries)
             except CheckpointError as error:
                 raise type(error)(f"{self._path}: {error}"[:_MESSAGE_CHARS]) from error
         self._settled = self._clock() - stamp.modified_ns > _SETTLED_NS
         self._data = b"" if self._settled else data
-        return self._book
+        return self._last_read
 
     async def watch_changes(self) -> AsyncGenerator[None]:
         """Yield once the folder is watched, and then soon after the file was replaced, made or removed.

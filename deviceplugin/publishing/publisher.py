@@ -148,7 +148,7 @@ class NodePublisher:
             except TimeoutError:
                 continue
             await asyncio.sleep(BURST_S)
-        # Here, after the last ordinary patch: it must not arrive behind the farewell.
+        # Here, after the last ordinary patch: it must not arrive behind the last one, of the shutdown.
         while not await self._say_full():
             continue
         self._left.set()
@@ -172,7 +172,7 @@ class NodePublisher:
             await self._client.patch_node_status(self._node_name, body, timeout_s=WRITE_TIMEOUT_S)
         except KubeApiError as error:
             self.errors += 1
-            log.warning("farewell not published", error=str(error))
+            log.warning("shutdown not published", error=str(error))
             await asyncio.sleep(FAREWELL_AGAIN_S)
             return False
         self.revision = revision

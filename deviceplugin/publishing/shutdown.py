@@ -39,25 +39,25 @@ class ShutdownTimeouts:
 
 
 async def drain_and_stop(
-    publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], patience: ShutdownTimeouts
+    publish: Callable[[], Awaitable[None]], under_way: Callable[[], bool], timeouts: ShutdownTimeouts
 ) -> None:
     """Publish every card as full, then wait for pods that are on their way. All else must go on meanwhile.
 
     Args:
         publish: returns once the last words are said.
         under_way: whether a bound pod is still to be served.
-        patience: limits.
+        timeouts: limits.
     """
     try:
-        async with asyncio.timeout(patience.publish_s):
+        async with asyncio.timeout(timeouts.publish_s):
             await publish()
     except TimeoutError:
-        log.warning("the words go on offering cards", waited_s=patience.publish_s)
+        log.warning("the words go on offering cards", waited_s=timeouts.publish_s)
         return
     said_s = time.monotonic()
-    while (waited_s := time.monotonic() - said_s) < patience.admit_s:
-        if waited_s >= patience.late_s and not under_way():
+    while (waited_s := time.monotonic() - said_s) < timeouts.admit_s:
+        if waited_s >= timeouts.late_s and not under_way():
             return
         await asyncio.sleep(_LOOK_S)
     if under_way():
-        log.warning("pods are on their way without devices", waited_s=patience.admit_s)
+        log.warning("pods are on their way without devices", waited_s=timeouts.admit_s)

@@ -92,12 +92,12 @@ def _change(options: dict[str, Any], reason: str, *, cordon: bool) -> None:
         print_lines(f"node/{options['node']}: no card is cordoned")
 
 
-async def _apply(wish: "CordonRequest", options: dict[str, Any]) -> "tuple[CordonOutcome, ...]":
+async def _apply(request: "CordonRequest", options: dict[str, Any]) -> "tuple[CordonOutcome, ...]":
     from gpupack.cordon import Cordoner
     from gpupack.inventory.fetching import connect
 
     async with await connect(options["kubeconfig"], options["context"]) as client:
-        return await Cordoner(client, dry_run=options["dry_run"]).apply(options["node"], wish)
+        return await Cordoner(client, dry_run=options["dry_run"]).apply(options["node"], request)
 
 
 def _said(node: str, outcome: "CordonOutcome", *, cordon: bool, dry_run: bool) -> str:

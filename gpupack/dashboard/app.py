@@ -149,7 +149,7 @@ class Dashboard:
 
     def _take_sample(self) -> None:
         now_s = self._now_s()
-        self._sampler.sample(now_s, (seat for seats in self.board.pod_memory.values() for seat in seats))
+        self._sampler.sample(now_s, (pod for pods in self.board.pod_memory.values() for pod in pods))
         self.hub.trend.add(self._make_point())
         self.hub.announce_point()
 

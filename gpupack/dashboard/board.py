@@ -182,7 +182,7 @@ class ClusterBoard:
             self.encoded.pop(name, None)
             return self.tiles.pop(name, None) is not None
         tile = make_node_tile(row, node.metadata.labels)
-        self.pod_memory[name] = tuple(_seats(row))
+        self.pod_memory[name] = tuple(_list_pod_memory(row))
         if self.tiles.get(name) == tile:
             return False
         self.tiles[name] = tile
@@ -213,8 +213,8 @@ class ClusterBoard:
         wanted = text.lower()
         return sorted(
             name
-            for name, seats in self.pod_memory.items()
-            if any(wanted in f"{seat.namespace}/{seat.name}".lower() for seat in seats)
+            for name, memories in self.pod_memory.items()
+            if any(wanted in f"{memory.namespace}/{memory.name}".lower() for memory in memories)
         )
 
     def sum_cards(self) -> CardSums:
@@ -252,7 +252,7 @@ def _said(queued: Mapping[PodKey, QueueWhy] | None) -> object:
     return {key: (pod.queue, pod.position, pod.message) for key, pod in queued.items()}
 
 
-def _seats(row: NodeRow) -> Iterator[PodMemory]:
+def _list_pod_memory(row: NodeRow) -> Iterator[PodMemory]:
     unit = row.unit_mib or 0
     for pods in (*(card.pods for card in row.cards), row.pods):
         for pod in pods:

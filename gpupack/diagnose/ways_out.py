@@ -28,13 +28,13 @@ _NEVER_BY_ENDS: Final = frozenset(
 
 
 def find_ways_out(
-    what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage, *, moves: bool = True
+    what_if: WhatIf, results: NodeResults, usage: PodCardUsage, *, moves: bool = True
 ) -> Iterator[WayOut]:
     """Give what would let a pod start, the cheapest first.
 
     Args:
         what_if: The pod; no node takes it.
-        verdicts: Why not.
+        results: Why not.
         usage: What pods have.
         moves: Look for moves of other pods, too.
     """
@@ -43,8 +43,8 @@ def find_ways_out(
     yield from _stars(what_if)
     yield from _no_rules(what_if)
     yield from _other_cards(what_if)
-    yield from _other_nodes(what_if, verdicts)
-    yield from _ends(what_if, verdicts, usage)
+    yield from _other_nodes(what_if, results)
+    yield from _ends(what_if, results, usage)
     found = find_verified_moves(what_if, usage) if moves else None
     if found is not None:
         yield found
@@ -202,9 +202,9 @@ def _model(what_if: WhatIf, node: str) -> str:
     return nodes.model_names[model] if model >= 0 else ""
 
 
-def _other_nodes(what_if: WhatIf, verdicts: NodeResults) -> Iterator[WayOut]:
+def _other_nodes(what_if: WhatIf, results: NodeResults) -> Iterator[WayOut]:
     """Nodes that have the cards, and that taints, selectors or a cordon keep from the pod."""
-    reasons = {rejection.reason for rejection in verdicts.rejections.values()}
+    reasons = {rejection.reason for rejection in results.rejections.values()}
     requirements, tolerates = what_if.requirements, what_if.requirements.tolerates
     if TAINT in reasons:
         tolerant = replace(
@@ -213,7 +213,7 @@ def _other_nodes(what_if: WhatIf, verdicts: NodeResults) -> Iterator[WayOut]:
                 requirements, tolerates=lambda taint: not taint.key.startswith(SYSTEM) or tolerates(taint)
             ),
         )
-        for node in tolerant.rank_nodes(only=_rows(what_if, verdicts, TAINT))[:1]:
+        for node in tolerant.rank_nodes(only=_rows(what_if, results, TAINT))[:1]:
             taint = ", ".join(what_if.cluster.kube_checks.list_repelling_taints(node, requirements))
             yield WayOut(
                 "toleration",
@@ -223,7 +223,7 @@ def _other_nodes(what_if: WhatIf, verdicts: NodeResults) -> Iterator[WayOut]:
             )
     if SELECTOR in reasons:
         free = replace(what_if, requirements=replace(requirements, rules=NodeRules()))
-        for node in free.rank_nodes(only=_rows(what_if, verdicts, SELECTOR))[:1]:
+        for node in free.rank_nodes(only=_rows(what_if, results, SELECTOR))[:1]:
             yield WayOut(
                 "node-selector",
                 f"node {node} has the cards{_for(what_if)}: "
@@ -237,7 +237,7 @@ def _other_nodes(what_if: WhatIf, verdicts: NodeResults) -> Iterator[WayOut]:
                 requirements, tolerates=lambda taint: taint == UNSCHEDULABLE or tolerates(taint)
             ),
         )
-        for node in tolerant.rank_nodes(only=_rows(what_if, verdicts, CORDONED))[:1]:
+        for node in tolerant.rank_nodes(only=_rows(what_if, results, CORDONED))[:1]:
             yield WayOut(
                 "uncordon",
                 f"node {node} has the cards{_for(what_if)} and is cordoned: "
@@ -246,22 +246,21 @@ def _other_nodes(what_if: WhatIf, verdicts: NodeResults) -> Iterator[WayOut]:
             )
 
 
-def _rows(what_if: WhatIf, verdicts: NodeResults, reason: str) -> RowArray:
+def _rows(what_if: WhatIf, results: NodeResults, reason: str) -> RowArray:
     nodes = what_if.cluster.state.nodes
     rows = what_if.cluster.rows
     return rows[
         [
-            (rejection := verdicts.rejections.get(nodes.names[row])) is not None
-            and rejection.reason == reason
+            (rejection := results.rejections.get(nodes.names[row])) is not None and rejection.reason == reason
             for row in rows.tolist()
         ]
     ]
 
 
-def _ends(what_if: WhatIf, verdicts: NodeResults, usage: PodCardUsage) -> Iterator[WayOut]:
+def _ends(what_if: WhatIf, results: NodeResults, usage: PodCardUsage) -> Iterator[WayOut]:
     """The fewest pods whose end frees the cards."""
     skip = frozenset(
-        name for name, rejection in verdicts.rejections.items() if rejection.reason in _NEVER_BY_ENDS
+        name for name, rejection in results.rejections.items() if rejection.reason in _NEVER_BY_ENDS
     )
     end = find_fewest_evictions(what_if, usage, skip)
     if end is None:

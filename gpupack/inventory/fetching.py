@@ -46,16 +46,18 @@ async def fetch(
             nodes = await list_all(client, NODES_PATH, InventoryNode, "nodes")
             if not pods:
                 return NodesAndPods(nodes)
-            seats = await list_all(client, PODS_PATH, PodLite, "pods")
-            return NodesAndPods(nodes, seats, await list_claims(client, nodes))
-        nodes, seats = [], []
+            bound_pods = await list_all(client, PODS_PATH, PodLite, "pods")
+            return NodesAndPods(nodes, bound_pods, await list_claims(client, nodes))
+        nodes, bound_pods = [], []
         for name in dict.fromkeys(names):
             nodes.append(await _one(client, name))
             if pods:
-                seats += await list_all(
+                bound_pods += await list_all(
                     client, PODS_PATH, PodLite, "pods", fieldSelector=f"spec.nodeName={name}"
                 )
-        return NodesAndPods(nodes, seats, await list_claims(client, nodes)) if pods else NodesAndPods(nodes)
+        return (
+            NodesAndPods(nodes, bound_pods, await list_claims(client, nodes)) if pods else NodesAndPods(nodes)
+        )
 
 
 async def connect(kubeconfig: str | None, context: str | None) -> "KubeClient":

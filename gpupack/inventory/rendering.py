@@ -58,20 +58,20 @@ def render(rows: Sequence[NodeRow], output: Output, *, pods: bool = False, colou
     return "\n".join([*body, *footer])
 
 
-def format_lines(rows: Sequence[NodeRow], look: RenderOptions) -> tuple[list[str], list[str]]:
+def format_lines(rows: Sequence[NodeRow], options: RenderOptions) -> tuple[list[str], list[str]]:
     """Write the rows, and what stands below them: legend and totals."""
-    if look.output == "json":
-        return format_json(rows, pods=look.pods).splitlines(), []
+    if options.output == "json":
+        return format_json(rows, pods=options.pods).splitlines(), []
     if not rows:
         return ["No node publishes GPU cards."], []
-    if look.pods:
-        laid = _by_pod(rows, look)
+    if options.pods:
+        laid = _by_pod(rows, options)
     else:
-        laid = _by_card(rows, look) if look.output == "wide" else _by_node(rows, look)
-    return list(align_columns(laid, colour=look.colour)), [*_legend(rows, look), *_sums(rows)]
+        laid = _by_card(rows, options) if options.output == "wide" else _by_node(rows, options)
+    return list(align_columns(laid, colour=options.colour)), [*_legend(rows, options), *_sums(rows)]
 
 
-def _by_node(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
+def _by_node(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     """Lay out one line per node: name, status, unit, units in use, and a bar per card."""
     yield _titles("NODE", "STATUS", "UNIT", "USED", "CARDS")
     for row in rows:
@@ -79,17 +79,17 @@ def _by_node(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
         size = sum(card.size_units for card in row.cards)
         bars = [Cell(f"{_fill(card)}{_mark(row, card)}", _style(row, card)) for card in row.cards]
         total = Cell(f"{used}/{size}" if row.cards else "-")
-        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], format_remark(row, look))
+        yield Line([*_node_cells(row), Cell(_unit(row.unit_mib)), total, *bars], format_remark(row, options))
 
 
-def _by_card(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
+def _by_card(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     """Lay out one line per card."""
     measured = any(card.telemetry is not None for row in rows for card in row.cards)
     columns = _TELEMETRY_TITLES if measured else ()
     titles = ("NODE", "STATUS", "CARD", "UNIT", "USED", "STATE", "MEMORY", *columns, "MODEL", "UUID")
     yield _titles(*titles)
     for row in rows:
-        tail = format_remark(row, look)
+        tail = format_remark(row, options)
         for card in row.cards:
             cells = [
                 *_node_cells(row),
@@ -108,9 +108,9 @@ def _by_card(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
             yield Line([*_node_cells(row), *_dashes(len(titles) - 2)], tail)
 
 
-def _by_pod(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
+def _by_pod(rows: Sequence[NodeRow], options: RenderOptions) -> Iterator[Line]:
     """Lay out one line for each pod on each card; cards without pods have one, too."""
-    inventory = ("MODEL", "UUID") if look.output == "wide" else ()
+    inventory = ("MODEL", "UUID") if options.output == "wide" else ()
     titles = (
         "NODE",
         "CARD",
@@ -126,7 +126,7 @@ def _by_pod(rows: Sequence[NodeRow], look: RenderOptions) -> Iterator[Line]:
     )
     yield _titles(*titles)
     for row in rows:
-        tail = format_remark(row, look)
+        tail = format_remark(row, options)
         for card in row.cards:
             for pod in card.pods or (_NOBODY,):
                 cells = [Cell(row.node), Cell(str(card.index)), *_card_cells(row, card), *_pod_cells(pod)]
@@ -203,21 +203,21 @@ def format_status(row: NodeRow) -> str:
     return ",".join(words)
 
 
-def format_remark(row: NodeRow, look: RenderOptions) -> str:
+def format_remark(row: NodeRow, options: RenderOptions) -> str:
     """Say what a user has to know besides the cards; empty where there is nothing."""
     remarks = [row.error or ""]
     if row.without_daemon:
-        remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, look)}")
+        remarks.append(f"no gpupack node daemon: the kubelet offers 0 {row.resource}{_age(row, options)}")
     elif row.cards and not any(card.healthy for card in row.cards):
-        remarks.append(f"no card is healthy, or the node daemon has stopped{_age(row, look)}")
+        remarks.append(f"no card is healthy, or the node daemon has stopped{_age(row, options)}")
     if row.foreign_gpus:
         remarks.append(describe_foreign(row.foreign_gpus))
     return "; ".join(filter(None, remarks))
 
 
-def _age(row: NodeRow, look: RenderOptions) -> str:
+def _age(row: NodeRow, options: RenderOptions) -> str:
     """Say how old the words are, where their revision tells."""
-    now_ms = look.now_ms()
+    now_ms = options.now_ms()
     if row.revision is None or not _FIRST_REVISION_MS <= row.revision <= now_ms:
         return ""
     age_s = (now_ms - row.revision) // 1000
@@ -227,8 +227,8 @@ def _age(row: NodeRow, look: RenderOptions) -> str:
     return f", its last words are {age_s}s old"
 
 
-def _legend(rows: Sequence[NodeRow], look: RenderOptions) -> list[str]:
-    if look.pods or look.output == "wide":
+def _legend(rows: Sequence[NodeRow], options: RenderOptions) -> list[str]:
+    if options.pods or options.output == "wide":
         return []
     states = {card.state for row in rows if not row.without_daemon for card in row.cards}
     said = [f"{mark} {state}" for state, mark in _MARKS.items() if state in states]

@@ -55,16 +55,16 @@ def build_rows(nodes: object, names: Sequence[str] = ()) -> list[NodeRow]:
     missing = set(names) - {node.metadata.name for node in cluster.nodes}
     if missing:
         raise make_unknown_node_error(missing)
-    seats = PodsByNode.from_pods(cluster.pods, cluster.claims) if cluster.pods is not None else None
+    pods_by_node = PodsByNode.from_pods(cluster.pods, cluster.claims) if cluster.pods is not None else None
     decoded = (
-        _build_row(node, seats, named=bool(names))
+        _build_row(node, pods_by_node, named=bool(names))
         for node in cluster.nodes
         if not names or node.metadata.name in names
     )
     return sorted((row for row in decoded if row is not None), key=lambda row: row.node)
 
 
-def _build_row(node: InventoryNode, seats: PodsByNode | None, *, named: bool) -> NodeRow | None:
+def _build_row(node: InventoryNode, pods_by_node: PodsByNode | None, *, named: bool) -> NodeRow | None:
     """Decode one node, None when it has nothing to show."""
     bare = NodeRow(
         make_printable(node.metadata.name),
@@ -88,10 +88,10 @@ def _build_row(node: InventoryNode, seats: PodsByNode | None, *, named: bool) ->
     claims, offered = (node.metadata.annotations or {}).get(NODE_SERVES) == SERVES_CLAIMS, sum(words.sizes)
     cards, holds, problems = _build_cards(words, node.metadata.annotations or {})
     pods: tuple[PodRow, ...] = ()
-    if seats is not None:
+    if pods_by_node is not None:
         name = node.metadata.name
-        allocated = seats.get_claims(name, words.layout.unit_mib)
-        cards, pods = join_pods(cards, holds, seats.get_pods(name), resource, allocated)
+        allocated = pods_by_node.get_claims(name, words.layout.unit_mib)
+        cards, pods = join_pods(cards, holds, pods_by_node.get_pods(name), resource, allocated)
     return replace(
         bare,
         cards=cards,

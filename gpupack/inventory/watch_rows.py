@@ -97,7 +97,7 @@ def _key(item: InventoryNode | PodLite | ClaimObject) -> tuple[str, str]:
 async def watch(
     kubeconfig: str | None,
     names: Sequence[str],
-    look: RenderOptions,
+    options: RenderOptions,
     *,
     context: str | None = None,
     telemetry: bool = False,
@@ -110,7 +110,7 @@ async def watch(
     Args:
         kubeconfig: path of a kubeconfig; None for the usual places.
         names: of the nodes to show; empty for all.
-        look: how.
+        options: how.
         context: of the kubeconfig; None for its current one.
         telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
         gap_s: least seconds between two states.
@@ -124,10 +124,10 @@ async def watch(
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, changed.set)
     async with await connect(kubeconfig, context) as client:
         nodes = WatchedObjects(client, NODES_PATH, InventoryNode, changed.set)
-        pods = WatchedObjects(client, PODS_PATH, PodLite, changed.set) if look.pods else None
+        pods = WatchedObjects(client, PODS_PATH, PodLite, changed.set) if options.pods else None
         claims = WatchedObjects(client, CLAIMS_PATH, ClaimObject, changed.set)
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
-        screen = _Screen(nodes, pods, claims, names, look)
+        screen = _Screen(nodes, pods, claims, names, options)
         if telemetry:
             tasks.append(asyncio.create_task(_follow_telemetry(client, screen, changed.set)))
         try:
@@ -176,14 +176,14 @@ class _Screen:
         pods: WatchedObjects[PodLite] | None,
         claims: WatchedObjects[ClaimObject],
         names: Sequence[str],
-        look: RenderOptions,
+        options: RenderOptions,
     ) -> None:
         self._nodes = nodes
         self._pods = pods
         self._claims = claims
         self._asked_for_claims = self.wants_claims = False
         self._names = names
-        self._look = look
+        self._options = options
         self._terminal = takes_control_sequences()
         self._last: object = None
         self.old = False
@@ -207,8 +207,8 @@ class _Screen:
             return
         rows = self._rows()
         self.nodes_with_cards = [row.node for row in rows if row.cards]
-        body, footer = format_lines(add_telemetry(rows, self.telemetry), self._look)
-        if self.telemetry.problem and self._look.output != "json":
+        body, footer = format_lines(add_telemetry(rows, self.telemetry), self._options)
+        if self.telemetry.problem and self._options.output != "json":
             footer.append(self.telemetry.problem)
         self.old = error is not None
         if error is not None:

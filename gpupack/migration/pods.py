@@ -87,20 +87,20 @@ def rewrite_pod(metadata: dict[str, Any], spec: dict[str, Any], options: Migrati
     if not any(found for _, found in amounts):
         return True
     try:
-        wants = [(container, _wanted(container, found, options)) for container, found in amounts]
-        cards = _cards(wants, _init_asks(spec, wants))
+        requests = [(container, _wanted(container, found, options)) for container, found in amounts]
+        cards = _cards(requests, _init_asks(spec, requests))
     except UntranslatableError as error:
         say(f"left as it is: {error}")
         return False
     _rewrite_annotations(metadata, cards, say)
     resource = resource_name(options.unit_mib)
-    for container, want in wants:
-        _replace(container, want, resource)
-        for note in want.notes if want is not None else ():
+    for container, request in requests:
+        _replace(container, request, resource)
+        for note in request.notes if request is not None else ():
             say(f"container {container.get('name', '')}: {note}")
-    if any(want is not None for _, want in wants):
+    if any(request is not None for _, request in requests):
         _name_scheduler(spec, options.scheduler_name, say)
-    _warn(spec, wants, say)
+    _warn(spec, requests, say)
     return True
 
 
@@ -111,13 +111,13 @@ def _containers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from (each for each in found if isinstance(each, dict))
 
 
-def _init_asks(spec: dict[str, Any], wants: list[tuple[dict[str, Any], CardRequest | None]]) -> bool:
+def _init_asks(spec: dict[str, Any], requests: list[tuple[dict[str, Any], CardRequest | None]]) -> bool:
     """Tell whether an ordinary init container asks; gpupack then gives the pod one card."""
     init = spec.get("initContainers")
     if not isinstance(init, list):
         return False
     ordinary = {id(each) for each in init if isinstance(each, dict) and each.get("restartPolicy") != "Always"}
-    return any(id(container) in ordinary and want is not None for container, want in wants)
+    return any(id(container) in ordinary and request is not None for container, request in requests)
 
 
 def _wanted(
@@ -129,17 +129,19 @@ def _wanted(
         raise UntranslatableError(f"container {container.get('name', '')}: {error}") from error
 
 
-def _cards(wants: list[tuple[dict[str, Any], CardRequest | None]], init_asks: bool) -> int:
+def _cards(requests: list[tuple[dict[str, Any], CardRequest | None]], init_asks: bool) -> int:
     """Agree on what gpupack asks once for a pod: the number of cards, and GiB or percent."""
-    asking = [(container.get("name", ""), want) for container, want in wants if want is not None]
-    numbers = {want.cards for _, want in asking}
-    said = ", ".join(f"{name} {want.cards}" for name, want in asking)
+    requesting = [
+        (container.get("name", ""), request) for container, request in requests if request is not None
+    ]
+    numbers = {request.cards for _, request in requesting}
+    said = ", ".join(f"{name} {request.cards}" for name, request in requesting)
     if len(numbers) > 1:
         raise UntranslatableError(
             f"containers want different numbers of cards ({said}): gpupack.io/cards holds for all containers "
             "of a pod"
         )
-    if len({bool(want.units) for _, want in asking}) > 1:
+    if len({bool(request.units) for _, request in requesting}) > 1:
         raise UntranslatableError(
             "one container wants memory and another a share of a card or a whole one: gpupack takes one of "
             "both in a pod; with --gpu-gib all are memory"
@@ -210,21 +212,23 @@ def _models(text: Any, sign: str) -> Iterator[str]:
         yield f"{sign}*{bare or part}*"
 
 
-def _replace(container: dict[str, Any], want: CardRequest | None, resource: str) -> None:
+def _replace(container: dict[str, Any], request: CardRequest | None, resource: str) -> None:
     """Put our resource where the first of theirs stood."""
     resources = container.get("resources")
     if not isinstance(resources, dict):
         return
-    name, amount = (resource, want.units) if want is not None and want.units else (PERCENT_RESOURCE, 0)
-    if want is not None and want.percent:
-        amount = want.percent
+    name, amount = (
+        (resource, request.units) if request is not None and request.units else (PERCENT_RESOURCE, 0)
+    )
+    if request is not None and request.percent:
+        amount = request.percent
     for field in ("limits", "requests"):
         part = resources.get(field)
         if not isinstance(part, dict) or not any(is_peer_resource(key) for key in part):
             continue
         first = True
         for key in [key for key in part if is_peer_resource(key)]:
-            if first and want is not None:
+            if first and request is not None:
                 rename_key(part, key, name, amount)
                 first = False
             else:
@@ -232,7 +236,7 @@ def _replace(container: dict[str, Any], want: CardRequest | None, resource: str)
         if not part:
             remove_key(resources, field)
     # Kubernetes takes no request of an extended resource without its limit.
-    if want is not None and name not in (resources.get("limits") or {}):
+    if request is not None and name not in (resources.get("limits") or {}):
         limits = resources.get("limits")
         if isinstance(limits, dict):
             limits[name] = amount
@@ -248,14 +252,14 @@ def _name_scheduler(spec: dict[str, Any], ours: str, say: Say) -> None:
         say(f"schedulerName {named} is kept: it has to call gpupack's extender, else write {ours}")
 
 
-def _warn(spec: dict[str, Any], wants: list[tuple[dict[str, Any], CardRequest | None]], say: Say) -> None:
+def _warn(spec: dict[str, Any], requests: list[tuple[dict[str, Any], CardRequest | None]], say: Say) -> None:
     """Say what would work otherwise than before although it needs no other words."""
     if spec.get("nodeName"):
         say(f"nodeName {spec['nodeName']} is kept: no scheduler chooses a card for such a pod; take it out")
-    asking = [container for container, want in wants if want is not None]
-    if len(asking) > 1:
+    requesting = [container for container, request in requests if request is not None]
+    if len(requesting) > 1:
         say("several containers ask: each gets a card by itself, maybe another one")
-    for container in asking:
+    for container in requesting:
         name = container.get("name", "")
         env = container.get("env")
         for variable in env if isinstance(env, list) else ():

@@ -254,13 +254,13 @@ def describe_move(cluster: Cluster, movable: MovablePod, destination: Destinatio
     since = f", running since {movable.record.start_time}" if movable.record.start_time else ""
     text = (
         f"{meta.namespace}/{meta.name} ({format_memory(movable.total_units, cluster.unit_mib)}) "
-        f"from {_seat(source)} to {_seat(goes)}: "
+        f"from {_name_cards(source)} to {_name_cards(goes)}: "
         f"evict it, and {movable.owner.kind} {movable.owner.name} replaces it{priority}{since}"
     )
     units = sum(destination.placement.charge.values())
     return Move(meta.namespace, meta.name, units, source, goes, text)
 
 
-def _seat(seat: NodeCards) -> str:
-    cards = "card" if len(seat.cards) == 1 else "cards"
-    return f"node {seat.node} {cards} {', '.join(map(str, seat.cards))}"
+def _name_cards(place: NodeCards) -> str:
+    cards = "card" if len(place.cards) == 1 else "cards"
+    return f"node {place.node} {cards} {', '.join(map(str, place.cards))}"

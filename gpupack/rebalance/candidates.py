@@ -52,7 +52,7 @@ class CandidateFinder:
 
     def __init__(self, goal: StartGoal, movable_pods: MovablePods) -> None:
         self._goal = goal
-        self._movers = movable_pods
+        self._movable_pods = movable_pods
         self._movable_by_node: dict[str, list[MovablePod]] = {}
         self._known: dict[str, tuple[int, list[Candidate]]] = {}
         self._untouched: list[Candidate] | None = None
@@ -60,7 +60,7 @@ class CandidateFinder:
     def list_movable(self, node: str) -> list[MovablePod]:
         """The pods of a node that may be moved."""
         if node not in self._movable_by_node:
-            self._movable_by_node[node] = self._movers.list_on_node(node)
+            self._movable_by_node[node] = self._movable_pods.list_on_node(node)
         return self._movable_by_node[node]
 
     def iterate_cheapest(self, moved: Collection[str]) -> Iterator[Candidate]:

@@ -14,13 +14,13 @@ def find_cards(cluster: Cluster, what: str) -> frozenset[Card]:
         InputError: there is no such node or card.
     """
     node, slash, number = what.partition("/")
-    for name, book in cluster.state.node_records.items():
-        if name == what and book.sizes:
-            return frozenset((name, card) for card in range(len(book.sizes)))
-        if what in book.uuids:
-            return frozenset({(name, book.uuids.index(what))})
+    for name, node_record in cluster.state.node_records.items():
+        if name == what and node_record.sizes:
+            return frozenset((name, card) for card in range(len(node_record.sizes)))
+        if what in node_record.uuids:
+            return frozenset({(name, node_record.uuids.index(what))})
         if slash and name == node:
-            known = [str(index) for index in book.indexes or range(len(book.sizes))]
+            known = [str(index) for index in node_record.indexes or range(len(node_record.sizes))]
             if number in known:
                 return frozenset({(name, known.index(number))})
             raise InputError(f"node {node} has no card {number}; allowed: {', '.join(known) or 'none'}")
@@ -38,8 +38,10 @@ def list_pods_on_cards(
     for node in sorted({name for name, _ in cards}):
         here = {card for name, card in cards if name == node}
         able = {movable.uid: movable for movable in movable_pods.list_on_node(node)}
-        book = cluster.state.node_records[node]
-        for uid, record in sorted(book.pods.items(), key=lambda item: (item[1].namespace, item[1].name)):
+        node_record = cluster.state.node_records[node]
+        for uid, record in sorted(
+            node_record.pods.items(), key=lambda item: (item[1].namespace, item[1].name)
+        ):
             units = usage.get_units(record)
             if not units:
                 staying.append((f"{record.namespace}/{record.name}", "nobody says on which card it is"))

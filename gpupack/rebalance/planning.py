@@ -74,7 +74,7 @@ class MovePlanner:
         self._cluster = cluster
         self._table = plan_state
         self._goal = goal
-        self._movers = movable_pods
+        self._movable_pods = movable_pods
         self._search = DestinationSearch(
             plan_state, self._iterate_nodes, goal.is_reached, goal.compute_loss, limits.steps
         )
@@ -87,7 +87,7 @@ class MovePlanner:
         """Let pods start; fewer than wanted, where no more can."""
         goal = self._goal
         assert isinstance(goal, StartGoal)  # noqa: S101
-        places = CandidateFinder(goal, self._movers)
+        places = CandidateFinder(goal, self._movable_pods)
         everyone = [movable for name in self._names for movable in places.list_movable(name)]
         if len(everyone) > MOST_MOVERS:
             built, reached = self._build_list(goal, places, now, wanted)
@@ -95,7 +95,7 @@ class MovePlanner:
             least = self._compute_least(places, reached - now)
             return self._make_plan(built, optimal=False, least=least, most=reached >= wanted)
         self._table.movable = frozenset(movable.uid for movable in everyone)
-        complete = not self._movers.refused
+        complete = not self._movable_pods.refused
         for destination in range(min(wanted, self._compute_most(goal, everyone)), now, -1):
             goal.wanted = destination
             least = self._compute_least(places, destination - now)
@@ -117,11 +117,11 @@ class MovePlanner:
     @property
     def _is_complete(self) -> bool:
         """Whether nothing was left out of the search so far, so that what it did not find is not there."""
-        return self._all and not self._table.is_truncated and not self._movers.refused
+        return self._all and not self._table.is_truncated and not self._movable_pods.refused
 
     def _compute_least(self, places: CandidateFinder, more: int) -> int:
         """Moves that any list needs at least; pods that may not move where they would might elsewhere."""
-        return min(more, 1) if self._movers.refused else places.compute_least_moves(more)
+        return min(more, 1) if self._movable_pods.refused else places.compute_least_moves(more)
 
     def _compute_most(self, goal: StartGoal, everyone: Sequence[MovablePod]) -> int:
         """Pods that could start if nobody who may move were there."""
@@ -137,7 +137,7 @@ class MovePlanner:
         others = [
             movable
             for name in self._names
-            for movable in self._movers.list_on_node(name)
+            for movable in self._movable_pods.list_on_node(name)
             if movable.uid not in {each.uid for each in there}
         ]
         self._table.movable = frozenset(movable.uid for movable in [*there, *others])

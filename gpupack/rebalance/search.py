@@ -107,18 +107,18 @@ class DestinationSearch:
 
 
 def order_moves(
-    plan_state: PlanState, seats: Sequence[tuple[MovablePod, Destination]]
+    plan_state: PlanState, planned_moves: Sequence[tuple[MovablePod, Destination]]
 ) -> tuple[list[tuple[MovablePod, Destination]], bool]:
     """Order moves so that each can be made once those before it are done.
 
     Args:
         plan_state: As it is before; left as it is after.
-        seats: The moves, in any order.
+        planned_moves: The moves, in any order.
 
     Returns:
         The moves, and whether that is so: pods that trade places have to be ended together.
     """
-    waiting, ordered, singly = list(seats), [], True
+    waiting, ordered, singly = list(planned_moves), [], True
     while waiting:
         for number, (movable, destination) in enumerate(waiting):
             plan_state.remove_pod(movable)

@@ -46,12 +46,12 @@ class UsageSampler:
         self._sampled_s = 0.0
         self._pods: dict[str, tuple[PodMemory, float, float | None, float]] = {}
 
-    def sample(self, now_s: float, seats: Iterable[PodMemory]) -> None:
+    def sample(self, now_s: float, memories: Iterable[PodMemory]) -> None:
         """Take a moment: what is there now was there since the last moment.
 
         Args:
             now_s: seconds since the epoch; where it goes back, nothing is counted.
-            seats: of all pods; those of one pod on several cards are added up.
+            memories: of all pods; those of one pod on several cards are added up.
         """
         elapsed = now_s - self._last
         self._last = now_s
@@ -60,12 +60,12 @@ class UsageSampler:
                 self._start = now_s
             return
         self._sampled_s += elapsed
-        for seat in seats:
-            _, promised, used, measured = self._pods.get(seat.uid, (seat, 0.0, None, 0.0))
-            amount = seat.promised * elapsed
-            if seat.used is not None:
-                used, measured = (used or 0.0) + seat.used * elapsed, measured + amount
-            self._pods[seat.uid] = (seat, promised + amount, used, measured)
+        for memory in memories:
+            _, promised, used, measured = self._pods.get(memory.uid, (memory, 0.0, None, 0.0))
+            amount = memory.promised * elapsed
+            if memory.used is not None:
+                used, measured = (used or 0.0) + memory.used * elapsed, measured + amount
+            self._pods[memory.uid] = (memory, promised + amount, used, measured)
 
     def is_due(self, now_s: float) -> bool:
         """Whether a period is over."""
@@ -91,15 +91,15 @@ class UsageSampler:
         """The period that has begun."""
         pods = [
             PodUse(
-                seat.namespace,
-                seat.name,
+                memory.namespace,
+                memory.name,
                 uid,
                 drop_replica_labels(labels.get(uid, {})),
                 round(promised, 1),
                 None if used is None else round(used, 1),
                 round(measured, 1),
             )
-            for uid, (seat, promised, used, measured) in self._pods.items()
+            for uid, (memory, promised, used, measured) in self._pods.items()
         ]
         return Period(round(self._start, 1), round(now_s, 1), round(self._sampled_s, 1), pods, point)
 

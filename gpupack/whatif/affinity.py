@@ -51,7 +51,7 @@ class InterPodAffinity:
             A function of a node's name and object that answers in words, empty for nothing; None where no
             term of anybody matters.
         """
-        wants = [term for term in read_affinity(pod) if term.is_readable]
+        terms = [term for term in read_affinity(pod) if term.is_readable]
         shunned = [
             (term.topology_key, self._topology_values(term, pod, gone))
             for term in read_anti_affinity(pod)
@@ -65,7 +65,7 @@ class InterPodAffinity:
                 for term in found
                 if term.is_readable and term.matches(other, pod)
             ]
-        near_values = self._values_wanted_near(wants, pod, gone)
+        near_values = self._values_wanted_near(terms, pod, gone)
         if not shunned and near_values is None:
             return None
 
@@ -80,26 +80,26 @@ class InterPodAffinity:
         return why
 
     def _values_wanted_near(
-        self, wants: Sequence[AffinityTerm], pod: KubePod, gone: Collection[str]
+        self, terms: Sequence[AffinityTerm], pod: KubePod, gone: Collection[str]
     ) -> list[tuple[str, set[str]]] | None:
         """Find the values of labels where a pod may run that wants others near; None: anywhere."""
-        if not wants:
+        if not terms:
             return None
         matching = [
             each
             for each in self._living
             if each.metadata.uid not in gone
             and each.metadata.uid != pod.metadata.uid
-            and all(term.matches(pod, each) for term in wants)
+            and all(term.matches(pod, each) for term in terms)
         ]
-        if not matching and all(term.matches(pod, pod) for term in wants):
+        if not matching and all(term.matches(pod, pod) for term in terms):
             return None  # the first of a group that wants to be together
         return [
             (
                 term.topology_key,
                 {self._topology_value(each.spec.node_name, term.topology_key) for each in matching},
             )
-            for term in wants
+            for term in terms
         ]
 
     def _topology_values(self, term: AffinityTerm, owner: KubePod, gone: Collection[str]) -> set[str]:

@@ -236,7 +236,7 @@ class _Sentences:
     def __init__(self, cluster: Cluster, query: SchedulingRequest, requirements: HostRequirements) -> None:
         self._cluster = cluster
         self._query = query
-        self._wish = requirements
+        self._requirements = requirements
         self._unit = cluster.unit_mib
 
     def explain(self, rejection: Rejection, rows: RowArray, best: ClosestNode | None, asked: int) -> str:
@@ -333,13 +333,14 @@ class _Sentences:
 
     def _cpu(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = max(0, int(_left(self._cluster, CPU, rows).max()))
-        return f"the most cpu that a node has left is {_cores(most)}, asked {_cores(self._wish.cpu_milli)}"
+        asked = _cores(self._requirements.cpu_milli)
+        return f"the most cpu that a node has left is {_cores(most)}, asked {asked}"
 
     def _memory(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:
         most = int(_left(self._cluster, MEMORY, rows).max())
         return (
             f"the most host memory that a node has left is {max(0, most) >> 20} MiB, "
-            f"asked {self._wish.memory_bytes >> 20} MiB"
+            f"asked {self._requirements.memory_bytes >> 20} MiB"
         )
 
     def _sum(self, rows: RowArray, _best: ClosestNode | None, _asked: int) -> str:

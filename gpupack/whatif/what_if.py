@@ -154,8 +154,10 @@ class PodCardUsage:
 
     def list_pods(self, node: str) -> list[PodRecord]:
         """The pods of a node that have cards there, by namespace and name."""
-        book = self._cluster.state.node_records.get(node)
-        found = [] if book is None else [pod for pod in book.pods.values() if self.get_units(pod)]
+        node_record = self._cluster.state.node_records.get(node)
+        found = (
+            [] if node_record is None else [pod for pod in node_record.pods.values() if self.get_units(pod)]
+        )
         return sorted(found, key=lambda pod: (pod.namespace, pod.name))
 
     def _get_pod_cards(self, node: str) -> PodCards:
@@ -166,13 +168,13 @@ class PodCardUsage:
 
     def _read_pod_cards(self, node: str) -> PodCards:
         state = self._cluster.state
-        book, row = state.node_records.get(node), state.nodes.rows.get(node)
-        if book is None or row is None or not book.sizes:
+        node_record, row = state.node_records.get(node), state.nodes.rows.get(node)
+        if node_record is None or row is None or not node_record.sizes:
             return PodCards({}, frozenset())
-        return read_pod_cards(book, state.nodes.evictable[row].tolist())
+        return read_pod_cards(node_record, state.nodes.evictable[row].tolist())
 
 
 def list_card_numbers(cluster: Cluster, node: str, cards: Collection[int]) -> tuple[int, ...]:
     """The driver's numbers of cards, as people know them."""
-    book = cluster.state.node_records[node]
-    return tuple(book.indexes[card] if book.indexes else card for card in sorted(cards))
+    node_record = cluster.state.node_records[node]
+    return tuple(node_record.indexes[card] if node_record.indexes else card for card in sorted(cards))

@@ -1,4 +1,4 @@
-"""What the queue hands to the committer, and what comes back: JSON in both directions. Pure."""
+"""Messages between the queue and the committer, JSON in both directions. Pure."""
 
 from enum import StrEnum
 from typing import Final

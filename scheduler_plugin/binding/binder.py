@@ -358,8 +358,8 @@ class Binder:
 
     def _is_assumed(self, commitment: PendingBinding) -> bool:
         """Return True while the cards are assumed."""
-        take = commitment.assumed
-        return take is not None and self.committer.state.get_assumed(commitment.pod.uid) is take
+        assumed = commitment.assumed
+        return assumed is not None and self.committer.state.get_assumed(commitment.pod.uid) is assumed
 
     def _forget(self, commitment: PendingBinding) -> None:
         """Forget the assumed cards, unless the pod has been seen bound or gone in the meantime."""

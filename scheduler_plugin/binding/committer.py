@@ -85,9 +85,9 @@ class Committer:
         assigned = self._make_assignment(placement, row)
         text = None if assigned is None else dump_assigned(assigned)
         claim = self._make_claim(pod, node, assigned)
-        take = self.state.assume(uid, node, assigned, now)
-        take.awaits_claim = claim is not None
-        return PendingBinding(pod, node, text, take, claim)
+        assumed = self.state.assume(uid, node, assigned, now)
+        assumed.awaits_claim = claim is not None
+        return PendingBinding(pod, node, text, assumed, claim)
 
     def _make_claim(self, pod: PodRecord, node: str, assigned: Assignment | None) -> BoundPodClaim | None:
         """Write the claim of a pod on a node that serves claims.
@@ -118,10 +118,10 @@ class Committer:
             raise CommitError(f"{what} has ended")
         if pod.is_requeued:
             raise CommitError(f"{what}: {REQUEUED}")
-        take = self.state.get_assumed(uid)
-        if take is not None:
+        assumed = self.state.get_assumed(uid)
+        if assumed is not None:
             raise CommitError(
-                f"{what} has a Binding to node {take.node} under way whose outcome is not known yet"
+                f"{what} has a Binding to node {assumed.node} under way whose outcome is not known yet"
             )
         return pod
 

@@ -95,9 +95,9 @@ class PodReporter:
 
     def _format_cards(self, uid: str, node: str) -> str:
         """Format the cards of a bound pod by container; the container is named where there are several."""
-        take = self._state.get_assumed(uid)
+        assumed = self._state.get_assumed(uid)
         pod = self._state.pods.get(uid)
-        assigned = take.assigned if take is not None else None if pod is None else pod.assigned
+        assigned = assumed.assigned if assumed is not None else None if pod is None else pod.assigned
         if not assigned:
             return ""
         record = self._state.node_records.get(node)

@@ -58,8 +58,8 @@ class StaleRefusalWait:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, news: WatchActivity, clock: Callable[[], float]) -> None:
-        self.activity = news
+    def __init__(self, activity: WatchActivity, clock: Callable[[], float]) -> None:
+        self.activity = activity
         self._clock = clock
         self._refused: OrderedDict[str, int] = OrderedDict()
         self._paused_until = float("-inf")

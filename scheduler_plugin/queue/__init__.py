@@ -1,7 +1,6 @@
-"""The borrowing queue: which waiting pod comes next, and when its gate is taken away.
+"""The queue: which waiting pod comes next, and when its gate is removed.
 
-From what is given to what is done: `configuration` says what queues may have, `places` where the cluster
-has room, `sharing` who of the queues comes next. `entering` is what is known of pods and gangs, `deciding`
-who is admitted, waits, or must go, and `running` the process: it reads, decides when something has changed,
-and writes.
+`config` reads what queues may have. `cache` knows waiting and admitted pods, gangs, jobs and queues.
+`capacity` finds free cards and reserves them. `scheduler` decides who is admitted, requeued or evicted.
+`controller` is the process: it watches, decides when something has changed, writes, and says why pods wait.
 """

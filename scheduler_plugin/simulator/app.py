@@ -190,7 +190,7 @@ def _make_node_policy(options: SimulationOptions, variant: Variant, workload: Ty
 
 
 def _label_run(options: SimulationOptions, variant: Variant, seed: int) -> Run:
-    """How a run is found again."""
+    """Label a run with policy, workload, seed and borrowing."""
     named = {
         key: value for key, value in variant._asdict().items() if key != "borrowing" or value is not None
     }

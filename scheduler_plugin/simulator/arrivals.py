@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one run replays.
+    """Input of one run: nodes and arrivals.
 
     Attributes:
         nodes: Sorted by name.

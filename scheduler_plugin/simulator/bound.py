@@ -1,4 +1,4 @@
-"""How much of a card cluster the pods of a run could have filled at most, wherever they had been put.
+"""Upper bound of what the pods of a run could have filled of a cluster, wherever they had been put.
 
 A placement that keeps every pod that was placed (a policy may not refuse what fits) and adds any that were
 dropped fills cards in ways p with waste w_p. The least waste is at least the value of the linear programme

@@ -1,4 +1,4 @@
-"""Why free GPU is fragment: the published measure F, split by what is missing."""
+"""Causes of fragmentation: the published measure F, split by what is missing."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -30,7 +30,7 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedPodKind:
-    """What pods with the same request have in common; one object for each such request.
+    """Kind of pods with the same request; one object for each request.
 
     Attributes:
         request: As policies see it; percent as units of the size of card that there is most.
@@ -50,7 +50,7 @@ class SimulatedPodKind:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asks for units with one container, as nearly all pods do: that is found faster."""
+        """Tell whether it asks for units with one container, as nearly all pods do: that is found faster."""
         return self.query is None or (len(self.request.demands) == 1 and not self.query.request.percent)
 
 
@@ -292,7 +292,7 @@ class SimulatedCluster:
             )
 
     def _mask_fitting(self, kind: SimulatedPodKind, rows: RowArray) -> BoolArray:
-        """Which of these nodes have the cards, as filter says."""
+        """Find which of these nodes have the cards, as filter says."""
         if kind.query is None:
             return np.ones(len(rows), dtype=np.bool_)
         return filter_nodes(self.arrays, kind.query, rows)

@@ -27,7 +27,7 @@ class PackingPoint:
 
 @dataclass(slots=True)
 class PackingOutcome:
-    """What one run gave.
+    """Results of one run.
 
     Attributes:
         pods: Pods that arrived.

@@ -1,4 +1,4 @@
-"""What `gpupack simulate` is asked to do, checked as a whole."""
+"""Options of `gpupack simulate`, checked as a whole."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class SimulationOptions:
         return msgspec.structs.replace(config, node_policy=policy, node_policy_parameters=parameters)
 
     def list_variants(self) -> list["Variant"]:
-        """What is run with every seed."""
+        """List the variants; each is run with every seed."""
         result = []
         for policy in self.policies:
             known = takes_workload(policy, self.parameters_of(policy))
@@ -194,7 +194,7 @@ class SimulationOptions:
         return []
 
     def _find_output_faults(self) -> list[str]:
-        """Where results cannot be written: told before the runs, which may take hours."""
+        """Find outputs that cannot be written, before the runs, which may take hours."""
         faults = []
         try:
             if self.json not in {None, "-"}:

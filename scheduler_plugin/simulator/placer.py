@@ -26,7 +26,7 @@ HELD: Final = "held back by the policy"
 
 
 class PlacedPod(NamedTuple):
-    """Where a pod is: a row, and its units by position of the card there."""
+    """Place of a pod: a row, and its units by position of the card there."""
 
     row: int
     charge: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""What replays through queues showed: waiting by queue, fairness over time."""
+"""Results of replays through queues: waits by queue, fairness over time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean

@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class ReplayRecord:
-    """What happened in a replay.
+    """Record of a replay.
 
     Attributes:
         samples: One for each moment at which something changed, in order.

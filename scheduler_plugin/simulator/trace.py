@@ -66,7 +66,7 @@ class TraceNode:
 
 
 class Times(NamedTuple):
-    """When a pod came, in seconds of the trace, and how long it runs; None: to the end."""
+    """Arrival of a pod in seconds of the trace, and how long it runs; None: to the end."""
 
     arrives_s: int
     runs_s: int | None
@@ -107,7 +107,7 @@ class TracePod:
 
     @property
     def demands(self) -> tuple[Demand, ...]:
-        """What it asks of cards whose units it names, container by container."""
+        """Demands on cards whose units the pod names, container by container."""
         return tuple(
             Demand((), units, self.cards_each, percent=self.percent, least=units if self.percent else 0)
             for units in self.gpu_units

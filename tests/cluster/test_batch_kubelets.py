@@ -159,8 +159,9 @@ class Run:
                 self.explained.append(self.explain(node))
         self.cluster.api.delete(f"{PODS}/{name}", grace_s=0)
         if self.cluster.extender.metric("gpupack_extender_batch_paused"):
-            # It would pause for ten minutes, as it should; a new process knows nothing of that.
-            self.cluster.extender.kill()
+            # It would pause for ten minutes, as it should; a new process knows nothing of that. A killed one
+            # without a Lease may leave a Binding behind that is written after the list of its successor.
+            self.cluster.extender.stop()
             self.cluster.extender.start()
 
     def explain(self, name: str) -> str:

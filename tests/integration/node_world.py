@@ -132,7 +132,7 @@ class NodeWorld:
             owners=fake,
             sample_s=self.sample_s,
             detach_after_s=self.detach_after_s,
-            patience=ShutdownTimeouts(late_s=0.05),
+            shutdown_timeouts=ShutdownTimeouts(late_s=0.05),
         )
         self.running = asyncio.create_task(self.daemon.run(self.stop))
         return self.running

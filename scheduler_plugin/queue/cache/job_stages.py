@@ -26,7 +26,7 @@ TO_COME: Final = "pods to come"
 
 
 class _StagePart(Enum):
-    """What a pod is for its job."""
+    """The part that a pod plays in its job."""
 
     FIRST = auto()
     """Of the first stage, and it has not ended."""

@@ -84,7 +84,7 @@ class PodMaker:
 
     @property
     def missing(self) -> str:
-        """What its pods have not done yet, in words; empty for nothing."""
+        """Say what its pods have not done yet; empty for nothing."""
         if self.complete or (self.completions is not None and self.succeeded >= self.completions):
             return ""
         if self.completions is not None:

@@ -20,7 +20,7 @@ T = TypeVar("T", bound="LendingQueue[Any]")
 
 
 class SlotMatch(IntEnum):
-    """Which workload got which slot."""
+    """The pairing of a workload's class with a slot's type."""
 
     LOCAL_FOR_LOCAL = 1
     FREE_FOR_FREE = 2
@@ -43,7 +43,7 @@ class LendingQueue(Protocol[W]):
 
     @property
     def allocated(self) -> float:
-        """What it has now."""
+        """Amount that the queue has now, in the unit of its weight."""
         ...
 
     @property

@@ -102,7 +102,7 @@ class NamespaceLite(KubeStruct):
 
 
 class Affinities(IntEnum):
-    """How deep a pod's `spec.affinity` goes on the way to required node terms: a patch must know."""
+    """`spec.affinity` of a pod, down to the required node terms, which a patch must know."""
 
     NONE = 0
     SOME = 1
@@ -112,7 +112,7 @@ class Affinities(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodQueueInfo:
-    """What a pod says to the queue.
+    """The part of a pod that the queue reads: labels, annotations, gates and conditions.
 
     Attributes:
         queue: Name of its queue, empty when it names none.
@@ -234,7 +234,7 @@ def _read_affinities(pod: QueuePod) -> Affinities:
 
 
 def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
-    """Whether each term that can hold names a node."""
+    """Tell whether each term that can hold names a node."""
     able = [term for term in terms or () if term.match_expressions or term.match_fields]
     return bool(able) and all(term.match_fields for term in able)
 

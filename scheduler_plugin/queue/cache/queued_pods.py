@@ -1,4 +1,4 @@
-"""What the queue knows of one pod, and of one gang. Pure.
+"""Pods and gangs as the queue knows them. Pure.
 
 The life of a pod in the queue; the words in capitals are its `Phase`:
 
@@ -131,7 +131,7 @@ class QueuedPod:
         return self.queue_info.unschedulable not in {"", self.earlier_unschedulable}
 
     def is_gated_again(self, now: float) -> bool:
-        """Whether the gate was taken away a while ago, and the newest that is known of it shows the gate."""
+        """Tell whether the gate was removed a while ago and the newest version of the pod shows it again."""
         again = self.phase is Phase.ADMITTED and self.ungated and self.queue_info.gated
         return again and now - self.admitted_at >= GATED_AGAIN_S
 
@@ -223,7 +223,7 @@ class Gang:
         return QueuedWorkload(self.uid, SlotType.FREE, first.waiting_since, requirements, data, first.job)
 
     def explain_disagreement(self, pods: list[QueuedPod]) -> str:
-        """What the pods of the gang do not agree on, in words; empty: nothing."""
+        """Say what the pods of the gang do not agree on; empty for nothing."""
         for what, values in (
             ("gang-size", {str(pod.queue_info.gang_size) for pod in pods}),
             ("queue-name", {pod.queue_info.queue for pod in pods}),

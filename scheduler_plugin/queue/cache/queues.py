@@ -50,14 +50,14 @@ class QueueState:
 
     @property
     def allocated(self) -> float:
-        """What it has: its dominant share where that counts, pods where there are slots, else units."""
+        """Its dominant share where that counts, else pods where there are slots, else units."""
         if self.cluster is not None:
             return self.dominant[1]
         return len(self.admitted) if self.count_slots else self.units
 
     @property
     def is_open(self) -> bool:
-        """Whether its pods are admitted at all."""
+        """Tell whether its pods are admitted at all."""
         return self.form is not None and self.form.stop_policy == "None"
 
     def charge_pod(self, uid: str, has: QueueResources) -> int:
@@ -70,7 +70,7 @@ class QueueState:
         return has.units
 
     def get_charge(self, uid: str) -> QueueResources | None:
-        """What a pod counts for; None where it is not counted."""
+        """Get the resources that a pod counts for; None where it is not counted."""
         return self._host.get(uid)
 
     def uncharge_pod(self, uid: str) -> int:
@@ -150,7 +150,7 @@ class Queues:
         return self._cohorts.get(name)
 
     def allows_units(self, name: str, units: int, workload_uid: str = "") -> bool:
-        """Whether quotas let a workload of a queue have so many units more, see `compute_headroom`."""
+        """Tell whether quotas let a workload of a queue have so many units more, see `compute_headroom`."""
         if name not in self._cohorts:
             return False
         most = self.compute_headroom(name, workload_uid)
@@ -181,7 +181,7 @@ class Queues:
 
     @property
     def reserved_quota(self) -> Mapping[str, tuple[str, int]]:
-        """For whom quota is kept: by queue a workload that waits long, and its units."""
+        """Reserved quota by queue: UID of the workload that waits long, and its units."""
         return self._reserved
 
     def reserve_quota(self, reservations: Mapping[str, tuple[str, int]]) -> None:

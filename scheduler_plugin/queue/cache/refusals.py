@@ -1,4 +1,4 @@
-"""What is wrong with a gated pod so that it waits in no queue, in words. Pure."""
+"""Faults of gated pods, in words: such pods wait in no queue. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -17,13 +17,13 @@ def has_no_request(resource: str) -> str:
 
 
 def admits_namespace(form: QueueForm, namespace_labels: Mapping[str, str] | None) -> bool:
-    """Whether a queue is for a namespace; None: its labels are not known yet, so no selector admits it."""
+    """Tell whether a queue is for a namespace; labels None: not known yet, so no selector admits it."""
     selector = form.namespace_selector
     return selector is None or (namespace_labels is not None and selector.matches(namespace_labels))
 
 
 def explain_refusal(pod: QueuedPod, config: QueueConfig, namespace_labels: Mapping[str, str] | None) -> str:
-    """Why a gated pod is not in its queue's queue; empty when nothing is wrong with it.
+    """Say why a gated pod is in no queue; empty when nothing is wrong with it.
 
     Args:
         pod: The pod; it asks for cards.

@@ -1,4 +1,4 @@
-"""What pods need; equal needs are one object, so that questions about them are asked once. Pure."""
+"""Pool of pods' requirements: equal ones are one object, so each is computed once. Pure."""
 
 from allocator.names import POD_NODE_POLICY
 from allocator.request import unknown_policy
@@ -20,7 +20,7 @@ class RequirementPool:
     def get_requirements(
         self, record: PodRecord, queue_info: PodQueueInfo, pod: QueuePod
     ) -> tuple[PodRequirements | None, str]:
-        """What a pod needs, None where that cannot be given; and what is wrong with it, in words."""
+        """Get a pod's requirements, None where they cannot be read, and what is wrong with them."""
         if record.charged is None:
             return None, record.error
         if record.request is None:

@@ -52,7 +52,7 @@ class QueuedWorkload(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGroupKey(Generic[W]):
-    """What workloads have in common that answer every question alike, but for their age."""
+    """Key of workloads that differ by age only."""
 
     kind: SlotType
     requirements: W
@@ -139,7 +139,7 @@ class WaitingWorkloads(Generic[W]):
 
     @property
     def has_workloads(self) -> bool:
-        """Whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
+        """Tell whether there is anything: workloads that wait, or jobs with workloads that have not ended."""
         return bool(self._workloads or self._jobs)
 
     def get(self, uid: str) -> QueuedWorkload[W] | None:
@@ -212,7 +212,7 @@ class WaitingWorkloads(Generic[W]):
         return known.unfinished.keys() if known is not None else ()
 
     def is_held(self, uid: str) -> bool:
-        """Whether a waiting workload waits for the first stage of its job."""
+        """Tell whether a waiting workload waits for the first stage of its job."""
         workload = self._workloads.get(uid)
         return (
             workload is not None
@@ -221,7 +221,7 @@ class WaitingWorkloads(Generic[W]):
         )
 
     def is_first_of_group(self, workload: QueuedWorkload[W]) -> bool:
-        """Whether a workload is the oldest of those that differ by age only: the others go after it."""
+        """Tell whether a workload is the oldest of those that differ by age only: the others go after it."""
         group = self._groups[workload.kind].get(workload.requirements, {}).get(workload.data)
         return group is not None and group.get_oldest().uid == workload.uid
 

@@ -1,4 +1,4 @@
-"""How much a queue has of the cluster: its dominant share. Pure.
+"""Dominant share of a queue: its largest part of any resource of the cluster. Pure.
 
 Source: Ghodsi et al., Dominant Resource Fairness, NSDI 2011.
 """
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class QueueResources(NamedTuple):
-    """What pods have, or what there is in all.
+    """Resources of pods, or of the whole cluster.
 
     Attributes:
         units: Units of GPU memory.

@@ -1,4 +1,4 @@
-"""Where the cluster has room for a pod of the queue: cards, processor, host memory, labels, taints. Pure."""
+"""Free capacity for pods of the queue: cards, processor, host memory, labels, taints. Pure."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ REMEMBERED_ROUNDS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What placing needs to know of a node besides its cards.
+    """Labels, taints and other facts of a node that placing needs besides its cards.
 
     Attributes:
         labels: Of the node.
@@ -65,7 +65,7 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class _FitMask:
-    """Where a pod fits, by row, and which version of each row says so.
+    """Rows where a pod fits, and the version of each row that says so.
 
     Attributes:
         changes: Of all rows when it was made or renewed; 0: it was not.
@@ -81,7 +81,7 @@ class _FitMask:
 
 
 class _KubeletSums:
-    """What kube-scheduler's count of each node has left, by row, computed again where the row has changed.
+    """Free memory of each node by kube-scheduler's count, computed again where a row has changed.
 
     Args:
         state: The cluster.
@@ -141,7 +141,7 @@ class FreeCapacity:
 
     @property
     def total_resources(self) -> QueueResources:
-        """What all nodes with usable cards have."""
+        """Resources of all nodes with usable cards."""
         nodes = self.state.nodes
         return QueueResources(
             int(nodes.size[nodes.usable].sum()),
@@ -194,7 +194,7 @@ class FreeCapacity:
         return fits
 
     def fits_without_reservations(self, requirements: PodRequirements) -> bool:
-        """Whether a pod would fit somewhere if nothing were kept free."""
+        """Tell whether a pod would fit somewhere if nothing were kept free."""
         return bool(self._get_fit_mask(requirements).fits.any())
 
     def rank_rows(self, requirements: PodRequirements, rows: RowArray, limit: int = 1) -> RowArray:
@@ -289,7 +289,7 @@ class FreeCapacity:
         )
 
     def is_scored_by_row(self, requirements: PodRequirements) -> bool:
-        """Whether the node policy for a pod scores each node by itself."""
+        """Tell whether the node policy for a pod scores each node by itself."""
         return is_scored_by_row(self.policies.get_policy(requirements.request))
 
     def get_policy_epoch(self, requirements: PodRequirements) -> int:
@@ -339,7 +339,7 @@ class FreeCapacity:
     def _fits_beside(
         self, mask: _FitMask, requirements: PodRequirements, node: str, row: int, holder: str
     ) -> bool:
-        """Whether a pod that fits on a node also does beside what is kept there for others."""
+        """Tell whether a pod that fits on a node also does beside what is kept there for others."""
         who = holder if self.reservations.has_on_node(holder, node) else ""
         version = int(self.state.nodes.version[row])
         known = mask.beside.get(node)
@@ -353,7 +353,7 @@ class FreeCapacity:
     def _leaves_reserved(
         self, query: SchedulingRequest, requirements: PodRequirements, row: int, others: NodeReservations
     ) -> bool:
-        """Whether a pod that fits on a node leaves others what is kept for them there."""
+        """Tell whether a pod that fits on a node leaves others what is kept for them there."""
         if not others.pods:
             return True
         if not fits_host(self.state.nodes, others.host.add(requirements.host), row):
@@ -437,7 +437,7 @@ class FreeCapacity:
     def _mask_able(
         self, requirements: PodRequirements, query: SchedulingRequest, rows: RowArray
     ) -> BoolArray:
-        """Where a pod fits but for kube-scheduler's count of the node's sum."""
+        """Find the rows where a pod fits but for kube-scheduler's count of the node's sum."""
         nodes = self.state.nodes
         fits = filter_nodes(nodes, query, rows)
         fits &= mask_host_fits(nodes, requirements.host, rows)
@@ -457,7 +457,7 @@ class FreeCapacity:
         return self._get_fit_mask(requirements).query
 
     def is_allowed(self, requirements: PodRequirements, name: str) -> bool:
-        """Whether labels and taints of a node let a pod run there."""
+        """Tell whether labels and taints of a node let a pod run there."""
         facts = self.facts.get(name)
         if facts is None:
             return False
@@ -466,7 +466,7 @@ class FreeCapacity:
         )
 
     def mask_allowed(self, requirements: PodRequirements) -> BoolArray:
-        """Where labels and taints let a pod run: bool[R], remembered while nodes and what they say stay."""
+        """Find the rows whose labels and taints admit a pod: bool[R], cached while nodes stay as they are."""
         nodes = self.state.nodes
         key = (self.facts_version, nodes.epoch, nodes.row_count)
         if key != self._allowed_key:

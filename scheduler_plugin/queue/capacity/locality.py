@@ -1,4 +1,4 @@
-"""Which data is near which node: on the node itself, or on another one of its rack. Pure."""
+"""Locality of data: on a node itself, or on another node of its rack. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from scheduler_plugin.queue.config.queues import LocalityForm
 
 
 class Locality:
-    """What nodes say of data and racks by their labels.
+    """Labels of nodes that name data and racks, indexed.
 
     Args:
         form: The labels.
@@ -49,7 +49,7 @@ class Locality:
             self._in_rack.setdefault(rack, Counter()).update(data)
 
     def is_near(self, node: str, data: frozenset[str]) -> bool:
-        """Whether every name of some data is on the node or in its rack; true for no data at all."""
+        """Tell whether every name of some data is on the node or in its rack; true for no data at all."""
         if not data or data <= self._data.get(node, frozenset()):
             return True
         rack = self._in_rack.get(self._racks.get(node, ""))

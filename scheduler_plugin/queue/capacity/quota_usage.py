@@ -1,4 +1,4 @@
-"""How many units a pod counts for in its quota: for a share of a card by the size of the card. Pure."""
+"""Units that a pod counts for in its quota: for a share, by the size of its card. Pure."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs
 
 
 class QuotaUsage:
-    """What pods count for on the nodes of a cluster.
+    """Computes the units that pods count for on the nodes of a cluster.
 
     A pod that asks for percent of cards counts for as many units as it has of the cards that were chosen for
     it. Before they are, for what it would have of the largest card of a node.
@@ -65,7 +65,7 @@ class QuotaUsage:
         return int(units.min()) if units.size else 0
 
     def mask_within(self, requirements: PodRequirements, fits: BoolArray, most: int | None) -> BoolArray:
-        """Where a pod fits and counts for no more than so many units, bool[R]; None: no limit."""
+        """Keep the rows where a pod counts for no more than so many units: bool[R]; None: no limit."""
         return (
             fits
             if most is None or not requirements.percent

@@ -1,4 +1,4 @@
-"""What a pod of the queue needs of a node, equal where pods are interchangeable. Pure."""
+"""Requirements of pods of the queue, equal where pods are interchangeable. Pure."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +31,7 @@ class PodRequirements:
 
     @cached_property
     def host(self) -> HostRequest:
-        """What it needs beside cards."""
+        """Requests beside cards."""
         return HostRequest(self.cpu_milli, self.memory_bytes, self.others)
 
     @cached_property
@@ -47,7 +47,7 @@ class PodRequirements:
 
     @cached_property
     def percent(self) -> bool:
-        """Whether the pod asks for percent of cards: what that is in units depends on the card."""
+        """Tell whether the pod asks for percent of cards: what that is in units depends on the card."""
         return self.request.percent
 
     def compute_units(self, size: int) -> int:
@@ -55,7 +55,7 @@ class PodRequirements:
         return sum(demand.units_on(size) * demand.cards for demand in self.request.demands)
 
     def make_resources(self, units: int) -> QueueResources:
-        """What it counts for beside others, with so many units of GPU memory."""
+        """Make the resources that the pod counts for, with so many units of GPU memory."""
         return QueueResources(units, self.cpu_milli, self.memory_bytes)
 
     def compute_hardness(self, size: int) -> int:
@@ -90,7 +90,7 @@ class GangRequirements:
 
     @cached_property
     def shape(self) -> tuple[PodRequirements, ...]:
-        """What its pods need; gangs of one shape find room alike."""
+        """Requirements of its pods, sorted; gangs of one shape find capacity alike."""
         return tuple(requirements for _, requirements in self.members)
 
     def __hash__(self) -> int:

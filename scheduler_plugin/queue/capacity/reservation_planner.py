@@ -1,4 +1,4 @@
-"""Which cards are kept free for pods that start together: those that need the least to become free. Pure.
+"""Plan reservations for pods that start together: the cards that need the least to become free. Pure.
 
 Each pod gets the cards of one node on which the fewest units of others must go, beside the pods of its
 workload that have theirs already. A single pod is a workload of one.
@@ -25,7 +25,7 @@ _NEVER: Final = 1 << 40
 
 @dataclass(slots=True)
 class _PlannedLoad:
-    """What the pods of the workload will have of one node, and what is kept on it for other workloads."""
+    """Load of one node: pods of the workload, and reservations of other workloads."""
 
     units: list[int]
     others: NodeReservations
@@ -34,7 +34,7 @@ class _PlannedLoad:
 
 @dataclass(slots=True)
 class _PlannedPlace:
-    """Where a pod could go.
+    """A place where a pod could go.
 
     Attributes:
         missing: Units that must become free first.
@@ -89,7 +89,7 @@ class ReservationPlanner:
         return {}
 
     def can_serve(self, pods: Iterable[Pod]) -> bool:
-        """Whether what is kept for these pods can become free still, for all of them at once."""
+        """Tell whether what is kept for these pods can become free still, for all of them at once."""
         reservations, nodes = self._capacity.reservations, self._capacity.state.nodes
         for uid, requirements in pods:
             reservation = reservations.get_reservation(uid)

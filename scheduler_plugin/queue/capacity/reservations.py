@@ -1,4 +1,4 @@
-"""What is kept free, and for whom: cards, processor and host memory, until pods are admitted. Pure."""
+"""Reservations: cards, processor and host memory kept free until pods are admitted. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from scheduler_plugin.cache.host_resources import NO_HOST_REQUEST, HostRequest
 
 @dataclass(frozen=True, slots=True)
 class QueueReservation:
-    """What is kept free for a pod.
+    """Cards and host resources that are kept free for one pod.
 
     Attributes:
         workload_uid: UID of the workload that waits: the pod's, or its gang's.
@@ -28,7 +28,7 @@ class QueueReservation:
     uuids: tuple[str, ...] = ()
 
     def get_positions(self, uuids: Sequence[str]) -> tuple[int, ...]:
-        """Where the cards are now, without those that are gone.
+        """Find the positions of the cards now, without those that are gone.
 
         Args:
             uuids: The node's cards by position now; empty where it publishes none.
@@ -38,7 +38,7 @@ class QueueReservation:
 
 @dataclass(frozen=True, slots=True)
 class NodeReservations:
-    """What is kept on one node for some workloads; see `QueueReservation`.
+    """Reservations of some workloads on one node; see `QueueReservation`.
 
     Attributes:
         cards: By position now.
@@ -70,7 +70,6 @@ class QueueReservations:
         return bool(self._by_pod)
 
     def get_reservation(self, uid: str) -> QueueReservation | None:
-        """What is kept for a pod."""
         return self._by_pod.get(uid)
 
     def add_reservation(self, uid: str, reservation: QueueReservation) -> None:
@@ -93,7 +92,7 @@ class QueueReservations:
         return tuple(dict.fromkeys(reservation.workload_uid for reservation in self._by_pod.values()))
 
     def get_by_pod(self, workload_uid: str) -> dict[str, QueueReservation]:
-        """What is kept for the pods of a workload, by UID."""
+        """Get the reservations of a workload's pods, by UID of the pod."""
         return {
             uid: reservation
             for uid, reservation in self._by_pod.items()
@@ -106,13 +105,13 @@ class QueueReservations:
         return self._by_node.keys()
 
     def has_on_node(self, workload_uid: str, node: str) -> bool:
-        """Whether something is kept for a workload on a node."""
+        """Tell whether something is kept for a workload on a node."""
         return any(
             reservation.workload_uid == workload_uid for reservation in self._by_node.get(node, {}).values()
         )
 
     def sum_others(self, workload_uid: str, node: str, uuids: Sequence[str]) -> NodeReservations:
-        """What is kept on a node for other workloads.
+        """Sum the reservations of other workloads on a node.
 
         Args:
             workload_uid: UID of the workload.

@@ -1,4 +1,4 @@
-"""What the cluster could ever have room for, with nobody else there, as its nodes and cards are now. Pure."""
+"""Total capacity: pods that the cluster could have with nobody else there. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -76,7 +76,6 @@ class QueueForm(_Form, frozen=True):
 
     @property
     def quota(self) -> Quota:
-        """What it may have."""
         return Quota(self.nominal_quota, self.borrowing_limit, self.lending_limit)
 
 
@@ -88,7 +87,7 @@ class CohortForm(_Form, frozen=True):
 
 
 class SlotForm(_Form, frozen=True):
-    """How many slots of a type there are.
+    """Number of slots of a type on a node.
 
     Attributes:
         count: On each node, or on each card, see `SlotsForm.per`.
@@ -112,7 +111,7 @@ class SlotsForm(_Form, frozen=True):
 
 
 class LocalityForm(_Form, frozen=True):
-    """How data is found.
+    """Labels that tell where data is.
 
     Attributes:
         enabled: Ask first for pods whose data is near.

@@ -1,4 +1,4 @@
-"""What each queue may have: its own quota, and what the others of its cohort lend. Pure.
+"""Quotas: a queue's own, and what the others of its cohort lend. Pure.
 
 Amounts are units of GPU memory. A queue without a nominal quota has no limit of its own: its weight alone
 decides, and it neither lends nor borrows.
@@ -25,7 +25,7 @@ class Quota:
 
 @dataclass(slots=True)
 class QuotaState:
-    """What a queue uses of its quota.
+    """A queue's quota and the units in use.
 
     Attributes:
         quota: Its quota.
@@ -81,7 +81,7 @@ class Cohort:
         self._reserved += account.reserved
 
     def allows_units(self, queue: str, units: int) -> bool:
-        """Whether a queue may have so many units more."""
+        """Tell whether a queue may have so many units more."""
         most = self.compute_headroom(queue)
         return most is None or units <= most
 
@@ -114,7 +114,7 @@ class Cohort:
         return -self._compute_account_missing(self.accounts[queue], 0)
 
     def fits_nominal(self, queue: str, units: int) -> bool:
-        """Whether a queue would have so many units more within its own quota; it has one."""
+        """Tell whether a queue would have so many units more within its own quota; it has one."""
         account = self.accounts[queue]
         return account.quota.nominal is not None and account.used + units <= account.quota.nominal
 

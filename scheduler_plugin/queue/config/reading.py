@@ -138,7 +138,7 @@ def _find_mapping_faults(raw: Any, form: type[Struct], path: str) -> Iterator[st
 
 
 def _split_optional(kind: Any) -> tuple[bool, Any]:
-    """Whether a type takes None, and the type without that."""
+    """Split a type into the type without None, and whether it takes None."""
     if get_origin(kind) not in {Union, types.UnionType}:
         return False, kind
     kinds = [each for each in get_args(kind) if each is not type(None)]
@@ -151,7 +151,7 @@ def _get_item_type(kind: Any) -> Any:
 
 
 def _describe_allowed(info: inspect.Type) -> str:  # noqa: C901, PLR0911 - a line for each type
-    """What a type takes, in words."""
+    """Describe the values that a type takes."""
     match info:
         case inspect.Metadata(extra_json_schema={"description": text}):
             return f"{text}"

@@ -124,7 +124,7 @@ async def run(
 
 
 class LeadershipTerm:
-    """When this process may decide: it leads, its view is fresh, and the leader before it is silent.
+    """Decides when this process may act: it leads, its view is fresh, the leader before it is silent.
 
     What a leader, or the process before this one, had sent may take effect for a write's time more; a list
     of pods made after that shows all that did.
@@ -155,14 +155,14 @@ class LeadershipTerm:
 
     @property
     def _leading_since(self) -> float | None:
-        """When this process began to lead, seconds; None while it does not."""
+        """Time when this process began to lead, seconds; None while it does not."""
         if self._elector is None:
             return self._since
         return self._elector.since if self._elector.is_leader else None
 
     @property
     def pause_reason(self) -> str:
-        """Why nothing is admitted, empty for nothing."""
+        """Reason why nothing is admitted, empty for none."""
         if self._leading_since is None:
             return "another process is the leader"
         if blindness := self.stale_view_reason:
@@ -173,15 +173,15 @@ class LeadershipTerm:
 
     @property
     def stale_view_reason(self) -> str:
-        """Why not even a leader could admit pods: its view is not whole or not fresh; empty if it is."""
+        """Reason why not even a leader could admit pods: a view that is not whole or fresh; empty: none."""
         return self._watcher.stale or ("" if self._namespaces() else "waiting for the list of namespaces")
 
     def is_open(self) -> bool:
-        """Whether this process may decide."""
+        """Tell whether this process may decide."""
         return not self.pause_reason
 
     def can_write(self) -> bool:
-        """Whether this process may send what it decided."""
+        """Tell whether this process may send what it decided."""
         return self._leading_since is not None
 
     async def run(self, opened: Callable[[], None]) -> None:

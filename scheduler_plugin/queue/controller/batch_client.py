@@ -30,7 +30,7 @@ class CommitFailedError(Exception):
 
 
 class BatchCommitClient(Protocol):
-    """What the controller needs of the committer."""
+    """The committer as the controller needs it."""
 
     async def commit(self, call: CommitCall) -> Sequence[PodResult]:
         """Hand pods over; a result for each of them."""

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class ConditionApi(Protocol):
-    """What writing conditions needs of the API server; `kubeapi.client.KubeClient` has it."""
+    """The API server as writing conditions needs it; `kubeapi.client.KubeClient` has it."""
 
     async def patch(self, path: str, body: Any, content_type: str = ..., *, timeout_s: float = ...) -> bytes:
         """Change an object."""

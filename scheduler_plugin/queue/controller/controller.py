@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class QueueCounts:
-    """What happened since the start, by queue.
+    """Counters since the start, by queue.
 
     Attributes:
         admitted: Pods admitted.
@@ -115,12 +115,12 @@ class Controller:
 
     @property
     def is_busy(self) -> bool:
-        """Whether admissions are being written to the API server, or admitted pods are being bound."""
+        """Tell whether admissions are being written to the API server, or admitted pods are being bound."""
         return bool(self._writes) or self._clock() - max(self._wrote, self.queue.seen_bound) < BUSY_S
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing has changed since the last tick, and nothing is under way that time ends soon."""
+        """Tell whether nothing has changed since the last tick, and nothing is due soon."""
         return not (self._changed or self._writes) and self._clock() < self.queue.refusals.next_end_s
 
     async def run(self) -> None:

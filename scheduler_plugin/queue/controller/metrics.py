@@ -1,4 +1,4 @@
-"""What the queue tells Prometheus."""
+"""Metrics of the queue for Prometheus."""
 
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 

@@ -30,7 +30,7 @@ INDEXED: Final = {"best-fit": {"mode": "pick"}}
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings(ElectionOptions, HttpAddress):
-    """How the queue runs. Each field with an option is one of `gpupack queue`, whose help explains it.
+    """Settings of `gpupack queue`. Each field with an option is one of the command, whose help explains it.
 
     Attributes:
         node_policy_parameters: Text by name.

@@ -1,4 +1,4 @@
-"""Why a pod waits, and what every queue has: for Events, metrics and `gpupack queue status`. Pure."""
+"""Reasons why pods wait, and the state of queues: for Events, metrics, `gpupack queue status`. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -43,7 +43,7 @@ HELD_BACK: Final = (
 
 
 class WaitReason(StrEnum):
-    """Why a pod is not admitted, in one word."""
+    """Reason why a pod is not admitted, in one word."""
 
     REFUSED = "Refused"
     GANG = "GangIncomplete"
@@ -57,7 +57,7 @@ class WaitReason(StrEnum):
 
 
 class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """Why one pod waits.
+    """The reason why one pod waits, with the words for people.
 
     Attributes:
         namespace: Of the pod.
@@ -160,7 +160,7 @@ def number_positions(queue: QueueState) -> Iterator[tuple[int, str]]:
 
 
 def report_queues(queue: Queue, now: float) -> list[QueueReport]:
-    """What every queue has and waits for, by name."""
+    """Report what every queue has and waits for, by name."""
     waits: dict[str, list[float]] = {}
     for pod in queue.queued_pods.values():
         if pod.phase is Phase.GATED:
@@ -329,7 +329,7 @@ def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) ->
 
 
 def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
-    """How bad it is that a pod of the first stage has not ended, and what is known of it."""
+    """Rank an unfinished pod of the first stage by how bad that is, and describe it."""
     failed, pod = queue.job_stages.failed.get(uid), queue.queued_pods.get(uid)
     if failed is not None:
         return 0, f"{failed.name} (failed: it counts until it is deleted)"

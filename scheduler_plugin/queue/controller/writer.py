@@ -1,4 +1,4 @@
-"""What the queue writes: a gate taken away, and a node named in the same patch; a pod requeued or removed.
+"""Writes of the queue: admission (gate away, node named in the same patch), requeue, removal.
 
 Every write names the pod's UID and tests what it changes, so that doing it twice does no harm. A write
 without an answer is done again a few times, and then it is looked what became of it.
@@ -40,7 +40,7 @@ _decode_pod = msgspec.json.Decoder(QueuePod).decode
 
 
 class QueueApi(Protocol):
-    """What the queue needs of the API server; `kubeapi.client.KubeClient` has it."""
+    """The API server as the queue needs it; `kubeapi.client.KubeClient` has it."""
 
     async def get(self, path: str, *, timeout_s: float = ...) -> bytes:
         """Read an object."""
@@ -56,7 +56,7 @@ class QueueApi(Protocol):
 
 
 class WriteOutcome(Enum):
-    """What became of a write."""
+    """Outcome of a write."""
 
     DONE = auto()
     REFUSED = auto()
@@ -67,7 +67,7 @@ class WriteOutcome(Enum):
 
 
 class WriteResult(NamedTuple):
-    """What became of a write.
+    """Outcome of a write, and why it failed.
 
     Attributes:
         written: In one word.

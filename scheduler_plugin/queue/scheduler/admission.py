@@ -1,4 +1,4 @@
-"""Which waiting pods are admitted, and for which node: order of the queues, quotas, slots and room. Pure.
+"""Admit waiting pods and choose their nodes, by the queues' order, quotas, slots and capacity. Pure.
 
 One decision after the other: while there is an idle slot on a node that can take some waiting pod, the slot
 is offered (docs/queue.md#data-and-slots). Without slots there is one pool: the first queue with a pod that
@@ -257,7 +257,7 @@ class AdmissionScheduler:
     def _mask_rows(
         self, requirements: PodRequirements, choice: SlotChoice[Needs], cycle: "AdmissionCycle"
     ) -> BoolArray:
-        """Where a pod of a choice may be placed, bool[R]."""
+        """Find the rows where a pod of a choice may be placed: bool[R]."""
         fits = self.capacity.mask_fits(requirements, holder=choice.workload.uid)
         if self.config.slots is not None:
             fits = fits & cycle.mask_idle_slots()
@@ -266,7 +266,7 @@ class AdmissionScheduler:
         return fits
 
     def _is_near(self, choice: SlotChoice[Needs]) -> bool:
-        """Whether a workload was chosen for a place that its data is near to."""
+        """Tell whether a workload was chosen for a place that its data is near to."""
         return bool(choice.workload.data) and not choice.relaxed and self.config.locality.enabled
 
     def place_pod(self, uid: str, requirements: PodRequirements, now: float) -> str:
@@ -300,7 +300,7 @@ class AdmissionScheduler:
 
 
 class AdmissionCycle:
-    """What is asked of the cluster during one decision, each question once.
+    """An admission cycle is one decision: it asks the cluster each question once.
 
     Args:
         admission: Whose decision.
@@ -409,7 +409,7 @@ class AdmissionCycle:
         return None
 
     def _is_admissible(self, queue: str, group: WorkloadGroup[Needs]) -> bool:
-        """Whether order and quota allow the group, wherever there may be room."""
+        """Tell whether order and quota allow the group, wherever there may be room."""
         if not self._is_next(queue, group):
             return False
         least = self._admission.quota_usage.compute_least_units(group.key.requirements)
@@ -438,7 +438,7 @@ class AdmissionCycle:
         return uid if uid in self._reserved_uids else ""
 
     def _get_first_requirements(self, needs: Needs) -> PodRequirements:
-        """What a workload needs; of a gang its first pod."""
+        """Get a workload's requirements; of a gang those of its first pod."""
         return (
             needs
             if isinstance(needs, PodRequirements)

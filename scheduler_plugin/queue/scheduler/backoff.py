@@ -1,4 +1,4 @@
-"""What was refused and when it may be tried again: later with each refusal. Pure."""
+"""Keyed backoff: refusals, and pauses that grow with each of them. Pure."""
 
 import math
 from collections.abc import Container, Hashable
@@ -25,7 +25,7 @@ class KeyedBackoff(Generic[K]):
 
     @property
     def next_end_s(self) -> float:
-        """When the next pause ends, at the latest; infinite where none lasts."""
+        """Time when the next pause ends, at the latest; infinite where none lasts."""
         return self._next
 
     def record_refusal(self, key: K, now: float, why: str = "") -> None:
@@ -48,15 +48,14 @@ class KeyedBackoff(Generic[K]):
         self.record_refusal(key, now, self._why[key])
 
     def count_refusals(self, key: K) -> int:
-        """How often it was refused."""
         return self._refusals.get(key, 0)
 
     def is_paused(self, key: K) -> bool:
-        """Whether its pause lasts; until `pop_due` has told that it is over."""
+        """Tell whether its pause lasts; until `pop_due` has told that it is over."""
         return key in self._until
 
     def explain_pause(self, key: K) -> str:
-        """Why it pauses, in words; empty when it does not."""
+        """Say why a key pauses; empty when it does not."""
         return self._why[key] if key in self._until else ""
 
     def pop_due(self, now: float) -> list[K]:

@@ -1,4 +1,4 @@
-"""Which pods run on what others lent, and may be evicted; and which are leaving already. Pure."""
+"""Pods on borrowed quota that may be evicted, and pods that are leaving already. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LATE_S: Final = 60.0
 
 @dataclass(slots=True)
 class PendingEvictions:
-    """What was evicted, or is awaited, for a queue.
+    """Evictions for one lender that are under way.
 
     Attributes:
         waiting: UID of the pod, or gang, that waits.
@@ -68,7 +68,7 @@ class BorrowedPods:
         self._protected.record_refusal(uid, now)
 
     def are_ending(self, uids: Collection[str]) -> bool:
-        """Whether all of these pods are known to be being deleted."""
+        """Tell whether all of these pods are known to be being deleted."""
         return self._ending.keys() >= set(uids)
 
     def list_leaving(self, now: float) -> list[QueuedPod]:
@@ -135,12 +135,12 @@ class BorrowedPods:
         return found
 
     def _can_evict(self, pod: QueuedPod) -> bool:
-        """Whether an eviction may end a pod: one that is being deleted, however long ago, is past that."""
+        """Tell whether an eviction may end a pod; not where the pod is being deleted already."""
         bound = pod.requirements is not None and pod.phase is Phase.BOUND and not pod.record.is_mirror
         return bound and not pod.queue_info.ending and not self._protected.is_paused(pod.uid)
 
     def _is_late(self, going: PendingEvictions, uid: str, now: float) -> bool:
-        """Whether a pod that should be gone is not, and is waited for no longer."""
+        """Tell whether a pod that should be gone is not, and is waited for no longer."""
         since = max(self._ending.get(uid, going.since), going.since)
         return _is_overdue(self._queue.queued_pods[uid], since, now)
 
@@ -161,5 +161,5 @@ def group_by_node(borrowed: Sequence[QueuedPod], most: int) -> Mapping[str, list
 
 
 def _is_overdue(pod: QueuedPod, since: float, now: float) -> bool:
-    """Whether a pod should have ended that was asked to at a time."""
+    """Tell whether a pod should have ended that was asked to at a time."""
     return now - since >= pod.queue_info.grace_s + LATE_S

@@ -24,7 +24,7 @@ REMEMBERED_S: Final = 300.0
 
 
 class BackoffUnit(Protocol):
-    """What is admitted as a whole: `entries.Entry`, `entries.Gang`.
+    """A unit that is admitted as a whole: `QueuedPod` or `Gang`.
 
     Attributes:
         template: What it has in common with those like it; None: nothing is known of that.
@@ -44,7 +44,7 @@ class BackoffUnit(Protocol):
 
     @property
     def description(self) -> str:
-        """What it is, and its name."""
+        """Kind and name, in words."""
         ...
 
 
@@ -77,7 +77,7 @@ class _HeldGroup(Generic[U]):
 def make_pod_template(
     record: PodRecord, queue_info: PodQueueInfo, requirements: PodRequirements | None
 ) -> Hashable:
-    """What pods of one template have in common; None for pods of gangs, which go together."""
+    """Make the template of a pod, equal for pods alike; None for pods of gangs, which go together."""
     if requirements is None or queue_info.gang:
         return None
     return (
@@ -91,7 +91,7 @@ def make_pod_template(
 
 
 def make_gang_template(queued_pods: Collection[QueuedPod]) -> Hashable:
-    """What gangs have in common that ask for the same pods, whoever made them: each has its own controller.
+    """Make the template of a gang, equal for gangs of the same pods whoever made them.
 
     Args:
         queued_pods: Pods of the gang that go together, at least one.
@@ -143,7 +143,7 @@ class EquivalenceBackoff(Generic[U]):
         return self._pauses.count_refusals(unit.template) == 1
 
     def is_held_back(self, unit: U) -> bool:
-        """Whether one that could wait for its admission is held back."""
+        """Tell whether one that could wait for its admission is held back."""
         group = self._held.get(unit.template)
         if group is None or unit.uid in group.tried_uids:
             return False
@@ -213,7 +213,7 @@ class EquivalenceBackoff(Generic[U]):
                 del self._held[each]
 
     def explain_pause(self, unit: U) -> str:
-        """Why one is held back, in words; empty when it is not."""
+        """Say why a unit is held back; empty when it is not."""
         group = self._held.get(unit.template)
         if group is None or unit.uid not in group.held_back:
             return ""

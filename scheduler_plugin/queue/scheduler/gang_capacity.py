@@ -130,7 +130,7 @@ class GangPlacer:
         return [queued_pod for queued_pods in gone.values() for queued_pod in queued_pods]
 
     def find_places(self, victims: Collection[QueuedPod]) -> dict[str, QueueReservation]:
-        """Where each pod goes once the victims are gone, by UID; empty where not all of them fit."""
+        """Find the node of each pod once the victims are gone, by UID; empty where not all of them fit."""
         placed, nodes = self._place_rest(victims), self._capacity.state.nodes
         found: dict[str, QueueReservation] = {}
         for node, pods in (placed or {}).items():
@@ -216,7 +216,7 @@ class GangPlacer:
         return [pod for pod in candidates if pod.uid in found]
 
     def _is_allowed(self, node: str, row: int, requirements: PodRequirements) -> bool:
-        """Whether a pod may go to a node at all."""
+        """Tell whether a pod may go to a node at all."""
         if requirements.percent and not self._capacity.state.nodes.percent[row]:
             return False
         if self._among is not None:

@@ -230,5 +230,5 @@ class Gangs:
 
 
 def _has_room(pod: QueuedPod) -> bool:
-    """Whether a pod has room that it does not use yet."""
+    """Tell whether a pod has room that it does not use yet."""
     return pod.phase is Phase.ADMITTED and not pod.capacity_freed

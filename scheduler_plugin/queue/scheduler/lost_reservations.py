@@ -1,4 +1,4 @@
-"""Admitted pods whose room others have: kube-scheduler chose other cards than the queue had in mind. Pure."""
+"""Find admitted pods that lost their planned cards: kube-scheduler bound other pods to those first. Pure."""
 
 from scheduler_plugin.cache.charges import ChargeRules, NodeRecord
 from scheduler_plugin.cache.state import ClusterState

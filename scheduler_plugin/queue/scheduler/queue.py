@@ -48,7 +48,7 @@ class QueueChargeRules(ChargeRules):
     """The accounting of a process that admits pods and leaves it to others to bind them."""
 
     def is_binding_stale(self, assumed: AssumedPod, pod: PodRecord) -> bool:  # noqa: ARG002
-        """What was admitted keeps its room whatever changes about the pod; the queue itself ends that."""
+        """Return False: an admitted pod keeps its cards whatever changes about it; the queue ends that."""
         return False
 
 
@@ -194,7 +194,7 @@ class Queue:
             self._place_displaced(record.node)
 
     def _find_phase(self, pod: QueuedPod, queue_info: PodQueueInfo, phase: Phase, now: float) -> Phase:
-        """Where a known pod is, by its newest version and by what is on its way."""
+        """Find the phase of a known pod, by its newest version and by writes that are under way."""
         if phase is Phase.GATED:
             requeued = pod.phase is Phase.ADMITTED and queue_info.requeued and not pod.queue_info.gated
             if requeued or pod.phase is Phase.BOUND:
@@ -286,7 +286,7 @@ class Queue:
         ]
 
     def explain_refusal(self, pod: QueuedPod) -> str:
-        """Why a gated pod is not in its queue's queue, in words; empty when nothing is wrong with it."""
+        """Say why a gated pod is in no queue; empty when nothing is wrong with it."""
         if pod.requirements is None:
             return pod.fault or has_no_request(self.state.resource)
         wrong = explain_refusal(pod, self.config, self._namespaces.get(pod.record.namespace))

@@ -47,7 +47,7 @@ LOOKED_AT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ReclaimPlan:
-    """What is to be done for one queue.
+    """Victims and reservations for one lender.
 
     Attributes:
         queue: The lender.
@@ -206,7 +206,7 @@ class Reclaimer:
         return template is not None and self._refused.is_paused(template)
 
     def _get_refused_template(self, uid: str) -> Hashable:
-        """What a workload has in common with those of which one was refused; None where none was."""
+        """Get the template of a workload if a unit of it was refused, else None."""
         queue = self._queue
         gang, pod = queue.gangs.get(uid), queue.queued_pods.get(uid)
         if gang is not None:
@@ -259,7 +259,7 @@ class _VictimSearch:
         self.shape = _make_shape(workload)
 
     def is_needed(self) -> bool:
-        """Whether the lender's own quota would cover the workload, and the workload lacks something."""
+        """Tell whether the lender's own quota would cover the workload, and the workload lacks something."""
         if not self._cohort.fits_nominal(self._queue_state, self._least + self._reserved):
             return False
         if not self._candidates and not self.leaving:
@@ -365,7 +365,7 @@ class _VictimSearch:
         return self._cohort.compute_missing(self._queue_state, units + self._reserved, freed)
 
     def _is_enough(self, placer: GangPlacer, victims: Collection[QueuedPod]) -> bool:
-        """Whether the workload has its quota and its room once these and those that are leaving are gone."""
+        """Tell whether the workload has quota and capacity once victims and leaving pods are gone."""
         freed = self._borrowed.sum_freed(self.leaving, victims, self._cohort)
         if not self._workload.requirements.percent and self._compute_missing(self._least, freed):
             return False
@@ -423,7 +423,7 @@ class _VictimSearch:
         return kept
 
     def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
-        """Whether the workload could not be admitted if those that are leaving, or have ended, stayed."""
+        """Tell whether the workload would not be admitted if the leaving and the ended pods stayed."""
         placer = self._make_placer(among, (), {})
         spots = {} if placer.rest else placer.find_places(())
         return not spots or self._compute_missing(self.sum_units(spots), {}) > 0
@@ -443,7 +443,7 @@ def _list_in_order(queue: QueueState) -> list[QueuedWorkload[Needs]]:
 
 
 def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
-    """What workloads have in common that are served alike."""
+    """Make a key that is equal for workloads that the same victims serve."""
     return (
         workload.requirements
         if isinstance(workload.requirements, PodRequirements)

@@ -1,4 +1,4 @@
-"""What is taken back: admissions that do not end in a Binding, and the pods of drained queues. Pure.
+"""Find admissions to take back: those without a Binding, and pods of drained queues. Pure.
 
 An admission that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps
 it from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it

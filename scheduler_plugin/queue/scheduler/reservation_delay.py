@@ -1,4 +1,4 @@
-"""How long a pod or a gang that finds no room waits before cards are kept free for it. Pure."""
+"""Delay after which a pod or gang that does not fit gets a reservation. Pure."""
 
 from collections.abc import Mapping
 from typing import Final

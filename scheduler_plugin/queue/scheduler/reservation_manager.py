@@ -1,4 +1,4 @@
-"""For whom room is kept free: pods and gangs that waited too long, one workload of each queue. Pure."""
+"""Reserve cards and quota for pods and gangs that waited too long, one workload of each queue. Pure."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum, auto
@@ -24,7 +24,7 @@ LOOKED_AT: Final = 16
 
 
 class _PlannedReservation(Enum):
-    """What was found for a workload."""
+    """Result of planning a reservation."""
 
     NOTHING = auto()
     """It needs nothing that could be kept."""
@@ -144,7 +144,7 @@ class ReservationManager:
         }
 
     def _fits_nominal(self, name: str, units: int) -> bool:
-        """Whether a queue's own quota covers so many units, when nothing else uses it."""
+        """Tell whether a queue's own quota covers so many units, when nothing else uses it."""
         form = self._admission.queues[name].form
         return form is not None and form.nominal_quota is not None and units <= form.nominal_quota
 
@@ -203,7 +203,7 @@ class ReservationManager:
         return {}
 
     def _mask_within(self, more: int) -> Callable[[PodRequirements], BoolArray]:
-        """Where a pod counts for so many units more at most than where it counts for the least: bool[R]."""
+        """Make a filter: rows where a pod counts for at most so many units over the least: bool[R]."""
         amounts = self._admission.quota_usage
         everywhere = np.ones(self._admission.capacity.state.nodes.row_count, dtype=np.bool_)
         return lambda requirements: amounts.mask_within(
@@ -244,7 +244,7 @@ class ReservationManager:
 
 
 def _make_shape(workload: QueuedWorkload[Needs]) -> Hashable:
-    """What workloads have in common that find room alike."""
+    """Make a key that is equal for workloads that fit alike."""
     return (
         workload.requirements
         if isinstance(workload.requirements, PodRequirements)
