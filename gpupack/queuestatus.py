@@ -144,7 +144,7 @@ _QUEUE_HEADER = (
     "OLDEST",
     "STOP",
 )
-_POD_HEADER = ("QUEUE", "POSITION", "POD", "WAITS", "REASON", "WHY")
+_POD_HEADER = ("QUEUE", "POSITION", "POD", "GANG", "WAITS", "REASON", "WHY")
 
 
 def _queue(queue: QueueReport) -> Sequence[str]:
@@ -166,18 +166,20 @@ def _queue(queue: QueueReport) -> Sequence[str]:
 def _pod(pod: WaitExplanation) -> Sequence[str]:
     return (
         pod.queue or "-",
-        _position(pod),
+        str(pod.position) if pod.position else "-",
         f"{pod.namespace}/{pod.name}",
+        _gang(pod),
         short_age(pod.waits_s),
         pod.reason,
         pod.message,
     )
 
 
-def _position(pod: WaitExplanation) -> str:
-    """Write a position; all pods of a gang have one."""
-    position = str(pod.position) if pod.position else "-"
-    return f"{position}, gang of {pod.gang_size}" if pod.gang_size else position
+def _gang(pod: WaitExplanation) -> str:
+    """Write a pod's gang and how many pods it has; a size that nobody says is left out."""
+    if not pod.gang:
+        return "-"
+    return f"{pod.gang} ({pod.gang_size})" if pod.gang_size else pod.gang
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

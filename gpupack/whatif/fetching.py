@@ -16,6 +16,7 @@ from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.events import PodEvent, PodEvents, format_events
 from gpupack.whatif.objects import KubeNode, KubePod, list_gates
 from scheduler_plugin.cache.disruption_budgets import BUDGETS_PATH, DisruptionBudget
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, PodGroupSizes, needs_group
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
@@ -145,9 +146,25 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
         _budgets(client) if budgets else _nothing(),
     )
     claims = await list_claims(client, nodes)
+    await _complete_gangs(client, pods)
     return Cluster.from_objects(
         nodes, pods, unit_mib=source.unit_mib, budgets=found, source="the cluster", claims=claims
     )
+
+
+async def _complete_gangs(client: "KubeClient", pods: Sequence[KubePod]) -> None:
+    """Give pods the sizes of their gangs that PodGroups know; those that may not be read say nothing."""
+    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+
+    grouped = [pod for pod in pods if needs_group(pod.metadata)]
+    if not grouped:
+        return
+    try:
+        sizes = PodGroupSizes(await list_all(client, POD_GROUPS_PATH, PodGroup, "PodGroups"))
+    except (KubeApiError, InputError):
+        return
+    for pod in grouped:
+        sizes.complete(pod.metadata)
 
 
 async def _nothing() -> None:

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from allocator.errors import RequestError
-from allocator.names import PERCENT_RESOURCE, POD_GANG
+from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.quantity import parse_bytes
 from allocator.request import PodRequest
@@ -20,6 +20,7 @@ from scheduler_plugin.cache.arrays import RowArray
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pod_affinity import read_anti_affinity
 from scheduler_plugin.cache.pods import sum_host_requests, sum_requests
+from scheduler_plugin.queue.cache.pod_groups import read_gang_name
 from scheduler_plugin.queue.cache.pods import read_gang, read_pod_node_rules
 from scheduler_plugin.scheduling.filtering import filter_nodes
 from scheduler_plugin.scheduling.fit_counts import count_most_pods
@@ -67,14 +68,16 @@ class WaitingGang:
 
 def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     """Find the gang of a pod that waits; None where it starts alone."""
-    name, size, fault = read_gang(pod.metadata.annotations or {})
+    name, size, fault = read_gang(
+        pod.metadata.annotations or {}, pod.metadata.labels, pod.metadata.pod_group_size
+    )
     if fault or not name or size <= 1:
         return None
     members = [
         each
         for each in cluster.pods.values()
         if each.metadata.namespace == pod.metadata.namespace
-        and (each.metadata.annotations or {}).get(POD_GANG) == name
+        and read_gang_name(each.metadata) == name
         and not is_terminal(each.status.phase)
     ]
     waiting = [each for each in members if not each.spec.node_name]

@@ -101,7 +101,7 @@ def test_the_queues_of_a_cluster(run, tmp_path):
     lines = text[1].splitlines()
     assert lines[0].split()[0] == "NODE"
     assert any(line.startswith("a      x       2       8        12    4") for line in lines)
-    assert lines[-1].startswith("a      1         ns/train  90s    NoRoom  it needs 8 units")
+    assert lines[-1].startswith("a      1         ns/train  -     90s    NoRoom  it needs 8 units")
     told = json.loads(raw[1])
     assert told["nodes"][:2] == RECORDS[:2]
     assert told["queue"]["queues"] == STATUS["queues"]

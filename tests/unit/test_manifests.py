@@ -224,7 +224,7 @@ def test_rights_are_few() -> None:
     assert rights(base["ClusterRole", "gpupack-scheduler-preemption"]) == {"pods/eviction": {"create"}}
 
 
-def test_the_queue_may_read_jobs_and_change_pods_only() -> None:
+def test_the_queue_may_read_jobs_and_pod_groups_and_change_pods_only() -> None:
     rules = objects("overlays/queue")["ClusterRole", "gpupack-queue"]["rules"]
     rights = [
         (group, name, *rule["verbs"])
@@ -236,6 +236,7 @@ def test_the_queue_may_read_jobs_and_change_pods_only() -> None:
     assert rights == [
         *(("", name, *read) for name in ("nodes", "pods", "namespaces")),
         ("batch", "jobs", "list", "watch"),
+        ("scheduling.x-k8s.io", "podgroups", "list", "watch"),
         ("", "pods", "patch"),
         ("", "pods/eviction", "create"),
         ("", "events", "create", "patch"),

@@ -57,9 +57,9 @@ def test_the_tables() -> None:
         "a      x       1       8        12    4         0     1        0        -       None",
         "b      x       1       8        0     0         4     0        1        2m      None",
         "",
-        "QUEUE   POSITION  POD            WAITS  REASON   WHY",
-        f"b       1         default/two    2m     Quota    {quota}",
-        'nobody  -         default/three  2m     Refused  queue "nobody" does not exist; allowed: a, b',
+        "QUEUE   POSITION  POD            GANG  WAITS  REASON   WHY",
+        f"b       1         default/two    -     2m     Quota    {quota}",
+        'nobody  -         default/three  -     2m     Refused  queue "nobody" does not exist; allowed: a, b',
     ]
 
 
@@ -291,9 +291,11 @@ def test_a_gang_of_which_three_pods_can_ever_run_is_told_so_and_has_one_position
     why = f"its gang has 4 pods, and the cluster has room for 3 of them at once {ENDED}"
     assert reasons(world) == [(f"g{number}", "NeverFits", why) for number in range(4)]
     pods = status.explain_waiting(world.queue, world.now)
-    assert {(pod.position, pod.gang_size) for pod in pods} == {(1, 4)}
+    assert {(pod.position, pod.gang, pod.gang_size) for pod in pods} == {(1, "G", 4)}
     text = render(read(msgspec.json.encode({"queues": [], "pods": pods})), pods=True)
-    assert text.count("1, gang of 4") == 4
+    rows = [line.split()[:4] for line in text.splitlines() if line.startswith("a ")]
+    assert rows == [["a", "1", f"default/g{number}", "G"] for number in range(4)]
+    assert text.count("  G (4)  ") == 4
 
 
 def test_a_gang_whose_pods_need_several_cards_or_differ() -> None:

@@ -1,6 +1,7 @@
 """Pods as the queue reads them from the API server. Pure."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -27,9 +28,9 @@ from scheduler_plugin.cache.objects import (
     NodeLite,
     PodLite,
     PodLiteStatus,
-    PodMetadata,
 )
 from scheduler_plugin.cache.pods import is_requeued
+from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata, read_group_label
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
@@ -50,7 +51,7 @@ class PodOwner(KubeStruct):
     controller: bool = False
 
 
-class QueuePodMetadata(PodMetadata):
+class QueuePodMetadata(GroupedMetadata):
     """`metadata` with what the queue needs."""
 
     creation_timestamp: str = ""
@@ -178,7 +179,7 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
     condition = next(
         (each for each in pod.status.conditions or () if each.type == "PodScheduled"), QueuePodCondition()
     )
-    gang, size, fault = read_gang(annotations)
+    gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
@@ -239,19 +240,36 @@ def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
     return bool(able) and all(term.match_fields for term in able)
 
 
-def read_gang(annotations: dict[str, str]) -> tuple[str, int, str]:
-    """Read gang and size; a fault in words where they make no sense."""
+def read_gang(
+    annotations: Mapping[str, str], labels: Mapping[str, str] | None = None, group_size: int | None = None
+) -> tuple[str, int, str]:
+    """Read gang and size; a fault in words where they make no sense.
+
+    Args:
+        annotations: Of the pod.
+        labels: Of the pod: the label of a PodGroup names a gang where no annotation does.
+        group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
+    """
     (gang, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if fault:
         return "", 1, fault
-    if not gang:
+    label, group = read_group_label(labels)
+    if not (gang or group):
         alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}; allowed: both or none"
         return "", 1, alone if text is not None else ""
+    where = f"annotation {POD_GANG_SIZE}"
+    if not gang:
+        gang = group
+        if text is None and group_size is None:
+            how = f"allowed: a PodGroup {shown(group)} with minMember, or annotation {POD_GANG_SIZE}"
+            return gang, 0, f"label {label} names a gang whose size is not known; {how}"
+        if text is None:
+            text, where = str(group_size), f"minMember of PodGroup {shown(group)}"
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0
     if not 1 <= size <= MAX_GANG:
         seen = "missing" if text is None else shown(text)
         allowed = f"allowed: a whole number from 1 to {MAX_GANG}"
-        return gang, 0, f"annotation {POD_GANG_SIZE} is {seen}; {allowed}"
+        return gang, 0, f"{where} is {seen}; {allowed}"
     return gang, size, ""
 
 
@@ -268,7 +286,7 @@ def _read_first_stage_size(annotations: dict[str, str], job: str) -> tuple[int |
     return int(text), ""
 
 
-def _read_name(annotations: dict[str, str], key: str) -> tuple[str, str]:
+def _read_name(annotations: Mapping[str, str], key: str) -> tuple[str, str]:
     """Read a name that others are told; a fault in words where it can be none."""
     name = annotations.get(key, "")
     if len(name) <= MAX_NAME and name.isprintable():

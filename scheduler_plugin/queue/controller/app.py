@@ -31,9 +31,11 @@ from scheduler_plugin.queue.controller.settings import QueueSettings
 from scheduler_plugin.queue.controller.watching import (
     JobSink,
     NamespaceSink,
+    PodGroupSink,
     QueueFeed,
     watch_jobs,
     watch_namespaces,
+    watch_pod_groups,
 )
 from scheduler_plugin.queue.controller.writer import PodWriter
 from scheduler_plugin.queue.scheduler.queue import Queue, QueueChargeRules
@@ -77,7 +79,7 @@ async def run(
         watcher = Watcher(client, state, clock, settings.stale_s, node=QueueNode, pod=QueuePod)
         watcher.filled.connect(freeze_caches)
         watcher.call_after_each_list(trim_memory)
-        QueueFeed(queue, watcher, clock)
+        feed = QueueFeed(queue, watcher, clock)
         elector = make_follower(settings.follow_lease, client) or make_elector(settings, client)
         label = make_leader_label(settings, client, elector)
         term = LeadershipTerm(elector, watcher, clock, settings.longest_write_s, lambda: sink.synced)
@@ -108,6 +110,7 @@ async def run(
                 watcher.run(),
                 watch_namespaces(client, sink, clock).run(),
                 watch_jobs(client, JobSink(queue, controller.record_change), clock).run(),
+                watch_pod_groups(client, PodGroupSink(feed, controller.record_change), clock),
                 watch_batch_pods(client, BatchPodSink(queue, controller.record_change), clock).run(),
                 conditions.run(),
                 term.run(controller.record_change),

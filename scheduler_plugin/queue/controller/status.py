@@ -68,6 +68,7 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
         message: In words, with numbers.
         waits_s: Seconds since it began to wait.
         gang_size: Pods of its gang, which has one position for all of them; 0: it waits alone.
+        gang: Name of its gang, empty for none.
     """
 
     namespace: str
@@ -78,6 +79,7 @@ class WaitExplanation(msgspec.Struct, frozen=True, rename="camel"):
     message: str
     waits_s: float
     gang_size: int = 0
+    gang: str = ""
 
 
 class QueueReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -142,6 +144,7 @@ def explain_pod(queue: Queue, pod: QueuedPod, now: float, position: int | None =
         message=message,
         waits_s=max(0.0, now - pod.wait_start),
         gang_size=pod.queue_info.gang_size if pod.gang else 0,
+        gang=pod.queue_info.gang,
     )
 
 

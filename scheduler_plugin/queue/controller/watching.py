@@ -1,15 +1,27 @@
 """Feeds pods, nodes and namespaces from the API server into the queue, after the cluster state."""
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Final
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
+from scheduler_plugin.queue.cache.pod_groups import (
+    POD_GROUPS_PATH,
+    PodGroup,
+    PodGroupSizes,
+    needs_group,
+    read_group_key,
+)
 from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
+
+LOOK_S: Final = 60.0
+"""Between two questions whether the API server has PodGroups."""
 
 
 class QueueFeed:
@@ -25,6 +37,8 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
+        self._group_sizes = PodGroupSizes()
+        self._grouped: dict[str, Any] = {}
         watcher.node_sink.applied.connect(self._set_node)
         watcher.node_sink.replaced.connect(self._replace_nodes)
         watcher.pod_sink.applied.connect(self._set_pod)
@@ -42,19 +56,42 @@ class QueueFeed:
 
     def _set_pod(self, kind: Kind, pod: Any) -> None:
         if kind == "DELETED":
+            self._grouped.pop(pod.metadata.uid, None)
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
-            self._queue.apply_pod(pod, self._clock(), live=kind == "ADDED")
+            self._apply_pod(pod, live=kind == "ADDED")
+
+    def _apply_pod(self, pod: Any, *, live: bool) -> None:
+        uid = pod.metadata.uid
+        self._grouped.pop(uid, None)
+        if needs_group(pod.metadata):
+            self._grouped[uid] = pod
+            pod = copy(pod)
+            pod.metadata = copy(pod.metadata)
+            self._group_sizes.complete(pod.metadata)
+        self._queue.apply_pod(pod, self._clock(), live=live)
+
+    def put_group(self, group: PodGroup) -> None:
+        """Take a PodGroup; where its size is another one, its pods are looked at again."""
+        if self._group_sizes.put(group):
+            key = group.metadata.namespace, group.metadata.name
+            for pod in [pod for pod in self._grouped.values() if read_group_key(pod.metadata) == key]:
+                self._apply_pod(pod, live=False)
+
+    def forget_groups(self) -> None:
+        """Drop PodGroups that no pod names: pods of one that was deleted keep the size that it had."""
+        self._group_sizes.forget_unused({read_group_key(pod.metadata) for pod in self._grouped.values()})
 
     def _replace_pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}
+        self._grouped = {uid: pod for uid, pod in self._grouped.items() if uid in listed}
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp):
             # What is not in the first list, and in a later one, was created in between.
             live = self._listed and pod.metadata.uid not in known
-            self._queue.apply_pod(pod, self._clock(), live=live)
+            self._apply_pod(pod, live=live)
         self._listed = True
 
 
@@ -136,6 +173,59 @@ class JobSink:
 
     def disconnected(self, error: KubeApiError) -> None:
         """Nothing to do: the Jobs known are used until others come."""
+
+
+class PodGroupSink:
+    """Writes PodGroups into a feed.
+
+    Args:
+        feed: Takes what they say.
+        changed: Called after each change.
+    """
+
+    def __init__(self, feed: QueueFeed, changed: Callable[[], None]) -> None:
+        self._feed = feed
+        self._changed = changed
+
+    def replace(self, items: Sequence[PodGroup], resource_version: str) -> None:
+        """Take a complete list."""
+        del resource_version
+        self._feed.forget_groups()
+        for item in items:
+            self._feed.put_group(item)
+        self._changed()
+
+    def event(self, kind: Kind, item: PodGroup, resource_version: str) -> None:
+        """Take one change."""
+        del resource_version
+        if kind == "DELETED":
+            self._feed.forget_groups()
+        else:
+            self._feed.put_group(item)
+            self._changed()
+
+    def bookmark(self, resource_version: str) -> None:
+        """Nothing changed up to this version."""
+
+    def disconnected(self, error: KubeApiError) -> None:
+        """Nothing to do: most clusters have no PodGroups."""
+
+
+async def watch_pod_groups(client: KubeClient, sink: PodGroupSink, clock: Callable[[], float]) -> None:
+    """Watch PodGroups once the API server has them; what says so costs a question a minute."""
+    while True:
+        if await _serves_pod_groups(client):
+            break
+        await asyncio.sleep(LOOK_S)
+    await Reflector(client, POD_GROUPS_PATH, PodGroup, sink, clock=clock).run()
+
+
+async def _serves_pod_groups(client: KubeClient) -> bool:
+    try:
+        await client.get(POD_GROUPS_PATH, limit=1)
+    except KubeApiError:
+        return False
+    return True
 
 
 def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:

@@ -1,0 +1,110 @@
+"""The coscheduling plugin's PodGroup on a real API server: its pods go together, of the size that it says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, POD_GROUPS_PATH
+from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import free_ports
+from tests.cluster.harness.daemons import REPOSITORY, QueueController
+from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.rest import ApiError
+
+GROUPS = POD_GROUPS_PATH.replace("/podgroups", "/namespaces/default/podgroups")
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "podgroups.scheduling.x-k8s.io",
+        # Kubernetes wants it of those who define kinds in its own groups.
+        "annotations": {
+            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+        },
+    },
+    "spec": {
+        "group": "scheduling.x-k8s.io",
+        "names": {
+            "kind": "PodGroup",
+            "plural": "podgroups",
+            "singular": "podgroup",
+            "listKind": "PodGroupList",
+        },
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def is_served(cluster: Cluster) -> bool:
+    try:
+        return "items" in cluster.api.get(GROUPS)
+    except ApiError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: Any) -> Cluster:
+    cluster: Cluster = make_cluster(w.cards(8192, 8192))
+    apply_all(cluster.api, build(REPOSITORY / "manifests" / "namespace"))
+    cluster.api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
+    until(lambda: is_served(cluster), "PodGroups are served")
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster) -> Iterator[QueueController]:
+    """The queue with the rights of its own manifests."""
+    objects = build(REPOSITORY / "manifests" / "components" / "queue")
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    apply_all(cluster.api, [each for each in objects if each["kind"] in kinds])
+    kubeconfig = cluster.use_identity("gpupack-queue", cluster.token("gpupack-system", "gpupack-queue"))
+    queue = QueueController(kubeconfig, cluster.home, cluster.control.log_dir, *free_ports(1))
+    queue.config.write_text("queues: [{name: a}]\n")
+    queue.start()
+    yield queue
+    queue.kill()
+
+
+def create(cluster: Cluster, name: str, group: str) -> None:
+    pod = w.pod(name, w.container(gib=4), schedulingGates=[{"name": "gpupack.io/queue"}])
+    pod["metadata"]["labels"] = {"gpupack.io/queue-name": "a", GROUP_LABELS[0]: group}
+    cluster.create(pod)
+
+
+@pytest.mark.telling
+def test_pods_of_a_group_go_together_once_it_says_how_many(
+    cluster: Cluster, running: QueueController
+) -> None:
+    for at in range(2):
+        create(cluster, f"g{at}", "train")
+    until(
+        lambda: ["not known" in pod["message"] for pod in running.status()["pods"]] == [True, True],
+        "both wait for their PodGroup",
+    )
+    body = {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "train"}}
+    cluster.api.post(GROUPS, {**body, "spec": {"minMember": 3}})
+    until(
+        lambda: (
+            [pod["message"] for pod in running.status()["pods"]] == ["2 of 3 pods of its gang are ready"] * 2
+        ),
+        "both wait for the third",
+    )
+    create(cluster, "g2", "train")
+    for at in range(3):
+        cluster.wait_running(f"g{at}", timeout_s=60)
+    assert running.status()["pods"] == []

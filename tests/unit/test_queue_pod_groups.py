@@ -1,0 +1,156 @@
+"""Pods that the coscheduling label makes a gang, of the size that a PodGroup or an annotation says."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_NAME
+from gpupack.whatif.cluster import Cluster
+from gpupack.whatif.gangs import find_gang
+from scheduler_plugin.cache.watcher import Watcher
+from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup, PodGroupSizes
+from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_gang, read_queue_info
+from scheduler_plugin.queue.controller.status import explain_waiting
+from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed
+from tests.ask_world import Node, Pod
+from tests.cluster_builders import pod_object
+from tests.queue_world import QueueWorld
+
+NEW, OLD = GROUP_LABELS
+
+
+@pytest.mark.parametrize("label", GROUP_LABELS)
+def test_the_label_names_a_gang(label: str) -> None:
+    assert read_gang({POD_GANG_SIZE: "3"}, {label: "train"}) == ("train", 3, "")
+
+
+def test_an_annotation_comes_before_the_label() -> None:
+    assert read_gang({POD_GANG: "own", POD_GANG_SIZE: "2"}, {NEW: "train"}) == ("own", 2, "")
+    assert read_gang({POD_GANG_SIZE: "2"}, {OLD: "older", NEW: "train"}) == ("train", 2, "")
+
+
+def test_a_size_that_nobody_says_is_a_fault_with_what_to_do() -> None:
+    name, size, fault = read_gang({}, {OLD: "train"})
+    assert (name, size) == ("train", 0)
+    assert fault == (
+        f'label {OLD} names a gang whose size is not known; allowed: a PodGroup "train" with minMember, or '
+        f"annotation {POD_GANG_SIZE}"
+    )
+
+
+def test_a_size_of_a_group_that_is_none_is_told_as_its_own() -> None:
+    assert read_gang({}, {NEW: "train"}, 4) == ("train", 4, "")
+    assert read_gang({}, {NEW: "train"}, 0) == (
+        "train",
+        0,
+        'minMember of PodGroup "train" is "0"; allowed: a whole number from 1 to 1024',
+    )
+
+
+def test_a_pod_of_a_group_is_not_taken_for_one_with_annotations() -> None:
+    """The write that takes its gate away must not add to annotations that are not there."""
+    pod = msgspec.convert(pod_object("g0", 4), QueuePod)
+    pod.metadata.labels, pod.metadata.annotations = {NEW: "train"}, None
+    PodGroupSizes([group("train", 2)]).complete(pod.metadata)
+    found = read_queue_info(pod)
+    assert (found.gang, found.gang_size, found.annotated) == ("train", 2, False)
+
+
+def group(name: str, min_member: int, namespace: str = "default") -> PodGroup:
+    raw = {"metadata": {"name": name, "namespace": namespace}, "spec": {"minMember": min_member}}
+    return msgspec.convert(raw, PodGroup)
+
+
+class FeedWorld(QueueWorld):
+    """A queue that is fed through its watcher, with PodGroups."""
+
+    def __init__(self, config: str = "queues: [{name: a}]") -> None:
+        super().__init__(config)
+        watcher = Watcher(None, self.state, lambda: self.now, 60.0, node=QueueNode, pod=QueuePod)  # type: ignore[arg-type]
+        self.feed = QueueFeed(self.queue, watcher, lambda: self.now)
+        self.groups = PodGroupSink(self.feed, lambda: None)
+
+    def _send(self, raw: dict[str, Any], *, live: bool = False) -> None:
+        self.version += 1
+        raw["metadata"]["resourceVersion"] = str(self.version)
+        pod = msgspec.convert(raw, QueuePod)
+        self.state.apply_pod(pod, self.now)
+        self.feed._set_pod("ADDED" if live else "MODIFIED", pod)
+
+    def labelled(self, name: str, labels: dict[str, str], **annotations: str) -> str:
+        return self.pod(
+            name,
+            4,
+            annotations=annotations,
+            metadata={"labels": {QUEUE_NAME: "a", **labels}},
+        )
+
+
+@pytest.fixture
+def world() -> FeedWorld:
+    world = FeedWorld()
+    world.node("n1", (16, 16))
+    return world
+
+
+def test_pods_wait_for_a_group_and_go_together_once_it_is_there(world: FeedWorld) -> None:
+    for at in range(2):
+        world.labelled(f"g{at}", {NEW: "train"})
+    assert world.admitted() == []
+    (first, _) = explain_waiting(world.queue, world.now)
+    assert "names a gang whose size is not known" in first.message
+    world.groups.event("ADDED", group("train", 2, "elsewhere"), "1")
+    assert world.admitted() == []
+    world.groups.event("ADDED", group("train", 2), "1")
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_gang_of_a_group_waits_for_its_last_pod(world: FeedWorld) -> None:
+    world.groups.replace([group("train", 3)], "1")
+    uids = [world.labelled(f"g{at}", {OLD: "train"}) for at in range(2)]
+    assert world.admitted() == []
+    assert world.queue.queued_pods[uids[0]].queue_info.gang_size == 3
+    world.labelled("g2", {NEW: "train"})
+    assert sorted(world.admitted()) == ["g0", "g1", "g2"]
+
+
+def test_an_annotation_on_the_pod_is_nearer_than_its_group(world: FeedWorld) -> None:
+    world.groups.replace([group("train", 5)], "1")
+    world.labelled("g0", {NEW: "train"}, **{POD_GANG_SIZE: "2"})
+    world.labelled("g1", {NEW: "train"}, **{POD_GANG_SIZE: "2"})
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_pods_keep_the_size_of_a_group_that_was_deleted(world: FeedWorld) -> None:
+    world.groups.event("ADDED", group("train", 2), "1")
+    uid = world.labelled("g0", {NEW: "train"})
+    world.groups.event("DELETED", group("train", 2), "2")
+    world.groups.replace([], "3")
+    world.labelled("g1", {NEW: "train"})
+    assert world.queue.queued_pods[uid].queue_info.gang_size == 2
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_size_that_changes_counts(world: FeedWorld) -> None:
+    world.groups.event("ADDED", group("train", 3), "1")
+    for at in range(2):
+        world.labelled(f"g{at}", {NEW: "train"})
+    assert world.admitted() == []
+    world.groups.event("MODIFIED", group("train", 2), "2")
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_why_counts_pods_of_a_group() -> None:
+    pods = [Pod(f"g{at}", 12, labels=((NEW, "train"),)).object() for at in range(3)]
+    items = [Node("n1", (16, 16)).object(()), *pods]
+    cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))
+    pod = cluster.find_pod("default", "g0")
+    assert find_gang(cluster, pod) is None  # whose size nobody says
+    sizes = PodGroupSizes([group("train", 3)])
+    for each in cluster.pods.values():
+        sizes.complete(each.metadata)
+    found = find_gang(cluster, pod)
+    assert found is not None
+    assert (found.name, found.size, found.pods) == ("train", 3, 3)
