@@ -17,22 +17,31 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from allocator.names import QUEUE_GATE
 from benchmarks.browser import Tab, chromium
 from benchmarks.fleet import Fleet
 from benchmarks.machine import machine, percentile, resident_mib
+from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample
+from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
+from deviceplugin.monitoring.sampling import SAMPLE_S
+from deviceplugin.monitoring.telemetry import HISTORY_S, TelemetryHistory
 from gpupack.dashboard.app import Dashboard, start_listening
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.handlers import DashboardHandlers
+from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
+from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
 from gpupack.dashboard.trend import Trend, TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
+from scheduler_plugin.queue.controller.status import WaitExplanation
 from standins.apiserver.server import ApiServer
 
 CHANGES: Final = 100
@@ -63,6 +72,7 @@ async def shown(
     trend: Iterable[TrendPoint] = (),
     address: str = "127.0.0.1:0",
     allowed_hosts: tuple[str, ...] = (),
+    telemetry: Callable[[ClusterBoard, str], Awaitable[NodeCourse]] | None = None,
 ) -> AsyncIterator[tuple[Dashboard, str]]:
     """Serve the page of a made-up cluster from this process; gives the dashboard and the page's URL."""
     settings = Settings(http=address)
@@ -79,6 +89,9 @@ async def shown(
             dashboard.refresh_advice,
             lambda: True,
             dashboard.report_usage,
+            partial(telemetry, dashboard.board)
+            if telemetry is not None
+            else explain_no_telemetry("the cluster is made up"),
             allowed_hosts,
         )
         yield dashboard, await start_listening(pages, settings, stack)
@@ -228,6 +241,32 @@ def made_up_trend() -> list[TrendPoint]:
     return points
 
 
+_ARCHITECTURES: Final = {"H100": "hopper", "A100": "ampere", "L40S": "ada_lovelace", "T4": "turing"}
+
+
+async def make_up_course(board: ClusterBoard, node_name: str) -> NodeCourse:
+    """Let the cards of a node do what simulated ones with a process for each pod do."""
+    detail = board.make_detail(node_name)
+    assert detail is not None
+    courses = [_make_up_card(card, number) for number, card in enumerate(detail.cards)]
+    return msgspec.convert({"cards": courses}, NodeCourse)
+
+
+def _make_up_card(card: CardDetail, number: int) -> dict[str, Any]:
+    now_s = 0.0
+    history = TelemetryHistory(SAMPLE_S, lambda: now_s)
+    listed = GpuCard(card.index, card.uuid or "", card.model or "", 0, 0, None, "", 0)
+    architecture = next((name for mark, name in _ARCHITECTURES.items() if mark in listed.model), "")
+    pods = [GpuProcess(100 * number + at, 1) for at in range(len(card.pods[:2]))]
+    for step in range(int(HISTORY_S / SAMPLE_S)):
+        now_s = step * SAMPLE_S
+        began = now_s > HISTORY_S / 4 or number % 2
+        telemetry = simulate_telemetry(architecture, pods if began else (), now_s)
+        history.add([listed], [GpuSample(listed.uuid, 0, (), telemetry=telemetry)])
+    (course,) = history.explain(history=True)["cards"]
+    return dict(course)
+
+
 async def screenshots(folder: Path) -> None:
     """Write the pictures."""
     fleet = Fleet(40)
@@ -248,11 +287,19 @@ async def screenshots(folder: Path) -> None:
         ("phone", "#/cards?sort=free", PHONE, False),
     )
     async with (
-        shown(fleet, made_up_trend()) as (dashboard, url),
+        shown(fleet, made_up_trend(), telemetry=make_up_course) as (dashboard, url),
         chromium() as browser,
         browser.tab() as tab,
     ):
         dashboard.hub.set_part("queues", QUEUES)
+        dashboard.board.set_queued(msgspec.convert(QUEUES["pods"], list[WaitExplanation]))
+        queued = {each["name"] for each in QUEUES["pods"]}
+        for pod in fleet.pending_objects():
+            if pod["metadata"]["name"] in queued:
+                pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
+                dashboard.board.put_pod(msgspec.convert(pod, KubePod))
+        with dashboard.hub.open_page():
+            await dashboard.refresh_advice()
         for name, view, size, dark in views:
             await tab.size(*size, phone=size is PHONE)
             await tab.dark(dark=dark)
@@ -260,7 +307,7 @@ async def screenshots(folder: Path) -> None:
             await tab.open(url + view)
             await tab.until("document.querySelector('.sums') && document.fonts.status === 'loaded'")
             if "node=" in view:
-                await tab.until("document.querySelector('.pods')")
+                await tab.until("document.querySelector('.pods') && document.querySelector('.spark')")
             await tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             picture = await tab.picture()
             (folder / f"{name}.png").write_bytes(picture)
@@ -290,18 +337,18 @@ QUEUES: Final[dict[str, Any]] = {
     "text": "",
     "queues": [
         _tenant("ads", 1600, 1480, 61, 0),
-        _tenant("research", 4000, 4630, 212, 4),
-        _tenant("search", 2400, 1770, 83, 0),
-        _tenant("speech", 1200, 1200, 40, 2),
+        _tenant("research", 4000, 4190, 212, 0),
+        _tenant("search", 2400, 2330, 83, 1),
+        _tenant("speech", 1200, 1200, 40, 0),
     ],
     "pods": [
         {
-            "namespace": "speech",
-            "name": "train-90011",
-            "queue": "speech",
+            "namespace": "search",
+            "name": "train-90002",
+            "queue": "search",
             "position": 1,
             "reason": "Quota",
-            "message": "it needs 79 units; queue speech uses 1200 of its 1200, and its cohort has 0 more",
+            "message": "it needs 79 units; queue search uses 2330 of its 2400, and its cohort has 0 more",
             "waitsS": 190.0,
         },
     ],

@@ -74,8 +74,9 @@ Another context and port:     gpupack dashboard --context NAME --port 9000
 From a file, or a pipe:       kubectl get nodes,pods -A -o json | gpupack dashboard -f -
 In the cluster:               manifests/components/dashboard, docs/dashboard.md
 
-It needs the right to list and watch nodes and pods, reads nothing else, and changes nothing. The page loads
-nothing from elsewhere. It is served to this machine only, unless --http names another address.
+It needs the right to list and watch nodes and pods, and changes nothing. What cards do is read from the node
+daemons, which takes the right to get pods/proxy. The page loads nothing from elsewhere. It is served to this
+machine only, unless --http names another address.
 """
 USAGE_HELP: Final = """Add up GiB-hours of GPU memory by namespace, label or pod, promised and used.
 

@@ -43,7 +43,8 @@ def dashboard(**options: Any) -> None:
         refuse_option("http", "allowed without --port only")
         options["http"] = f"127.0.0.1:{port}"
     if filename is not None:
-        for name in ("namespace", "context", "kubeconfig", "history", "queue_url", "teams_http"):
+        cluster_options = ("namespace", "context", "kubeconfig", "history", "queue_url")
+        for name in (*cluster_options, "daemon_port", "teams_http"):
             if options[name]:
                 raise click.UsageError(
                     f"--{name.replace('_', '-')} is for a cluster: leave it out with --filename"

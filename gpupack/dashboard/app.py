@@ -18,6 +18,7 @@ from gpupack.dashboard.board_feed import BoardFeed
 from gpupack.dashboard.handlers import DashboardHandlers
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
+from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry
 from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
@@ -211,12 +212,18 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
         else:
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ASK_TIMEOUT))
             ask = queues.ask_directly(session, settings.queue_url)
+        if settings.daemon_port is None:
+            telemetry = TelemetrySource(client)
+        else:
+            pods = await stack.enter_async_context(aiohttp.ClientSession())
+            telemetry = TelemetrySource(client, pods, settings.daemon_port)
         pages = DashboardHandlers(
             dashboard.board,
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: following.is_synced,
             dashboard.report_usage,
+            telemetry.fetch,
             settings.allowed_hosts,
         )
         tls = await _answer_members(client, dashboard.board, following, settings, stack)
@@ -309,6 +316,7 @@ async def serve_file(
             dashboard.refresh_advice,
             lambda: True,
             None,
+            explain_no_telemetry("the page shows a file"),
             settings.allowed_hosts,
         )
         started(await start_listening(pages, settings, stack))

@@ -17,6 +17,7 @@ from allocator.request import MAX_UNITS
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.page_hub import PageHub, PageState, TooManyPagesError
 from gpupack.dashboard.settings import host_is_allowed
+from gpupack.dashboard.telemetry import NodeCourse
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import FitQuestion, answer_fit
@@ -88,6 +89,7 @@ class DashboardHandlers:
         advise: looks at what waits and what fits, which happens by itself only while a page is open.
         ready: whether there is something to show.
         usage: answers `/api/usage` from its query; None where use is not recorded.
+        telemetry: asks what the cards of a node do.
         allowed_hosts: see `host_is_allowed`.
     """
 
@@ -98,6 +100,7 @@ class DashboardHandlers:
         advise: Callable[[], Awaitable[None]],
         ready: Callable[[], bool],
         usage: Callable[[Mapping[str, str]], bytes] | None,
+        telemetry: Callable[[str], Awaitable[NodeCourse]],
         allowed_hosts: tuple[str, ...],
     ) -> None:
         self._board = board
@@ -105,6 +108,7 @@ class DashboardHandlers:
         self._advise = advise
         self._ready = ready
         self._usage = usage
+        self._telemetry = telemetry
         self._allowed_hosts = allowed_hosts
         self._files = load_files()
         self._ending = asyncio.Event()
@@ -119,6 +123,7 @@ class DashboardHandlers:
                 web.get("/api/events", self.events),
                 web.get("/api/state", self.state),
                 web.get("/api/node", self.node),
+                web.get("/api/telemetry", self.telemetry),
                 web.get("/api/find", self.find),
                 web.get("/api/why", self.why),
                 web.get("/api/fit", self.fit),
@@ -182,6 +187,15 @@ class DashboardHandlers:
         if detail is None:
             return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
         return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
+
+    async def telemetry(self, request: web.Request) -> web.Response:
+        """GET /api/telemetry?name=NODE: what one node's cards do, and did during the last ten minutes."""
+        name = request.query.get("name", "")
+        if self._board.nodes is None or name not in self._board.nodes:
+            error = NodeCourse(error=f"no node has the name {shown(name)}")
+            return web.Response(body=msgspec.json.encode(error), content_type="application/json", status=404)
+        course = await self._telemetry(name)
+        return web.Response(body=msgspec.json.encode(course), content_type="application/json")
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /api/find?pod=TEXT: nodes with a pod whose namespace/name has this in it."""

@@ -44,6 +44,14 @@ class Settings(HttpAddress):
     )
     queue_namespace: str = option("gpupack-system", help="Of the queue's Service.")
     queue_service: str = "gpupack-queue"
+    daemon_port: int | None = option(
+        None,
+        metavar="PORT",
+        least=1,
+        most=65535,
+        help="Of the node daemons, to ask their pods directly what cards do; default: through the API "
+        "server.",
+    )
     history: str | None = option(
         None, metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
     )

@@ -39,6 +39,7 @@ class _DaemonSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 class _DaemonStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
 
 
 class DaemonPod(msgspec.Struct, frozen=True, rename="camel"):

@@ -11,7 +11,7 @@ import pytest
 from allocator.names import NODE_CARDS
 from allocator.records import dump_cards, load_cards
 from benchmarks.browser import chromium, program
-from benchmarks.dashboard import node, shown
+from benchmarks.dashboard import make_up_course, node, shown
 from benchmarks.fleet import Fleet
 from gpupack.dashboard.app import serve_cluster
 from gpupack.dashboard.settings import Settings
@@ -258,3 +258,27 @@ async def test_a_page_says_that_it_is_old_and_comes_back(browser):
         async with shown(Fleet(4), address=urlsplit(url).netloc):
             await tab.until("document.querySelectorAll('.node').length === 4")
             assert await tab.run(text(".state")) == "live"
+
+
+async def test_a_drawer_draws_what_cards_do(browser):
+    """A curve for each value, in pieces where nothing was told; a sentence where nobody can be asked."""
+    fleet = Fleet(6)
+    crowded = next(each for each in fleet.nodes if each.pods and not each.corrupt)
+    view = f"#/cards?node={crowded.name}&card=0"
+    async with (
+        shown(fleet, telemetry=make_up_course) as (_, url),
+        opened(browser, url, view) as tab,
+    ):
+        await tab.until("document.querySelector('.spark')")
+        cards = len(crowded.sizes)
+        assert await tab.run("document.querySelectorAll('.drawer .telemetry').length") == cards
+        assert await tab.run("document.querySelectorAll('.drawer .spark polyline').length") == 5 * cards
+        told = await tab.run("[...document.querySelectorAll('.telemetry')].map((each) => each.textContent)")
+        assert all("Utilization" in each and "W of" in each for each in told)
+        pieces = "pieces([600, 400, 200, 0], [0, null, 50, 100], 100)"
+        pieces = f"import('/static/telemetry.js').then(({{ pieces }}) => {pieces})"
+        assert await tab.run(pieces) == [["0.0,21.0"], ["64.0,11.0", "96.0,1.0"]]
+    async with shown(fleet) as (_, url), opened(browser, url, view) as tab:
+        notes = "[...document.querySelectorAll('.drawer .note')].map((each) => each.textContent)"
+        await tab.until(f"{notes}.includes('What the cards do is not known: the cluster is made up')")
+        assert await tab.run("document.querySelectorAll('.spark').length") == 0

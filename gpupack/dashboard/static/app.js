@@ -117,7 +117,7 @@ function App() {
       <main id="main" tabindex="-1"><${View} view=${view} query=${query} nodes=${nodes} input=${input} /></main>
       ${view === "cards" && html`<${Aside} pending=${store.pending} fits=${store.fits} trend=${store.trend} />`}
     </div>
-    ${drawn && html`<${Drawer} name=${query.node} node=${store.nodes.get(query.node)} card=${card} query=${query} />`}`;
+    ${drawn && html`<${Drawer} name=${query.node} node=${store.nodes.get(query.node)} card=${card} query=${query} live=${store.about.live} />`}`;
 }
 
 root.textContent = "";

@@ -5,6 +5,7 @@ import { Bar } from "./bar.js";
 import { focusCard } from "./focus.js";
 import { OK, UNHEALTHY, cardOf, gib, words } from "./model.js";
 import { go } from "./route.js";
+import { Telemetry, useTelemetry } from "./telemetry.js";
 
 const SHARES = {
   allocated: "", assigned: "not started yet", unknown: "card not known", ending: "ending",
@@ -48,7 +49,7 @@ function Pods({ pods, unit, size }) {
     </tr>`)}</tbody></table>`;
 }
 
-function CardPart({ node, row, detail, chosen, position, pick }) {
+function CardPart({ node, row, detail, telemetry, chosen, position, pick }) {
   const card = cardOf(node, row);
   const ref = useRef(null);
   useEffect(() => { if (chosen) ref.current?.scrollIntoView({ block: "nearest" }); }, [chosen]);
@@ -62,12 +63,14 @@ function CardPart({ node, row, detail, chosen, position, pick }) {
       card.external === 0 ? "beyond what pods were promised" : card.overuse === 0 ? "by processes that belong to no pod of gpupack" : "beyond what pods were promised, in part by processes of no pod"}.`}</p>`}
     ${chosen && detail?.uuid && html`<p class="note"><code>${detail.uuid}</code>${detail.model && ` · ${detail.model}`}</p>`}
     ${detail && html`<${Pods} pods=${detail.pods} unit=${node.unit} size=${card.size} />`}
+    ${detail?.uuid && html`<${Telemetry} telemetry=${telemetry} uuid=${detail.uuid} />`}
   </section>`;
 }
 
-export function Drawer({ node, name, card, query }) {
+export function Drawer({ node, name, card, query, live }) {
   const heading = useRef(null);
   const detail = useDetail(name, node);
+  const telemetry = useTelemetry(name, live);
   const close = () => {
     // Whoever came with the keyboard goes on where they were, once the drawer with the focus is gone.
     addEventListener("hashchange", () => setTimeout(() => focusCard(name, card ?? 0)), { once: true });
@@ -90,12 +93,13 @@ export function Drawer({ node, name, card, query }) {
         ${node.unit > 0 && node.unit !== 1024 && ` · units of ${node.unit} MiB`}</p>
       ${node.remark && html`<p class="problem">${node.remark}</p>`}
       ${node.cards.map((row, position) => html`<${CardPart} key=${position} node=${node} row=${row} position=${position}
-        detail=${detail?.cards?.[position]} chosen=${card === position}
+        detail=${detail?.cards?.[position]} telemetry=${telemetry} chosen=${card === position}
         pick=${() => go("cards", { ...query, node: name, card: position })} />`)}
       ${detail?.unplaced?.length > 0 && html`<section class="part"><h3>On no card that is known</h3>
         <${Pods} pods=${detail.unplaced} unit=${node.unit} size=${0} /></section>`}
       <details><summary>Labels</summary><dl>${Object.entries(node.labels).map(([key, value]) =>
         html`<div><dt>${key}</dt><dd>${value || "(empty)"}</dd></div>`)}</dl></details>
+      ${telemetry?.error && html`<p class="note">What the cards do is not known: ${telemetry.error}</p>`}
       ${detail?.error && html`<p class="problem">Its pods cannot be shown: ${detail.error}</p>`}
     </div>`}
   </aside>`;

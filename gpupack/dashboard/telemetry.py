@@ -1,0 +1,125 @@
+"""What the cards of one node do, asked of its daemon while somebody looks at the node."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from gpupack.errors import InputError
+from gpupack.inventory.telemetry import DaemonPod, ask_daemon, find_daemons
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError, describe_unreachable, shorten
+
+ANSWER_S: Final = 4.0
+"""So long one answer serves all pages; daemons measure every five seconds."""
+POD_S: Final = 60.0
+"""So long a daemon's pod is not looked for again while it answers."""
+MAX_KEPT: Final = 256
+"""Nodes whose answers are kept."""
+TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
+
+
+class CardCourse(msgspec.Struct, frozen=True):
+    """CardCourse is what one physical card does, and did during the last minutes; see `/telemetry`.
+
+    Attributes:
+        uuid: of the physical card.
+        cards: UUIDs of what its node lists for it.
+        now: newest values, by name.
+        history: columns of equal length, oldest first: `age_s`, and values by name.
+    """
+
+    uuid: str
+    cards: tuple[str, ...]
+    now: dict[str, float | tuple[str, ...]]
+    history: dict[str, tuple[float | None, ...]]
+
+
+class NodeCourse(msgspec.Struct, frozen=True):
+    """NodeCourse is what the cards of one node do; `error` says why that is not known, empty for known."""
+
+    cards: tuple[CardCourse, ...] = ()
+    error: str = ""
+
+
+class TelemetrySource:
+    """TelemetrySource asks node daemons what their cards do, one node at a time.
+
+    Args:
+        client: of the API server.
+        session: to ask pods directly, at `port`; None: through the API server.
+        port: of the daemons.
+        now_s: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        session: aiohttp.ClientSession | None = None,
+        port: int = 0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._session = session
+        self._port = port
+        self._now_s = now_s
+        self._pods: dict[str, tuple[float, DaemonPod]] = {}
+        self._answers: dict[str, tuple[float, NodeCourse]] = {}
+
+    async def fetch(self, node: str) -> NodeCourse:
+        """Ask what the cards of a node do, or give an answer that is a moment old."""
+        kept = self._answers.get(node)
+        if kept is not None and self._now_s() - kept[0] < ANSWER_S:
+            return kept[1]
+        answer = await self._ask(node)
+        self._answers.pop(node, None)
+        self._answers[node] = self._now_s(), answer
+        while len(self._answers) > MAX_KEPT:
+            gone = next(iter(self._answers))
+            del self._answers[gone]
+            self._pods.pop(gone, None)
+        return answer
+
+    async def _ask(self, node: str) -> NodeCourse:
+        try:
+            pod = await self._find_pod(node)
+            if pod is None:
+                return NodeCourse(error="no pod of the node's daemon runs")
+            return msgspec.json.decode(await self._read(pod), type=NodeCourse)
+        except aiohttp.ClientConnectorError as error:
+            why = f"{error.host}:{error.port} does not answer: {describe_unreachable(error)}"
+        except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+            why = str(error) or type(error).__name__
+        except UnicodeError:
+            why = "the daemon answers something else than JSON"
+        self._pods.pop(node, None)
+        return NodeCourse(error=shorten(why))
+
+    async def _find_pod(self, node: str) -> DaemonPod | None:
+        kept = self._pods.get(node)
+        if kept is not None and self._now_s() - kept[0] < POD_S:
+            return kept[1]
+        pod = (await find_daemons(self._client, node)).get(node)
+        if pod is not None:
+            self._pods[node] = self._now_s(), pod
+        return pod
+
+    async def _read(self, pod: DaemonPod) -> bytes:
+        if self._session is None:
+            return await ask_daemon(self._client, pod, history=True)
+        host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
+        url = f"http://{host}:{self._port}/telemetry"
+        async with self._session.get(url, timeout=TIMEOUT, allow_redirects=False) as answer:
+            answer.raise_for_status()
+            return await answer.read()
+
+
+def explain_no_telemetry(text: str) -> Callable[[str], Any]:
+    """Make what answers in place of a source where nobody can be asked."""
+
+    async def fetch(_node: str) -> NodeCourse:
+        return NodeCourse(error=text)
+
+    return fetch

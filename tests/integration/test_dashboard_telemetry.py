@@ -1,0 +1,125 @@
+"""What cards do, on the dashboard: asked of one node's daemon, through the API server or directly."""
+
+import contextlib
+import json
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from benchmarks.dashboard import make_up_course, shown
+from benchmarks.fleet import Fleet
+from gpupack.dashboard.telemetry import ANSWER_S, POD_S, NodeCourse, TelemetrySource
+from gpupack.inventory.fetching import connect
+from tests.integration.telemetry_world import Cluster, cluster, daemon_pod
+
+__all__ = ["cluster"]
+
+
+@contextlib.asynccontextmanager
+async def source_of(cluster: Cluster, tmp_path, **options):
+    """A source with a clock in a list of one entry."""
+    now_s = [0.0]
+    async with cluster.serve(tmp_path) as config, await connect(config, None) as client:
+        yield TelemetrySource(client, now_s=lambda: now_s[0], **options), now_s
+
+
+def asked(cluster: Cluster, part: str) -> int:
+    return sum(part in path for path, _ in cluster.asked)
+
+
+async def test_a_node_is_asked_with_its_course(cluster, tmp_path):
+    async with source_of(cluster, tmp_path) as (source, _):
+        course = await source.fetch("a")
+    first, second = course.cards
+    assert course.error == ""
+    assert (first.uuid, first.cards, first.now["power_w"]) == ("GPU-a-0", ("GPU-a-0",), 301.6)
+    assert first.now["throttle_reasons"] == ("sw_power_cap",)
+    assert first.history["age_s"] == (0.0,)
+    assert second.history == {"age_s": (0.0,), "temperature_c": (31.0,)}
+
+
+async def test_many_pages_are_one_question(cluster, tmp_path):
+    async with source_of(cluster, tmp_path) as (source, now_s):
+        for _ in range(5):
+            await source.fetch("a")
+        assert (asked(cluster, "/proxy/"), asked(cluster, "/pods")) == (1, 2)
+        now_s[0] = ANSWER_S
+        await source.fetch("a")
+        assert asked(cluster, "/proxy/") == 2
+        now_s[0] = POD_S
+        await source.fetch("a")
+        assert [path for path, _ in cluster.asked].count("/api/v1/pods") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"forbidden": ("/telemetry",)}, "no right: "),
+        ({"forbidden": ("/pods",)}, "no right: "),
+        ({"pods": []}, "no pod of the node's daemon runs"),
+        ({"pods": [daemon_pod("a", "Pending")]}, "no pod of the node's daemon runs"),
+    ],
+)
+async def test_what_is_not_known_is_said(cluster, tmp_path, change, error):
+    for name, value in change.items():
+        setattr(cluster, name, value)
+    async with source_of(cluster, tmp_path) as (source, _):
+        course = await source.fetch("a")
+    assert course.cards == ()
+    assert error in course.error
+
+
+@pytest.mark.parametrize("body", [b"soup", b"[]", b"\xff", b'{"cards": [{"uuid": 1}]}'])
+async def test_a_daemon_that_answers_something_else_is_asked_again(cluster, tmp_path, body):
+    cluster.answers = {"a": web.Response(body=body)}
+    async with source_of(cluster, tmp_path) as (source, now_s):
+        assert (await source.fetch("a")).error != ""
+        now_s[0] = ANSWER_S
+        assert (await source.fetch("a")).error == ""
+
+
+async def test_in_the_cluster_pods_are_asked_directly(cluster, tmp_path):
+    answer = {"cards": [{"uuid": "GPU-a-0", "cards": ["GPU-a-0"], "now": {"power_w": 7.0}, "history": {}}]}
+
+    async def tell(_request):
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_get("/telemetry", tell)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    cluster.pods = [daemon_pod("a")]
+    cluster.pods[0]["status"]["podIP"] = "127.0.0.1"
+    cluster.forbidden = ("/telemetry",)
+    async with (
+        aiohttp.ClientSession() as session,
+        source_of(cluster, tmp_path, session=session, port=port) as (source, now_s),
+    ):
+        course = await source.fetch("a")
+        assert (course.error, course.cards[0].now) == ("", {"power_w": 7.0})
+        await runner.cleanup()
+        now_s[0] = ANSWER_S
+        assert str(port) in (await source.fetch("a")).error
+    assert asked(cluster, "/proxy/") == 0
+
+
+async def test_over_http():
+    fleet = Fleet(4)
+    name = next(each.name for each in fleet.nodes if each.pods and not each.corrupt)
+    async with (
+        shown(fleet, telemetry=make_up_course) as (_, url),
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(f"{url}api/telemetry", params={"name": name}) as answer:
+            course = msgspec.json.decode(await answer.read(), type=NodeCourse)
+        assert answer.status == 200
+        assert all(card.now["power_w"] for card in course.cards)
+        async with session.get(f"{url}api/telemetry", params={"name": "x"}) as answer:
+            assert (answer.status, json.loads(await answer.read())["error"]) == (
+                404,
+                'no node has the name "x"',
+            )
