@@ -1,4 +1,4 @@
-"""The cards of a pod that has a node, by position in the node's words. One rule for everybody who asks.
+"""Reads how many units a bound pod has on which cards of its node: the one rule for filter, why and top.
 
 What the node published of the pod in `holds` comes first. A pod that the node does not hold yet is where the
 extender charges it: where all of `assigned` can be true, there. Else it is where its `allocation` says, else

@@ -1,4 +1,4 @@
-"""What the free part of a card is worth, given what pods ask for: prices from the cutting-stock problem.
+"""Prices the free part of a card by what pods ask for, with the cutting-stock problem.
 
 Packing demands of sizes g_m, n_m of each, on as few cards of one size as possible is
 

@@ -1,4 +1,4 @@
-"""The JSON that travels in annotations, and its values.
+"""Reads, checks and writes the JSON of gpupack's annotations.
 
 Pod annotations: `assigned` and `allocation`. Node annotations: `holds`, `cards`, the comma list `cordon` and
 its `cordon-reasons`. Anybody may have written them, so loading checks everything and says what is wrong.

@@ -1,4 +1,4 @@
-"""What a pod asks for: read from its containers and annotations, once, with errors made for people.
+"""Reads what a pod asks for from its containers and annotations, once, with errors made for people.
 
 The messages become scheduler events, and an event that differs between attempts re-queues the pod at once.
 So a message depends on the pod alone, and the first mistake in a fixed order is the one reported:

@@ -1,4 +1,4 @@
-"""Which cards a pod accepts, by model and by UUID."""
+"""Selects the cards that a pod accepts, by model and by UUID."""
 
 from dataclasses import dataclass
 from typing import Final, Self

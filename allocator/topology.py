@@ -1,4 +1,4 @@
-"""Which of equally good cards lie nearest to each other: on few NUMA nodes, then with many NVLinks.
+"""Finds which of equally good cards lie nearest to each other: on few NUMA nodes, then with many NVLinks.
 
 A policy says what cards cost. Where several cost the same, a container that gets more than one is better off
 with cards of one NUMA node, and among those with cards that are linked, because that is what its processes

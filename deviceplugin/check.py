@@ -1,4 +1,4 @@
-"""What a node offers gpupack, what gpupack would use of it, and why not more: `gpupack node --check`.
+"""Checks what a node offers gpupack, what gpupack would use, and why not more: `gpupack node --check`.
 
 Every fact is looked up by itself, so that one that cannot be had hides no other; nothing is changed.
 """

@@ -1,4 +1,4 @@
-"""What Prometheus gets of containers' memory: real use by pod, also where many share one card."""
+"""Metrics of containers' memory: real use by pod, also where many share one card."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

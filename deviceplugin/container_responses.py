@@ -1,4 +1,4 @@
-"""What containers are given besides their cards, made as the settings say."""
+"""Makes what containers are given besides their cards, as the settings say."""
 
 import asyncio
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""What runs for as long as the daemon does, and how it ends."""
+"""Runs what lasts as long as the daemon, and ends it."""
 
 import asyncio
 import gc

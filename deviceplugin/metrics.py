@@ -1,4 +1,4 @@
-"""What Prometheus gets: read from the ledger and the counters at the moment it asks."""
+"""Metrics of the node daemon, read from the ledger and the counters at the moment Prometheus asks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping

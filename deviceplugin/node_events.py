@@ -1,4 +1,4 @@
-"""What people read of a node in `kubectl describe node`: Kubernetes Events about it, by their reasons.
+"""Kubernetes Events about a node, which people read in `kubectl describe node`, by their reasons.
 
 Faults of applications make no Event. A pod that fails again and again would use up the Node's budget, and
 Events that matter would be held back. /metrics counts such faults.

@@ -1,4 +1,4 @@
-"""What the daemon says of itself: whether it is ready, /explain, and the values of its metrics."""
+"""Status of the daemon: whether it is ready, /explain, and the values of its metrics."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

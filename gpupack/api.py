@@ -1,4 +1,4 @@
-"""What `import gpupack` offers: a cluster read once, the questions asked of it, policies, the simulator.
+"""Public interface of `import gpupack`: a cluster read once, questions, policies, the simulator.
 
 All of it is described in docs/python.md. Nothing here changes a cluster.
 """

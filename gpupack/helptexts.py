@@ -1,4 +1,4 @@
-"""What the commands say of themselves in `--help`; options and policies are listed below it."""
+"""Texts of the commands' `--help`; options and policies are listed below them."""
 
 from typing import Final
 

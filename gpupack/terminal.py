@@ -1,4 +1,4 @@
-"""What the terminal that an answer goes to can show, and how answers write ages."""
+"""Finds what a terminal can show, and writes ages."""
 
 import os
 import sys

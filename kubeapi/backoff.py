@@ -1,4 +1,4 @@
-"""How long to wait before trying again. Pure but for the random source, which is given."""
+"""Computes how long to wait before the next attempt. Pure but for the random source, which is given."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which Events are one: what client-go's recorder does, so that our Events look like Kubernetes' own.
+"""Aggregates Events as client-go's recorder does, so that ours look like Kubernetes' own.
 
 An Event that repeats raises the count of the one object. From the tenth different message about the same
 thing on, messages share one object too. An Event that still goes on is written ever more rarely. Pure.

@@ -1,4 +1,4 @@
-"""Where the API server is and how to prove who we are: read by the `kubernetes` package, kept fresh here."""
+"""Address and credentials of the API server: read by the `kubernetes` package, kept fresh here."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What every list of the API server has beside its items, and a long list that takes little memory."""
+"""Reads long lists of the API server in little memory, and what each has beside its items."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar, overload

@@ -1,4 +1,4 @@
-"""What every process tells Prometheus of itself, whatever else it tells."""
+"""Metrics of the process that every process has."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-"""Which names Kubernetes takes."""
+"""Checks names by Kubernetes' rules."""
 
 import re
 from typing import Final

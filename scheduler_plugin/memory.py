@@ -1,4 +1,4 @@
-"""How processes that keep a whole cluster in memory collect garbage."""
+"""Sets how processes that keep a whole cluster in memory collect garbage."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""What the extender, the queue and the autoscaler make of the options that they have in common."""
+"""Reads the options that the extender, the queue and the autoscaler have in common."""
 
 import socket
 from typing import Final

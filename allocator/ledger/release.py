@@ -1,4 +1,4 @@
-"""When a charge ends: the API shows the pod's end, the checkpoint lacks the pod, and its cgroups are gone."""
+"""Decides when a charge ends: the API shows the pod's end, and checkpoint and cgroups lack the pod."""
 
 from typing import Final
 

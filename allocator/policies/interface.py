@@ -1,4 +1,4 @@
-"""What a card policy is: costs of a node's cards for one request."""
+"""Interface of a card policy: costs of a node's cards for one request."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What the API server shows of the own Node: which cards people cordoned, and what its words held before."""
+"""Follows the own Node: which cards are cordoned, and what its packed capacity said before."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the API server shows of this node's pods, kept up to date by a reflector."""
+"""Follows this node's pods with a reflector."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 

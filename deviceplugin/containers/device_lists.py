@@ -1,4 +1,4 @@
-"""How containers and their runtime are told which cards are theirs: the device list strategies.
+"""Tells containers and their runtime which cards are theirs: the device list strategies.
 
 As in NVIDIA's device plugin, several can be had at once:
 

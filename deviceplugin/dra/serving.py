@@ -1,4 +1,4 @@
-"""The parts that serve claims on a node, put together."""
+"""Puts together the parts that serve claims on a node."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Which limit a container's cgroup gets on each card; pure.
+"""Plans which limit a container's cgroup gets on each card; pure.
 
 A cgroup appears before anybody says which container of its pod it is. Until then it gets the least that any
 container of the pod was given on the card: never more than it may have, whoever it is, and never another

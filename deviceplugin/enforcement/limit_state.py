@@ -1,4 +1,4 @@
-"""What is known of the limits of one pod's containers; values, the enforcer changes them."""
+"""State of the limits of one pod's containers; values, which the enforcer changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which pod a process belongs to, and which pods still have containers: read from the kernel's cgroups.
+"""Finds the pod of a process, and the pods that still have containers, in the kernel's cgroups.
 
 Works with cgroup v1 and v2, and with both of the kubelet's ways to name cgroups: cgroupfs
 (`kubepods/burstable/pod<uid>/<container>`) and systemd

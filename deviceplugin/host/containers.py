@@ -1,4 +1,4 @@
-"""Where the cgroups of pods and of their containers are, and which container each one is.
+"""Finds the cgroups of pods and of their containers, and which container each one is.
 
 containerd, CRI-O and cri-dockerd name a container's cgroup after its ID, below the pod's: `<id>`,
 `cri-containerd-<id>.scope`, `crio-<id>`, `docker-<id>.scope`. The pod's sandbox has such a cgroup too, and

@@ -1,4 +1,4 @@
-"""What appears and disappears in folders, told at once: the kernel's inotify on the event loop.
+"""Tells at once what appears and disappears in folders: the kernel's inotify on the event loop.
 
 A limit must be in force some ms after a cgroup was made, in folders that come and go, and idling must cost
 nothing: libraries that watch folders look from threads, ten times a second and more.

@@ -1,4 +1,4 @@
-"""What the kernel lets this process do beyond what is its own."""
+"""Finds what the kernel lets this process do beyond what is its own."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""The kubelet's own book of devices: the checkpoint in which it writes down what each container was given.
+"""Reads the kubelet's checkpoint of devices, in which it writes down what each container was given.
 
 `kubelet_internal_checkpoint` lies in the device plugin folder, is owned by root and is replaced by rename.
 The kubelet writes it at the end of each container's allocation and after every ListAndWatch message. The

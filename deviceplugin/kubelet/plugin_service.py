@@ -1,4 +1,4 @@
-"""The device plugin service: what the kubelet asks, passed to `DeviceAllocator`, and answered.
+"""Serves the device plugin API: passes the kubelet's calls to `DeviceAllocator` and answers them.
 
 This file knows the wire and nothing of cards. A call that is refused, or fails, is answered with a gRPC
 status and one clear line, and no other call suffers.

@@ -1,4 +1,4 @@
-"""The kubelet's PodResources service: which pods it has taken up, and a question that cleans its book.
+"""Asks the kubelet's PodResources service which pods it has admitted, which also cleans its checkpoint.
 
 It takes up one pod after the other: a pod is listed from the moment before it is admitted, and while the
 plugin is asked for its devices nothing else is taken up. So the list says whose devices are asked for, which

@@ -1,4 +1,4 @@
-"""What every container really uses of what it was given on each card, and how it is held to it."""
+"""Measures what every container uses of what it was given on each card, and how it is limited."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the cards of a node did during the last minutes: kept in memory, told as metrics and as JSON."""
+"""Keeps in memory what the cards of a node did during the last minutes, for metrics and JSON."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

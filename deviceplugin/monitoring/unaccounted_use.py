@@ -1,4 +1,4 @@
-"""What a card's use costs beyond what was promised to pods; pure.
+"""Counts a card's use beyond what was allocated to pods; pure.
 
 A card's published use is promised + foreign + beyond promise. Pods may still grow into their promise, so
 what others use adds up with it.

@@ -1,4 +1,4 @@
-"""What was found out about a node's cards: for people, and to be sent to those who write gpupack."""
+"""Report of what was found out about a node's cards: for people, and for those who write gpupack."""
 
 import platform
 import shutil

@@ -1,4 +1,4 @@
-"""What is made to try things out. All of it is undone: on success, on failure, and when interrupted."""
+"""Undoes what a proof made: on success, on failure, and when interrupted."""
 
 import signal
 import time

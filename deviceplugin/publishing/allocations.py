@@ -1,4 +1,4 @@
-"""What containers got, as the `allocation` annotation of their pod says it."""
+"""Writes what containers got into the `allocation` annotation of their pod."""
 
 from allocator.ledger import PodAccount
 from allocator.ledger.accounts import NodeAccounts

@@ -1,4 +1,4 @@
-"""What people are shown: everything that the node knows."""
+"""Collects what the node daemon knows, for /explain."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the own Node should say, when it has to be said, and the one patch that says it; pure."""
+"""Decides what the own Node should say, and when, and makes the one patch that says it; pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

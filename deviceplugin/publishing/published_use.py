@@ -1,4 +1,4 @@
-"""When a pod's memory use is written to its `gpupack.io/allocation` annotation.
+"""Decides when a pod's memory use is written to its `gpupack.io/allocation` annotation.
 
 At most once a minute, and only after a change of 256 MiB or an eighth of what was given.
 """

@@ -1,4 +1,4 @@
-"""The daemon's end, in the order that makes the fewest pods fail.
+"""Ends the daemon in the order that makes the fewest pods fail.
 
 A pod that is bound to a node without a device plugin fails for good. So first the words say that every card
 is full, then the kubelet is served a little longer, then the plugin goes:

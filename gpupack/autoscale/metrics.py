@@ -1,4 +1,4 @@
-"""What `gpupack autoscale` tells Prometheus."""
+"""Metrics of `gpupack autoscale`."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How many new nodes pods need by their cards: the largest first, each on the fullest card that takes it."""
+"""Counts the new nodes that pods need: the largest pod first, each on the fullest card that takes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Shapes: what a node is like that would be added, learned from nodes that exist or declared in a file."""
+"""Shapes of nodes that an autoscaler can add, learned from nodes that exist or declared in a file."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The cluster as a cluster autoscaler sees it: one sum of GPU memory a node, whatever is free on a card.
+"""Views the cluster as a cluster autoscaler does: one sum of GPU memory a node, whatever is free on a card.
 
 Cluster Autoscaler runs kube-scheduler's plugins on nodes and on templates of nodes, and asks no extender.
 It puts the pods that are unschedulable on existing nodes first, in order of their priority, and adds nodes

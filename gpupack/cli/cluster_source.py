@@ -1,4 +1,4 @@
-"""What the commands share that ask a cluster: where it is read from, and how they end."""
+"""Options and ends of the commands that ask a cluster, from an API server or a file."""
 
 import asyncio
 import gc

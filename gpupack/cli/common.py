@@ -1,4 +1,4 @@
-"""What commands share: their ends, and options that more than one has."""
+"""Functions and options that several commands share: errors and exit status, daemons, NAME=VALUE."""
 
 import asyncio
 import sys

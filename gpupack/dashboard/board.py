@@ -1,4 +1,4 @@
-"""All nodes and pods of the cluster, and the record of each node, made again only where something changed."""
+"""Keeps all nodes and pods, and a record of each node that is made again only where something changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""The page over HTTP: files, one stream of events for each open page, and answers in JSON."""
+"""Serves the page: files, one stream of events for each open page, and answers in JSON."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""The queue's tenants: asked of the queue's leader from time to time."""
+"""Asks the queue's leader for its queues from time to time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

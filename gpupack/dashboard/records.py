@@ -1,4 +1,4 @@
-"""What the page is told: small records, for 40 000 cards go over the wire at once."""
+"""Records that the page is sent: small ones, for 40 000 cards go over the wire at once."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The demo's pods once more, with kube-scheduler alone: it sees the sum of a node's cards, and no card."""
+"""Places the demo's pods with kube-scheduler alone, which sees the sum of a node's cards and no card."""
 
 import copy
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The demo's story: pods get their cards, some go, and the same pods without the extender."""
+"""Plays the demo: pods get their cards, some go, and the same pods without the extender."""
 
 import shutil
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The fewest pods whose end lets another one start."""
+"""Finds the fewest pods whose end lets another one start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

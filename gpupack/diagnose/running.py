@@ -1,4 +1,4 @@
-"""What a running pod has: its cards, who else is there, what is promised."""
+"""Explains a running pod: its cards, who else is there, what it was allocated."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What would let a pod that waits start: each way is computed, and checked by asking filter again."""
+"""Finds what would let a pod that waits start; each way is checked by asking filter again."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which pods sit on which card: from the node's holds, else from the pods' annotations."""
+"""Finds which pods sit on which card: from the node's holds, else from the pods' annotations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What cards do, as the node daemons measure it: asked of their pods through the API server.
+"""Asks node daemons through the API server what their cards do.
 
 Nothing of this stands in Nodes: it changes every few seconds, and nobody schedules by it.
 """

@@ -1,4 +1,4 @@
-"""What the cluster has left, added up over nodes that can take pods."""
+"""Adds up what the cluster has left over nodes that can take pods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

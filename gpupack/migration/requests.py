@@ -1,4 +1,4 @@
-"""What one container asks of HAMi, gpushare or NVIDIA's device plugin."""
+"""Reads what one container asks of HAMi, gpushare or NVIDIA's device plugin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

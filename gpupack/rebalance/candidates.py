@@ -1,4 +1,4 @@
-"""Where moves help pods of a size to start: the pods that would have to leave a card, or a node."""
+"""Finds where moves help pods of a size to start: the pods that would have to leave a card, or a node."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""All choices of cards that a pod has on a node; cards that do not differ count once."""
+"""Lists all choices of cards that a pod has on a node; cards that do not differ count once."""
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace

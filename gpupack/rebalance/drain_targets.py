@@ -1,4 +1,4 @@
-"""Which cards a person means, and who is on them."""
+"""Reads which cards a user means, and which pods are on them."""
 
 from gpupack.errors import InputError
 from gpupack.rebalance.movable_pods import MovablePod, MovablePods

@@ -1,4 +1,4 @@
-"""What a list of moves is to reach: that pods of a size start, or that cards are empty."""
+"""Goals of a list of moves: that pods of a size start, or that cards are empty."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace

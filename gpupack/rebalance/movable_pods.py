@@ -1,4 +1,4 @@
-"""Which pods may be moved: ended, for their controller to start them elsewhere."""
+"""Lists pods that may be moved: ended, for their controller to start them elsewhere."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The cluster as it would be after pods have moved: so that filter itself can be asked about it."""
+"""Makes the cluster as it would be after pods have moved, so that filter itself can be asked about it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The search for the shortest list of moves: one is built, then all shorter ones are tried."""
+"""Searches for the shortest list of moves: one is built, then all shorter ones are tried."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The search for places of pods that move, and the order in which moves can be made."""
+"""Searches for places of pods that move, and for the order in which moves can be made."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter

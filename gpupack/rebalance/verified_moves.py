@@ -1,4 +1,4 @@
-"""The moves that let one pod start which waits."""
+"""Finds moves that let one waiting pod start."""
 
 from dataclasses import replace
 from shlex import quote

@@ -1,4 +1,4 @@
-"""What was used over time: periods, and the part of each pod."""
+"""Records of use over time: periods, and the part of each pod."""
 
 import msgspec
 

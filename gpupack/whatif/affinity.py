@@ -1,4 +1,4 @@
-"""The required half of kube-scheduler's InterPodAffinity: pods that must run near others, or apart."""
+"""Checks the required half of InterPodAffinity: pods that must run near others, or apart."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""What the questions answer: plain values, and the JSON of `-o json`, to which keys are only ever added."""
+"""Answers of why, fit and advise: values, and the JSON of `-o json`, to which keys are only added."""
 
 from typing import Literal
 

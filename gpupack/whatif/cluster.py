@@ -1,4 +1,4 @@
-"""The cluster that is asked about: nodes and pods as the extender's own state, built once or kept current."""
+"""Models the cluster that is asked about: nodes and pods as the extender's own state."""
 
 import time
 from collections import Counter

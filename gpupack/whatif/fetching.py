@@ -1,4 +1,4 @@
-"""The cluster that is asked about, from an API server or a file."""
+"""Fetches the cluster that is asked about from an API server or a file."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""How many pods of a size fit, and where: now, and after a change."""
+"""Counts how many pods of a size fit, and where: now, and after a change."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

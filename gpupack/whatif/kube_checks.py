@@ -1,4 +1,4 @@
-"""What kube-scheduler looks at besides the cards, as far as nodes and pods tell it.
+"""Checks what kube-scheduler checks besides the cards, as far as nodes and pods tell it.
 
 NodeUnschedulable, NodeAffinity, TaintToleration, NodePorts, NodeResourcesFit and the required half of
 InterPodAffinity. Not volumes, claims of resources and topology spread: `list_unchecked_rules` names a pod's.

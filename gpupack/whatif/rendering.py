@@ -1,4 +1,4 @@
-"""The answers as text for people."""
+"""Renders the answers of why, fit and advise as text."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The cluster as a trace: nodes.csv and pods.csv for `gpupack simulate`."""
+"""Writes the cluster as a trace: nodes.csv and pods.csv for `gpupack simulate`."""
 
 import csv
 import hashlib

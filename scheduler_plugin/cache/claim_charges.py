@@ -1,4 +1,4 @@
-"""What allocated claims have of a node's cards, as long as the node's words may not show it. Pure."""
+"""Charges allocated claims to a node's cards, as long as the node's words may not show it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The sums of a node's GPU memory as kube-scheduler counts them: one for all cards together.
+"""Sums a node's GPU memory as kube-scheduler counts it: one sum for all cards together.
 
 It has less than the cards where a pod is on an unhealthy card: the kubelet no longer offers that card's
 units, and the pod counts all the same, against the units of the others. Pure.

@@ -1,4 +1,4 @@
-"""Which pods batch mode may bind itself: those whose spec has only fields that its checks know. Pure.
+"""Tells which pods batch mode may bind itself: those whose spec has only fields that its checks know. Pure.
 
 Every other pod is kube-scheduler's. The lists name what is allowed: a field that a later Kubernetes adds is
 not.

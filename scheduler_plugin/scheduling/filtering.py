@@ -1,4 +1,4 @@
-"""Which nodes can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
+"""Finds the nodes that can take a pod, vectorised over node rows; the scalar `allocator.place` is the oracle.
 
 A pod with one demand fits where enough cards are free: where its cards must be of one model, and a node has
 several, enough of one model. One with several is placed by the card policy, on

@@ -1,4 +1,4 @@
-"""How many pods that ask alike fit on nodes at once: on what is free now, or with nobody else there. Pure."""
+"""Counts how many equal pods fit on nodes at once: on what is free now, or on empty nodes. Pure."""
 
 from collections.abc import Iterable
 from typing import Final

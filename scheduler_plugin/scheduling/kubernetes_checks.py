@@ -1,4 +1,4 @@
-"""What a scheduler owes a node before it binds a pod there, by the rules of kube-scheduler. Pure.
+"""Checks a node before a pod is bound there, by the rules of kube-scheduler. Pure.
 
 The node is ready and schedulable, and its taints are tolerated. Node selector and required node affinity
 select it. Every resource is left: allocatable, less all pods that have not ended, less what is being bound,

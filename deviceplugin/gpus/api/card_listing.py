@@ -1,4 +1,4 @@
-"""How a node's list of cards follows what the driver shows, look after look; pure.
+"""Keeps a node's list of cards as the driver shows them, reading after reading; pure.
 
 - A card that is lost, or cannot be told for the moment, stays in the list as it was, with its instances: it
   may be back, and pods may run on it. Its samples say that it fails.

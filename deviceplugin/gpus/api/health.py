@@ -1,4 +1,4 @@
-"""When a card is unhealthy and when it has recovered; pure, time comes in as an argument.
+"""Decides when a card is unhealthy and when it has recovered; pure, time comes in as an argument.
 
 A card turns unhealthy at once: on a health event (an XID error) or on a failed sample (the card is lost). It
 recovers when a sample succeeds and the last trouble is `quiet_s` seconds past; where the card's source

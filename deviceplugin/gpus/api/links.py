@@ -1,4 +1,4 @@
-"""How cards of one node are linked to each other (NVLink): from what each end says to pairs of cards."""
+"""Pairs the cards of one node that are linked to each other (NVLink), from what each end says."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a driver says of one card's memory, and how much of it processes use; pure.
+"""Memory of one card as its driver states it, and how much of it processes use; pure.
 
 NVIDIA's documents do not agree whether `used` of `nvmlDeviceGetMemoryInfo_v2` has the driver's reserved part
 in it. The NVML API Reference says so of the call (R525's also of `nvmlMemory_v2_t`); the struct of later

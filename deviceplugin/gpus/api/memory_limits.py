@@ -1,4 +1,4 @@
-"""What holds the memory of a card's containers, and the boundary to whoever does: a driver, a simulated one.
+"""Interface to what limits the memory of a card's containers: a driver, MPS or a simulated one.
 
 A limit belongs to one cgroup on one card. It ends with the cgroup; nobody has to take it back.
 """

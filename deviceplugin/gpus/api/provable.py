@@ -1,4 +1,4 @@
-"""What `gpupack node --check --prove` asks of cards beyond what the daemon does."""
+"""Interface to what `gpupack node --check --prove` asks of cards beyond what the daemon does."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the daemon knows of GPUs: the boundary to NVML and to simulated cards.
+"""Interface to a source of cards: the boundary to NVML and to simulated cards.
 
 Everything behind the Protocol may block (a driver call can take seconds), so the daemon calls it in a thread.
 Trouble with one card is data (`error`), so that it cannot take the other cards down; only trouble with the

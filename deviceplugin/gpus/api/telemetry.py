@@ -1,4 +1,4 @@
-"""What a card does at a moment: how busy, warm and fast it is, as far as its driver tells; pure."""
+"""Telemetry of a card at a moment: how busy, warm and fast it is, as far as its driver tells; pure."""
 
 from dataclasses import dataclass, fields
 from typing import Final

@@ -1,4 +1,4 @@
-"""What containers and people call one vendor's cards. A source of cards brings its vendor along."""
+"""Names of one vendor's cards for containers and people. A source of cards brings its vendor along."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which MIG instances fit on a card, and where: the geometry of A100, H100 and H200; pure.
+"""Finds which MIG instances fit on a card, and where: the geometry of A100, H100 and H200; pure.
 
 Source: NVIDIA's Multi-Instance GPU User Guide, "Supported MIG Profiles". A card has 8 slices of memory and 7
 of compute units; an instance of each profile takes memory slices that begin at certain ones only. So

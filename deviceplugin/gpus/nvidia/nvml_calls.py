@@ -1,4 +1,4 @@
-"""What is asked of NVML about one card, and how its answers are read; nothing here keeps anything.
+"""Asks NVML about one card, and reads its answers; nothing here keeps anything.
 
 Memory comes from the v2 call, which tells the driver's reserved part apart (`memory_info`). Drivers without
 it give v1: then reserved is unknown (0) and `used` includes it, so that an idle card looks a little fuller.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver can be asked beyond what the daemon needs, for `gpupack node --check --prove`.
+"""Asks NVIDIA's driver what `gpupack node --check --prove` needs beyond the daemon.
 
 Source: NVML API Reference, "Event Handling Methods" and "Multi Instance GPU Management".
 """

@@ -1,4 +1,4 @@
-"""What simulated cards say where real ones are proven: by the same moods as to the daemon."""
+"""Answers for simulated cards where real ones are proven: by the same moods as to the daemon."""
 
 from collections.abc import Callable, Mapping
 from itertools import count

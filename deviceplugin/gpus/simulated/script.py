@@ -1,4 +1,4 @@
-"""What is to happen to simulated cards over time: the `script` of a profile, read into typed steps."""
+"""Reads the `script` of a profile, which says what happens to simulated cards over time, into typed steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What simulated cards do: values that follow from the processes on a card and the time; pure."""
+"""Telemetry of simulated cards: values that follow from the processes on a card and the time; pure."""
 
 import math
 from collections.abc import Iterable

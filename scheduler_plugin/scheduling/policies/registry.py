@@ -1,4 +1,4 @@
-"""What a node policy is given, what it answers, and how it is found by name.
+"""Interface of node policies: what one is given, what it answers, and how it is found by name.
 
 A policy is called with a view of the cluster (numpy arrays over node rows, live and read-only to it), what
 the pod asks for, and the candidate rows, all of which can take the pod. It answers one float a candidate:

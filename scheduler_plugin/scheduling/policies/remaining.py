@@ -1,4 +1,4 @@
-"""What a pod asks most of, and what nodes have left of that: of GPU memory, what would be used.
+"""Finds what a pod asks most of, and what nodes have left of it: of GPU memory, what would be used.
 
 A pod that asks for c cards with u units each takes the c smallest of a node's cards that have u units free
 and are admitted: the tightest set. Its remaining amount is the sum of what those cards have free.

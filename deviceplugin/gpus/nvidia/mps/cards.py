@@ -1,4 +1,4 @@
-"""Which cards can be shared by MPS: asked of the driver, or simulated."""
+"""Finds which cards can be shared by MPS: asked of the driver, or simulated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The folder in which `gpupack mps` and `gpupack node` meet: one folder a card, and shared memory for all.
+"""Reads and writes the folder in which `gpupack mps` and `gpupack node` meet: a folder a card, shared memory.
 
     ROOT/shm                 shared memory of control daemons, servers and clients: /dev/shm of all of them
     ROOT/lock                held by the one `gpupack mps` that runs

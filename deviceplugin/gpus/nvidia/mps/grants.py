@@ -1,4 +1,4 @@
-"""What a container is given so that its processes run as clients of a card's MPS; pure.
+"""Grants a container what makes its processes clients of a card's MPS; pure.
 
 https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
 """

@@ -1,4 +1,4 @@
-"""What the node daemon asks of MPS."""
+"""Interface of MPS to the node daemon."""
 
 from pathlib import Path
 
