@@ -46,6 +46,7 @@ STATUS = {
             "message": "it needs 8 units on one card; the largest free card has 6",
             "waitsS": 90.5,
             "gangSize": 0,
+            "gang": "",
         }
     ],
     "mode": "gate",
