@@ -24,7 +24,6 @@ from deviceplugin.gpus.api.provider import RunProgram
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.host.cgroups import PodCgroups, find_pod_parents, in_host_pid_namespace
 from deviceplugin.host.inotify import probe_watch
-from deviceplugin.host.rights import CAP_SYS_ADMIN, has_capability
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.option_values import DRA, MPS, OFF, REQUIRE
 from deviceplugin.settings import Settings
@@ -258,3 +257,27 @@ def _run(command: list[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+CAP_SYS_ADMIN: Final = 21
+"""Its number in the kernel's linux/capability.h."""
+
+_EFFECTIVE: Final = "CapEff:"
+
+
+def has_capability(number: int, status: Path = Path("/proc/self/status")) -> bool:
+    """Return True where the capability is effective; False where that cannot be read.
+
+    Args:
+        number: the kernel's.
+        status: of a process, as in proc(5).
+    """
+    try:
+        lines = status.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return False
+    found = [line.removeprefix(_EFFECTIVE).strip() for line in lines if line.startswith(_EFFECTIVE)]
+    try:
+        return bool(int(found[0], 16) >> number & 1)
+    except (IndexError, ValueError):
+        return False

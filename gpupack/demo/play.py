@@ -1,12 +1,14 @@
 """Plays the demo: pods get their cards, some go, and the same pods without the extender."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import click
 
-from allocator.packing import read_node
+from allocator.names import PACKED_LAYOUT, PACKED_USED_PREFIX
+from allocator.packing import Layout, read_node
+from allocator.quantity import parse_integer
 from gpupack import inventory
 from gpupack.audit import collect_views, find_faults, find_over_committed, list_pod_units
 from gpupack.demo.plain import PodFate, play_plain
@@ -19,7 +21,6 @@ from gpupack.demo.pods import (
     describe_request,
     shuffle_shapes,
 )
-from gpupack.demo.words import explain_word
 from gpupack.embedded import WAIT_S, EmbeddedCluster, TimedOutError, wait_until
 from gpupack.errors import GpupackError
 from gpupack.terminal import wants_colour
@@ -244,3 +245,36 @@ def _show(cluster: EmbeddedCluster, title: str) -> None:
     click.echo(
         inventory.render(inventory.build_rows(cluster.list_nodes()), "table", colour=wants_colour()) + "\n"
     )
+
+
+def explain_word(resources: Mapping[str, str | int]) -> tuple[list[str], list[int]]:
+    """Decode the first word of used units.
+
+    Args:
+        resources: a node's capacity or allocatable, with gpupack's words in it.
+
+    Returns:
+        The steps in lines for a person, and the units of the word's cards.
+    """
+    header = parse_integer(resources[PACKED_LAYOUT])
+    layout = Layout.from_header(header)
+    word = parse_integer(resources[f"{PACKED_USED_PREFIX}0"])
+    fields = min(layout.cards_per_word, layout.cards)
+    mask = (1 << layout.bits) - 1
+    values = [word >> field * layout.bits & mask for field in range(fields)]
+    return list(_steps(header, layout, word, values)), values
+
+
+def _steps(header: int, layout: Layout, word: int, values: list[int]) -> Iterator[str]:
+    yield f"{PACKED_LAYOUT} is {header}. From its low bits upwards:"
+    yield f"    4 bits: version          {header & 0xF}"
+    yield f"    6 bits: bits a card      {header >> 4 & 0x3F}"
+    yield f"   10 bits: cards            {header >> 10 & 0x3FF}"
+    yield f"   24 bits: MiB a unit       {header >> 20}"
+    digits = f"{word:0{len(values) * layout.bits}b}"
+    groups = [digits[start : start + layout.bits] for start in range(0, len(digits), layout.bits)]
+    yield f"{PACKED_USED_PREFIX}0 is {word}, in groups of {layout.bits} bits: {' '.join(groups)}"
+    mask = (1 << layout.bits) - 1
+    for card, value in enumerate(values):
+        shift = card * layout.bits
+        yield f"   card {card}: {word} >> {shift:2} & {mask} = {value:2}   {value} units in use"

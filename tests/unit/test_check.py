@@ -13,13 +13,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deviceplugin.check import can_serve, check_node
+from deviceplugin.check import can_serve, check_node, has_capability
 from deviceplugin.errors import GpuError
 from deviceplugin.gpus.api.check_finding import CheckFinding
 from deviceplugin.gpus.api.memory_limits import LimitSupport
 from deviceplugin.gpus.nvidia.mps.folder import CardFolder, ControlDaemonState
 from deviceplugin.gpus.simulated.profile import load_profile
-from deviceplugin.host.rights import has_capability
 from deviceplugin.settings import Settings
 from gpupack.cli.node import node
 from gpupack.nodecheck import render

@@ -9,7 +9,6 @@ from deviceplugin.gpus.api.provable import Provable
 from deviceplugin.gpus.api.provider import GpuProvider, RunProgram, SourceOptions
 from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.gpus.api.vendor import Vendor
-from deviceplugin.gpus.nvidia.framework_env import framework_envs
 from deviceplugin.gpus.nvidia.mps.options import PROGRAM
 from deviceplugin.gpus.nvidia.vendor import IGNORED_XIDS, NVIDIA
 
@@ -95,3 +94,23 @@ class NvmlProvider(GpuProvider):
 
 
 PROVIDER: Final = NvmlProvider()
+
+
+def framework_envs(share_mib: int, total_mib: int) -> Mapping[str, str]:
+    """Make variables by which frameworks keep to a share of one card, where nothing limits them.
+
+    Advice, no limit: a program may set others, and not every framework has one. PyTorch and vLLM read none
+    from the environment; docs/mps.md says what to write in their place.
+
+    Args:
+        share_mib: what the container may use.
+        total_mib: what the driver says that the card has, its own part included.
+    """
+    if not 0 < share_mib <= total_mib:
+        return {}
+    # Rounded down: JAX takes it of the card's total at once.
+    fraction = max(1, 100 * share_mib // total_mib) / 100
+    return {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.2f}",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
