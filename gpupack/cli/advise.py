@@ -10,6 +10,7 @@ import click
 
 from gpupack.cli.cluster_source import output_option, read_source, run_question, source_options
 from gpupack.cli.common import FAILED, print_lines, version_option
+from gpupack.cli.names import complete_nodes
 from gpupack.terminal import wants_colour
 
 if TYPE_CHECKING:
@@ -38,7 +39,12 @@ _FOR: Final = re.compile(r"([1-9][0-9]{0,5})(?:x([1-9][0-9]{0,3}))?")
 
 @click.command(help=ADVISE_HELP, short_help="Say which pods to move so that others start, or move them.")
 @click.option("--for", "wanted", metavar="UNITS[xN]", help="N pods that ask for UNITS are to start.")
-@click.option("--empty", metavar="CARD|NODE", help="Empty NODE/NUMBER, the card of a UUID, or all of a node.")
+@click.option(
+    "--empty",
+    metavar="CARD|NODE",
+    help="Empty NODE/NUMBER, the card of a UUID, or all of a node.",
+    shell_complete=complete_nodes,
+)
 @click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Cards of a pod.")
 @click.option("--model", default="", metavar="LIST", help="As the annotation gpupack.io/gpu-model.")
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")

@@ -12,6 +12,7 @@ from gpupack.cli.cluster_source import (
     source_options,
 )
 from gpupack.cli.common import print_lines, version_option
+from gpupack.cli.names import complete_nodes
 
 if TYPE_CHECKING:
     from gpupack.whatif.fit import FitQuestion
@@ -44,7 +45,13 @@ See docs/ask.md.
     help="Where several containers go, as the annotation gpupack.io/containers.",
 )
 @click.option("--percent", is_flag=True, help="UNITS are percent of a card.")
-@click.option("--without", multiple=True, metavar="NODE", help="As if this node were gone; may be repeated.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="NODE",
+    help="As if this node were gone; may be repeated.",
+    shell_complete=complete_nodes,
+)
 @click.option(
     "--add",
     multiple=True,

@@ -14,6 +14,7 @@ from gpupack.cli.common import (
     refuse_option,
     version_option,
 )
+from gpupack.cli.names import complete_nodes
 from gpupack.helptexts import SIMULATE_HELP
 from gpupack.policies import PolicyCommand, all_policies
 
@@ -22,7 +23,13 @@ from gpupack.policies import PolicyCommand, all_policies
 @click.option("--nodes", metavar="FILE", help="CSV: sn, cpu_milli, memory_mib, gpu, model.")
 @click.option("--pods", metavar="FILE", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli.")
 @click.option("--cluster", is_flag=True, help="The nodes and pods of your cluster, in place of files.")
-@click.option("--without", multiple=True, metavar="NODE", help="With --cluster: also as if it were gone.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="NODE",
+    help="With --cluster: also as if it were gone.",
+    shell_complete=complete_nodes,
+)
 @click.option(
     "--add", multiple=True, metavar="PROFILE[xN]", help="With --cluster: also with N more nodes of a profile."
 )

@@ -14,6 +14,7 @@ from gpupack.inventory.as_json import format_json
 from gpupack.inventory.grid import HEADER, PLAIN, Cell, Line, align_columns
 from gpupack.inventory.records import CardRow, NodeRow, Output, PodRow
 from gpupack.inventory.totals import sum_totals
+from gpupack.terminal import short_age
 from kubeapi.errors import make_printable
 
 _BAR_CELLS: Final = 4
@@ -220,11 +221,7 @@ def _age(row: NodeRow, options: RenderOptions) -> str:
     now_ms = options.now_ms()
     if row.revision is None or not _FIRST_REVISION_MS <= row.revision <= now_ms:
         return ""
-    age_s = (now_ms - row.revision) // 1000
-    for unit, seconds in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if age_s >= 2 * seconds:
-            return f", its last words are {age_s // seconds}{unit} old"
-    return f", its last words are {age_s}s old"
+    return f", its last words are {short_age((now_ms - row.revision) / 1000)} old"
 
 
 def _legend(rows: Sequence[NodeRow], options: RenderOptions) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -276,8 +277,8 @@ def _print_to_stderr(line: str) -> None:
 
 
 def _draw_progress_bar(done: int, total: int) -> None:
-    """Draw a progress bar, on a terminal only."""
-    if not sys.stderr.isatty():
+    """Draw a progress bar, on a terminal only that can write a line anew."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return
     width = 40
     filled = width * done // total

@@ -68,6 +68,16 @@ def test_names_that_the_cluster_knows(
     assert asyncio.run(served(look, tmp_path)) == [*proposed, NO_FILES]
 
 
+@pytest.mark.parametrize(
+    ("command", "option"), [(["fit", "8"], "--without"), (["advise"], "--empty"), (["simulate"], "--without")]
+)
+def test_options_that_take_a_node_propose_nodes(command: list[str], option: str, tmp_path: Path) -> None:
+    def look(kubeconfig: str) -> list[str]:
+        return proposals(cli, [*command, "--kubeconfig", kubeconfig, option], "gpu-")
+
+    assert asyncio.run(served(look, tmp_path)) == ["gpu-a", "gpu-b", NO_FILES]
+
+
 def test_no_answer_is_no_proposal_and_no_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def look(kubeconfig: str) -> list[list[str]]:
         return [proposals(cli, [*words, "--kubeconfig", kubeconfig], "") for words, _, _ in CASES]

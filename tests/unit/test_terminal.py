@@ -1,10 +1,12 @@
 """Colours and control sequences: only where the terminal takes them and nobody said no."""
 
+import io
 import sys
 
 import pytest
 
 from gpupack.terminal import takes_control_sequences, wants_colour
+from scheduler_plugin.simulator.app import _draw_progress_bar
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,15 @@ def test_what_the_terminal_takes(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     assert (wants_colour(), takes_control_sequences()) == (colour, controls)
+
+
+@pytest.mark.parametrize(("term", "drawn"), [("xterm", True), ("dumb", False)])
+def test_a_progress_bar_is_drawn_where_a_line_can_be_written_anew(
+    monkeypatch: pytest.MonkeyPatch, term: str, drawn: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", term)
+    _draw_progress_bar(1, 2)
+    assert ("\r" in stream.getvalue()) is drawn
