@@ -14,7 +14,7 @@ class Card:
         size_units: schedulable memory in units.
         used_units: units that are taken; may exceed the size while accounts catch up.
         healthy: false takes the card out of placement.
-        cordoned: true takes the card out of placement, by a person's wish.
+        cordoned: true takes the card out of placement, because a user asked for it.
         numa: NUMA node the card hangs on, None where unknown.
         links: NVLinks to each card of the node, by position in the words; empty where there are none.
     """

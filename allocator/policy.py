@@ -38,6 +38,15 @@ def node_policy_chooses(name: str) -> bool:
     return bool(getattr(card_policy(name), "node_policy_chooses", False))
 
 
+def is_spreading(name: str) -> bool:
+    """Tell whether a card policy prefers the card with the most room.
+
+    Raises:
+        PolicyError: there is no such policy.
+    """
+    return bool(getattr(card_policy(name), "spreads", False))
+
+
 def choose(
     cards: Sequence[Card],
     units: Asked,

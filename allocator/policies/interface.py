@@ -17,6 +17,10 @@ class CardPolicy(Protocol):
         by_fill = True: the cost depends on a card's size and free units and on the request alone, so it is
             asked once for each and then looked up.
 
+    Where kube-scheduler chooses, the first card that fits in a ResourceSlice is taken:
+
+        spreads = True: the card with the most room stands first there, in place of the fullest one.
+
     One says who chooses:
 
         node_policy_chooses = True: a node policy that chooses cards itself does so, with more than a card

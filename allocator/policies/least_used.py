@@ -10,6 +10,8 @@ from allocator.registry import Entry, Parameters
 class LeastUsed:
     """`cost = used`, in absolute units also where cards differ in size."""
 
+    spreads = True
+
     def costs(self, cards: Sequence[Card], _units: int) -> Sequence[float]:
         """Cost of each card."""
         return [card.used_units for card in cards]

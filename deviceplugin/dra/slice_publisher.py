@@ -11,6 +11,7 @@ import structlog
 from allocator.ids import device_names
 from allocator.ledger.charges import charge_cards
 from allocator.names import DRA_DRIVER
+from allocator.policy import is_spreading
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.dra.resource_slices import (
@@ -37,9 +38,6 @@ TOO_OLD: Final = (
     "later with the feature gate DRAConsumableCapacity"
 )
 TOO_OLD_AGAIN_S: Final = 30.0
-
-SPREADING: Final = frozenset({"least-used"})
-"""Card policies that prefer the card with the most room."""
 
 
 class SliceMetadata(msgspec.Struct, rename="camel"):
@@ -69,7 +67,7 @@ class SlicePublisher:
         gpus: the cards as their source lists them now.
         node_name: also the name of the pool.
         unit_mib: MiB a unit.
-        card_policy: the cluster's.
+        card_policy: the cluster's; one that spreads puts the emptiest card first.
         driver: says the version of the cards' driver, None where it is not known.
         ready: whether claims can be prepared.
         gap_s: least seconds between two writes.
@@ -99,7 +97,7 @@ class SlicePublisher:
         self._gpus = gpus
         self._node_name = node_name
         self._unit_mib = unit_mib
-        self._spreads = card_policy in SPREADING
+        self._spreads = is_spreading(card_policy)
         self._driver = driver
         self._ready = ready
         self._gap_s = gap_s

@@ -114,7 +114,7 @@ async def test_a_card_that_others_fill_is_published_as_over_used(others: int, ta
         lambda: [GPU],
         node_name="n1",
         unit_mib=1024,
-        card_policy="best-fit",
+        card_policy="most-used",
         driver=lambda: None,
         ready=lambda: True,
         gap_s=0,

@@ -5,7 +5,7 @@ import pytest
 from allocator.cards import Card
 from allocator.errors import CardPolicyError, RequestError
 from allocator.policies import CARD_POLICIES
-from allocator.policy import choose
+from allocator.policy import choose, is_spreading
 from allocator.selector import Selector
 
 
@@ -90,3 +90,9 @@ def test_impossible_requests(units, count):
 def test_a_policy_without_parameters_takes_none():
     with pytest.raises(CardPolicyError, match='card policy "most-used" takes no parameters, got "speed"'):
         CARD_POLICIES.make("most-used", {"speed": "9"})
+
+
+@pytest.mark.parametrize("name", CARD_POLICIES.names())
+def test_a_policy_that_says_that_it_spreads_takes_the_emptiest_card(name):
+    """A ResourceSlice lists the cards in an order that follows from this alone."""
+    assert is_spreading(name) == (choose(node([9, 3, 0, 12]), 4, 1, name) == (2,))
