@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import structlog
+from aiohttp import web
 
 from allocator.names import DEFAULT_CARD_POLICY, DEFAULT_NODE_POLICY, MIB_PER_GIB, resource_name
 from deviceplugin.app import Daemon
@@ -19,6 +20,7 @@ from deviceplugin.gpus.simulated.source import SimulatedGpus
 from deviceplugin.host.cgroups import CgroupProbe, ProcessPlace
 from deviceplugin.publishing.shutdown import ShutdownTimeouts
 from deviceplugin.settings import Settings as NodeSettings
+from gpupack.daemon_pods import DAEMON_NAMES, DAEMON_NAMESPACE
 from gpupack.errors import GpupackError
 from scheduler_plugin.app import run as run_extender
 from scheduler_plugin.settings import Settings as SchedulerSettings
@@ -72,6 +74,43 @@ class _NoProcesses:
     def owners(self, pids: Iterable[int]) -> Mapping[int, str | None]:
         """No pid belongs to a pod."""
         return dict.fromkeys(pids)
+
+
+class _DaemonPods:
+    """The pods that node daemons have in a real cluster: their list, and the way to them.
+
+    The daemons run in this process. The API server gives no other pods of theirs, and proxies to nobody.
+    """
+
+    def __init__(self, nodes: "Mapping[str, EmbeddedNode]", session: aiohttp.ClientSession) -> None:
+        self._nodes = nodes
+        self._session = session
+
+    async def answer(self, request: web.Request) -> web.Response | None:
+        """Answer what is about these pods; None for everything else."""
+        if request.path == "/api/v1/pods" and DAEMON_NAMES[0] in request.query.get("labelSelector", ""):
+            items = [self._make_pod(name) for name in self._nodes]
+            return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+        for name, node in self._nodes.items():
+            if request.path == f"{_DAEMON_PODS}/{_name_pod(name)}/proxy/telemetry":
+                url = f"http://127.0.0.1:{node.daemon.http_port}/telemetry"
+                async with self._session.get(url, params=request.query) as answer:
+                    return web.Response(body=await answer.read(), content_type=answer.content_type)
+        return None
+
+    def _make_pod(self, node: str) -> dict[str, Any]:
+        return {
+            "metadata": {"name": _name_pod(node), "namespace": DAEMON_NAMESPACE},
+            "spec": {"nodeName": node},
+            "status": {"phase": "Running"},
+        }
+
+
+_DAEMON_PODS: Final = f"/api/v1/namespaces/{DAEMON_NAMESPACE}/pods"
+
+
+def _name_pod(node: str) -> str:
+    return f"{DAEMON_NAMES[0]}-{node}"
 
 
 @dataclass(slots=True)
@@ -145,6 +184,8 @@ class EmbeddedCluster:
             lambda: all(n.daemon.ready.is_set() for n in self.nodes.values()), "daemons register"
         )
         await self._start_extender()
+        session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self.api.http.intercept = _DaemonPods(self.nodes, session).answer
 
     async def _start_node(self, name: str, profile: str, folder: Path) -> None:
         self.api.add_node(name)

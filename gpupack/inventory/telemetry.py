@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from deviceplugin.gpus.api.telemetry import CardTelemetry
+from gpupack.daemon_pods import DAEMON_NAMES, DAEMON_NAMESPACE
 from gpupack.inventory.fetching import PODS_PATH, list_all
 from gpupack.inventory.records import NodeRow
 
 if TYPE_CHECKING:
     from kubeapi.client import KubeClient
-
-DAEMON_NAMES: Final = ("gpupack-node", "gpupack-node-dra")
-"""Label `app.kubernetes.io/name` of the node daemons' pods."""
-
-DAEMON_NAMESPACE: Final = "gpupack-system"
-"""Where they are looked for by who may not list pods of all namespaces."""
 
 TIMEOUT_S: Final = 5.0
 AT_A_TIME: Final = 32

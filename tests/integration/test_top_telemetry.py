@@ -1,11 +1,14 @@
 """`gpupack top` with what cards do: asked of the node daemons' pods through the API server."""
 
+import asyncio
 import json
 import re
 
 import pytest
 from aiohttp import web
 
+from deviceplugin.gpus.api.source import GpuProcess
+from gpupack.embedded import EmbeddedCluster
 from tests.integration.cli_world import in_process
 from tests.integration.telemetry_world import PODS, SYSTEM_PODS, cluster, daemon_pod
 
@@ -120,3 +123,28 @@ def test_words_of_a_daemon_leave_the_terminal_alone(cluster, run, tmp_path):
 def test_it_is_asked_for_where_it_can_be_shown(run, arguments):
     status, _, err = run("--telemetry", *arguments)
     assert (status, "--telemetry is for -o wide without --pods, and for -o json" in err) == (2, True)
+
+
+def test_real_daemons_of_a_whole_cluster(run):
+    """From the sampling in each daemon to the table: a process runs on one card, and others idle."""
+
+    async def ask() -> tuple[int, str, str]:
+        async with EmbeddedCluster({"node-a": "2xt4", "node-b": "4xl40s"}) as whole:
+            source = whole.nodes["node-a"].gpus
+            source.set_used(source.cards()[1].uuid, 1024, [GpuProcess(7, 1024)])
+            daemons = [node.daemon for node in whole.nodes.values()]
+            for daemon in daemons:
+                await daemon._sampler._once()
+            return await asyncio.to_thread(run, "--kubeconfig", whole.kubeconfig, "-o", "wide")
+
+    status, out, err = asyncio.run(ask())
+    assert (status, err) == (0, "")
+    # The daemons of this process log to the same place.
+    head, *lines = out[out.index("NODE  ") :].splitlines()
+    at, until = head.index("UTIL"), head.index("MODEL")
+    told = [line[at:until].split() for line in lines[:6]]
+    idle = {"T4": ["0%", "0%", "32C", "10/70W", "210MHz", "none"], "L40S": ["0%", "0%", "32C", "25/350W"]}
+    assert told[0] == idle["T4"]
+    assert [row[:4] for row in told[2:]] == [idle["L40S"]] * 4
+    assert int(told[1][0].rstrip("%")) >= 30
+    assert told[1][4:] == ["1590MHz", "none"]
