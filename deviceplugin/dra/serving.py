@@ -13,6 +13,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import CgroupProber
 from deviceplugin.dra.cdi_files import CdiFiles
 from deviceplugin.dra.claim_service import ClaimService
+from deviceplugin.dra.claim_status import ClaimStatusWriter
 from deviceplugin.dra.plugin_service import DraPlugin, Observe
 from deviceplugin.dra.prepared_claims import FOLDER, PreparedClaims
 from deviceplugin.dra.registration import DraRegistrar, plugin_folder
@@ -85,6 +86,8 @@ class ClaimServing:
             gap_s=settings.publish_gap_s,
         )
 
+        self._statuses = ClaimStatusWriter(client, account, prepared, node_name=settings.node_name)
+
     @property
     def problem(self) -> str | None:
         """Why the cards are not published, None where they are."""
@@ -109,8 +112,10 @@ class ClaimServing:
         """Do nothing: the kubelet unprepares claims by itself."""
 
     async def run(self) -> None:
-        """Publish the cards until cancelled."""
-        await self._publisher.run()
+        """Publish the cards, and say in claims' status who has them, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publisher.run())
+            group.create_task(self._statuses.run())
 
 
 def make_prepared_claims(settings: Settings) -> PreparedClaims:

@@ -352,6 +352,22 @@ def test_a_claim_that_pods_share_counts_once_until_the_last_one_has_ended(cluste
     cluster.wait_used([0, 0])
 
 
+def test_of_a_prioritized_list_the_first_that_there_is(cluster: Cluster) -> None:
+    listed = claim("listed", 1)
+    (request,) = listed["spec"]["devices"]["requests"]
+    exactly = request.pop("exactly")
+    request["firstAvailable"] = [
+        {"name": name, **exactly, "capacity": {"requests": {"memory": amount}}}
+        for name, amount in (("more", "40Gi"), ("less", "20Gi"))
+    ]
+    cluster.api.post(CLAIMS, listed)
+    cluster.create(claim_pod("picks", "listed"))
+    cluster.wait_running("picks")
+    assert shares(cluster, "listed") == [(LARGE.lower(), "20Gi")]
+    assert cluster.environment("picks")["GPUPACK_CARDS"] == f"{LARGE}:20"
+    cluster.wait_used([0, 20])
+
+
 ATTRIBUTE = f'device.attributes["{DRIVER}"]'
 SELECTORS = {
     "model": (f'{ATTRIBUTE}.model.startsWith("Large")', LARGE),

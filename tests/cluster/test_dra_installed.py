@@ -56,6 +56,31 @@ def test_the_rights_suffice_for_claims_and_for_unchanged_pods(cluster: Cluster) 
     assert sum(cluster.wait_used([4, 20], 30).used) == 24
 
 
+def test_the_status_of_a_claim_says_who_has_it_and_a_daemon_changes_nothing_else_of_it(
+    cluster: Cluster,
+) -> None:
+    path = f"{dra.CLAIMS}/c4"
+    (said,) = until(lambda: cluster.api.get(path)["status"].get("devices"), "the status of its device", 30)
+    (result,) = cluster.api.get(path)["status"]["allocation"]["devices"]["results"]
+    assert [said[key] for key in ("driver", "pool", "device", "shareID")] == [
+        result[key] for key in ("driver", "pool", "device", "shareID")
+    ]
+    pod = cluster.pod("p4")["metadata"]
+    card = cluster.environment("p4")["NVIDIA_VISIBLE_DEVICES"]
+    assert said["data"] == {"card": card, "pod": "p4", "podUID": pod["uid"], "units": {"main": 4}}
+    api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
+    found = cluster.api.get(path)
+    with pytest.raises(ApiError, match="resourceclaims/binding"):
+        api.put(f"{path}/status", {**found, "status": {}})
+    foreign = {**said, "driver": "net.example.com"}
+    foreign = {**found, "status": {**found["status"], "devices": [said, foreign]}}
+    with pytest.raises(ApiError):
+        api.put(f"{path}/status", foreign)
+    elsewhere = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node"))
+    with pytest.raises(ApiError, match="resourceclaims/driver"):
+        elsewhere.put(f"{path}/status", {**found, "status": {**found["status"], "devices": []}})
+
+
 def test_a_daemon_writes_no_slices_of_others(cluster: Cluster) -> None:
     api = cluster.api.as_user(cluster.token(NAMESPACE, "gpupack-node", cluster.node_name))
     (mine,) = dra.slices(cluster)

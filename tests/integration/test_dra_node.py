@@ -60,6 +60,36 @@ async def test_a_claim_is_prepared_counted_and_unprepared() -> None:
         assert await world.unprepare("a") == {"a": ""}
 
 
+async def test_the_status_of_a_claim_says_who_has_it_beside_what_other_drivers_say() -> None:
+    async with dra_world() as world:
+        uid = await world.claim("a", (1, 3))
+        other = {"driver": "net.example.com", "pool": "p", "device": "d"}
+        path = f"{CLAIMS}/a"
+        found = await world.call("GET", path)
+        await world.call("PUT", f"{path}/status", found | {"status": {**found["status"], "devices": [other]}})
+        await world.prepare("a")
+
+        async def devices() -> list[dict[str, object]]:
+            status = (await world.call("GET", path))["status"]
+            return status["devices"] if len(status["devices"]) == 2 else []
+
+        for _ in range(200):
+            if said := await devices():
+                break
+            await asyncio.sleep(0.02)
+        before, mine = said
+        assert before == other
+        assert mine["data"] == {
+            "card": card(1),
+            "pod": "pod-a",
+            "podUID": uid,
+            "units": {"main": 3},
+        }
+        (ready,) = mine["conditions"]
+        assert (ready["type"], ready["status"]) == ("Ready", "True")
+        assert "pod pod-a has it, in containers main" in ready["message"]
+
+
 async def test_a_pod_that_ends_by_itself_after_its_claim_was_let_go_is_charged_no_more() -> None:
     async with dra_world() as world:
         uid = await world.claim("a", (1, 3))

@@ -1,0 +1,127 @@
+"""Says in the status of a claim which pod and containers have its shares."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from allocator.ids import device_names, parse_device_id
+from allocator.names import DRA_API, DRA_DRIVER
+from deviceplugin.allocation.ledger_service import LedgerService
+from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
+from kubeapi.backoff import Backoff
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.paths import quote_segment
+
+log = structlog.get_logger(__name__)
+
+WRITE_TIMEOUT_S: Final = 10.0
+CONDITION: Final = {"type": "Ready", "status": "True", "reason": "Prepared"}
+
+
+def device_statuses(claim: PreparedClaim, cards: dict[str, str], pool: str, now: str) -> list[dict[str, Any]]:
+    """Write the status of each share of a prepared claim.
+
+    Args:
+        claim: that is prepared.
+        cards: UUIDs of the node's cards by the name of the device.
+        pool: the node's.
+        now: the time, as the API writes it.
+    """
+    found = []
+    for device in claim.devices:
+        card = cards.get(device.device, "")
+        units = {
+            container: len([text for text in ids if parse_device_id(text)[0] == card])
+            for container, ids in claim.ids.items()
+        }
+        held = {container: count for container, count in units.items() if count}
+        told = f"pod {claim.pod_name} has it, in containers {', '.join(held)}"
+        entry: dict[str, Any] = {
+            "driver": DRA_DRIVER,
+            "pool": pool,
+            "device": device.device,
+            "conditions": [{**CONDITION, "message": told, "lastTransitionTime": now}],
+            "data": {"card": card, "pod": claim.pod_name, "podUID": claim.pod_uid, "units": held},
+        }
+        found.append({**entry, "shareID": device.share_id} if device.share_id else entry)
+    return found
+
+
+class ClaimStatusWriter:
+    """Writes `status.devices` of each prepared claim once, as long as the API server has that claim.
+
+    Claims that the extender wrote are left out: their pod's annotation says the same. Kubernetes takes the
+    entries away when the claim is deallocated.
+
+    Args:
+        client: API server.
+        account: its followers are woken when claims are prepared.
+        prepared: the claims.
+        node_name: also the name of the node's pool.
+    """
+
+    def __init__(
+        self, client: KubeClient, account: LedgerService, prepared: PreparedClaims, *, node_name: str
+    ) -> None:
+        self._client = client
+        self._account = account
+        self._prepared = prepared
+        self._node_name = node_name
+        self._written: set[str] = set()
+        self._wake = asyncio.Event()
+        self._backoff = Backoff(0.5, 300.0)
+        account.subscribe(self._wake.set)
+
+    async def run(self) -> None:
+        """Write what is not written, until cancelled."""
+        while True:
+            self._wake.clear()
+            wait_s = await self._step()
+            # What changes meanwhile is seen after the wait: the API server is not asked more often.
+            await (self._wake.wait() if wait_s is None else asyncio.sleep(wait_s))
+
+    async def _step(self) -> float | None:
+        """Return the seconds to wait before the next attempt, None for until something changes."""
+        self._written &= {claim.uid for claim in self._prepared}
+        for claim in self._prepared:
+            if claim.is_for_limits or claim.uid in self._written:
+                continue
+            try:
+                await self._write(claim)
+            except NotFound:
+                pass  # deleted by force: nobody is left to be told
+            except (KubeApiError, msgspec.MsgspecError) as error:
+                delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
+                note = log.warning if self._backoff.failures == 1 else log.debug
+                note("status of claim not written", claim=claim.name, error=str(error))
+                return delay_s
+            self._written.add(claim.uid)
+            self._backoff.reset()
+        return None
+
+    async def _write(self, claim: PreparedClaim) -> None:
+        namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
+        path = f"{DRA_API}/namespaces/{namespace}/resourceclaims/{name}"
+        found = msgspec.json.decode(await self._client.get(path, timeout_s=WRITE_TIMEOUT_S))
+        status = found.get("status") or {}
+        if found["metadata"].get("uid") != claim.uid or not status.get("allocation"):
+            return
+        devices = {device: card for card, device in device_names(self._account.ledger.accounts.cards).items()}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        mine = device_statuses(claim, devices, self._node_name, now)
+        before = status.get("devices") or []
+        if _says_all(before, mine):
+            return
+        others = [one for one in before if one.get("driver") != DRA_DRIVER]
+        body = {**found, "status": {**status, "devices": [*others, *mine]}}
+        await self._client.put(f"{path}/status", body, timeout_s=WRITE_TIMEOUT_S)
+
+
+def _says_all(before: list[dict[str, Any]], mine: list[dict[str, Any]]) -> bool:
+    """Whether the entries of this driver say it already."""
+    said = [one.get("data") for one in before if one.get("driver") == DRA_DRIVER]
+    return said == [one["data"] for one in mine]
