@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +40,7 @@ from allocator.names import BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from allocator.packing import Layout, NodeWords, node_resources, width
 from benchmarks.floors import BareClient
 from benchmarks.machine import cpu_s, machine
+from benchmarks.profiled import FILE
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Api, Cluster, until, workload
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--shortlist", type=int, default=1, help="the extender's (default 1, as manifests/scheduler has it)"
     )
+    parser.add_argument("--profile", help="file for what each library costs the extender; slows it down")
     options = parser.parse_args()
     if min(options.nodes, options.pods, options.rounds) < 1 or options.pods < 2:
         parser.error("--nodes and --rounds must be 1 or more, --pods 2 or more")
@@ -105,7 +108,9 @@ def main() -> None:
         parser.error(f"--sides {options.sides!r}; allowed: {', '.join(SIDES)}, by commas, each once")
     print(machine())
     print(f"shortlist {options.shortlist}")
-    rounds = measure(options.nodes, options.pods, options.rounds, options.shortlist, sides)
+    rounds = measure(
+        options.nodes, options.pods, options.rounds, options.shortlist, sides, profile=options.profile
+    )
     rates = {side: round(statistics.median(each.pods_per_s for each in rounds[side]), 1) for side in sides}
     cpu_ms = {side: median_cpu_ms(rounds[side]) for side in sides}
     if "none" in sides:
@@ -153,7 +158,7 @@ def listed(cpu_ms: Mapping[str, float]) -> str:
 
 
 def measure(
-    nodes: int, pods: int, rounds: int, shortlist: int, sides: Sequence[str]
+    nodes: int, pods: int, rounds: int, shortlist: int, sides: Sequence[str], *, profile: str | None = None
 ) -> dict[str, list[Round]]:
     """Run all rounds on one control plane.
 
@@ -162,6 +167,9 @@ def measure(
     """
     cluster = Cluster(with_node=False)
     results: dict[str, list[Round]] = {side: [] for side in sides}
+    if profile:
+        cluster.extender.module = "benchmarks.profiled"
+        cluster.extender.environment[FILE] = str(Path(profile).absolute())
     try:
         cluster.control.start_without_controllers()
         in_parallel(nodes, lambda index: cluster.api.post("/api/v1/nodes", fake_node(index)))

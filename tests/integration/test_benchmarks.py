@@ -58,8 +58,8 @@ def test_the_queue_s_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_throughput_s_last_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
-    def measure(*options: Any) -> dict[str, list[throughput.Round]]:
-        asked.append(options)
+    def measure(*options: Any, profile: str | None) -> dict[str, list[throughput.Round]]:
+        asked.append((*options, profile))
         return {
             "none": [throughput.Round(rate, {"etcd": 1.5}) for rate in (60, 62.04, 90)],
             "extender": [

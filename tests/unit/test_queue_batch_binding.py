@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from kubeapi.errors import Unreachable
 from scheduler_plugin.binding.batch_protocol import CommitCall, CommitOutcome, PodResult
 from scheduler_plugin.queue.cache.batch_pods import NO_COMMITTER, NOT_READ
 from scheduler_plugin.queue.cache.queued_pods import Phase
+from scheduler_plugin.queue.controller import status
 from scheduler_plugin.queue.controller.batch_client import CommitFailedError
+from scheduler_plugin.queue.controller.batch_conditions import make_condition_patch
 from scheduler_plugin.queue.controller.batch_handover import Handed, Handover
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.settings import QueueSettings
+from scheduler_plugin.queue.controller.status import WaitReason
 from scheduler_plugin.queue.controller.writer import PodWriter, WriteOutcome
 from tests.batch_world import BatchWorld
 from tests.queue_world import QueueWorld
@@ -241,6 +245,24 @@ async def test_what_is_not_bound_waits_again_in_its_old_place(
     assert run.controller.counts.admitted == ({"a": 1} if bound else {})
     if not bound:
         assert run.world.queue.refusals.is_paused(run.uid)
+
+
+async def test_an_event_and_the_status_name_the_field_of_a_pod_that_slipped_through() -> None:
+    """The condition that an autoscaler reads does not say `Unschedulable`: more nodes would not help."""
+    run = Running(None, CommitOutcome.BOUND)
+    uid = batch_pod(run.world, "odd", read=False)
+    run.world.queue.set_batch_spec(uid, SPEC | {"hostNetwork": True})
+    run.controller.record_change()
+    await run.until(lambda: any("hostNetwork" in event for event in run.recorder.events))
+    run.running.cancel()
+    (why,) = [each for each in status.explain_waiting(run.world.queue, run.world.now) if each.name == "odd"]
+    assert "create the pod without it, or with schedulerName gpupack-scheduler" in why.message
+    assert why.reason is WaitReason.REFUSED
+    assert [len(call.groups) for call in run.client.calls] == [1]
+    patch = make_condition_patch(uid, why.reason, why.message, datetime(2026, 1, 1, tzinfo=UTC))
+    (condition,) = patch["status"]["conditions"]
+    assert condition["reason"] != "Unschedulable"
+    assert "hostNetwork" in condition["message"]
 
 
 class ReadApi:
