@@ -45,7 +45,7 @@ def rounds(*, borrowing: bool) -> list[list[str]]:
             def may(_: object, group: WorkloadGroup[str], slot: SlotType = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick_workload(slot, [owner], near=lambda _tenant, _group: True, may=may)
+            choice = pick_workload(slot, [owner], is_near=lambda _tenant, _group: True, can_run=may)
             sat[at].append("" if choice is None else choice.workload.uid)
             if choice is not None:
                 owner.waiting.remove(choice.workload.uid)

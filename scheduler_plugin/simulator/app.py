@@ -111,7 +111,7 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
     if not any(pod.cards for pod in pods):
         warn(f"{options.pods}: no pod asks for a GPU; the list is run as it is, without inflation")
     tasks = [(variant, seed) for variant in options.list_variants() for seed in options.seeds]
-    one = partial(replay_one if options.replay else run_one, options, nodes, pods)
+    run_variant = partial(replay_one if options.replay else run_one, options, nodes, pods)
     runs: dict[Task, Run] = {}
     _configure_card_policy(options)
     rankers = [NODE_POLICIES.made(variant.policy) for variant in options.list_variants()]
@@ -120,7 +120,7 @@ def simulate(options: SimulationOptions, warn: Callable[[str], None], progress: 
             warn(line)
     progress(0, len(tasks))
     for task, result in _run_tasks(
-        one, tasks, min(options.jobs, len(tasks)), partial(_configure_card_policy, options)
+        run_variant, tasks, min(options.jobs, len(tasks)), partial(_configure_card_policy, options)
     ):
         runs[task] = result
         progress(len(runs), len(tasks))
@@ -209,7 +209,7 @@ def _compute_fragmented(workload: TypicalWorkload, cluster: SimulatedCluster) ->
 
 
 def _run_tasks(
-    one: Callable[[Variant, int], Run],
+    run_variant: Callable[[Variant, int], Run],
     tasks: Sequence[Task],
     jobs: int,
     prepare: Callable[[], None],
@@ -217,13 +217,13 @@ def _run_tasks(
     """Run workloads here or in processes, each of which is prepared first, and give results as they come."""
     if jobs == 1:
         for task in tasks:
-            yield task, one(*task)
+            yield task, run_variant(*task)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=partial(_begin_process, prepare)) as pool:
         try:
             with _delay_ctrl_c():
-                waiting = {pool.submit(one, *task): task for task in tasks}
+                waiting = {pool.submit(run_variant, *task): task for task in tasks}
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -235,10 +235,10 @@ def _run_tasks(
 @contextmanager
 def _delay_ctrl_c() -> Iterator[None]:
     """Put Ctrl-C off, also for processes started meanwhile: each that still loads would print a traceback."""
-    told: list[int] = []
+    signals: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
     # A thread of a library may get the signal in spite of the mask, which is for the processes.
-    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number)) if is_main else None
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number)) if is_main else None
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -246,7 +246,7 @@ def _delay_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if before is not None:
             signal.signal(signal.SIGINT, before)
-    if told:
+    if signals:
         raise KeyboardInterrupt
 
 

@@ -78,16 +78,16 @@ def make_replay(
     from_s, until_s = starts[len(starts) // _WARM_UP], starts[-1]
     kept, copies = tuple(nodes), 1.0
     if load is not None:
-        asked = sum(
-            pod.asked_milli / CARD * _count_seconds_within(at, runs, from_s, until_s)
+        requested = sum(
+            pod.requested_milli / CARD * _count_seconds_within(at, runs, from_s, until_s)
             for pod, at, runs in times
         )
-        if not (until_s > from_s and asked > 0):
+        if not (until_s > from_s and requested > 0):
             raise TraceError(
                 f"the {len(pods)} pods ask for no GPU at any time that counts, from {from_s} to {until_s} s; "
                 "a load needs pods with GPUs and different creation times"
             )
-        cards = asked / (until_s - from_s)
+        cards = requested / (until_s - from_s)
         most = max(1.0, max_pods / len(pods))
         gpus = sum(node.cards for node in nodes)
         kept = _draw_nodes(nodes, cards * most / load, rng) if load * gpus / cards > most else kept

@@ -36,7 +36,7 @@ class SimulatedPodKind:
         request: As policies see it; percent as units of the size of card that there is most.
         nodes: bool[R], nodes whose model the pod accepts; None: all.
         units: GPU units over all cards, as of `ask`.
-        asked: Thousandths of a card over all cards, as the trace counts them.
+        requested_milli: Thousandths of a card over all cards, as the trace counts them.
         query: What is asked of cards; None: it asks for none.
         host: What a pod asks for beside cards.
     """
@@ -44,7 +44,7 @@ class SimulatedPodKind:
     request: PolicyRequest
     nodes: BoolArray | None
     units: int
-    asked: int
+    requested_milli: int
     query: SchedulingRequest | None
     host: HostRequest
 
@@ -170,14 +170,14 @@ class SimulatedCluster:
                 policy_request,
             )
         return SimulatedPodKind(
-            policy_request, nodes, policy_request.gpu_units, pod.asked_milli, query, policy_request.host
+            policy_request, nodes, policy_request.gpu_units, pod.requested_milli, query, policy_request.host
         )
 
     def mask_admitted(self, selector: Selector) -> BoolArray:
         """Nodes whose model a selector admits; all cards of a node are of one."""
         names = self.arrays.model_names
-        wanted = [at for at, name in enumerate(names) if selector.admits_model(name)]
-        result: BoolArray = np.isin(self._model_of_row, wanted)
+        admitted_models = [at for at, name in enumerate(names) if selector.admits_model(name)]
+        result: BoolArray = np.isin(self._model_of_row, admitted_models)
         return result
 
     def filter_rows(self, kind: SimulatedPodKind) -> RowArray:
@@ -270,13 +270,13 @@ class SimulatedCluster:
     def _add_charge(self, kind: SimulatedPodKind, row: int, charge: Mapping[int, int], times: int) -> None:
         arrays, policy_request = self.arrays, kind.request
         if charge:
-            taken = arrays.assumed[row, : arrays.cards[row]].tolist()
+            allocated = arrays.assumed[row, : arrays.cards[row]].tolist()
             known = self._cards.get(row)
             for card, units in charge.items():
-                taken[card] += times * units
+                allocated[card] += times * units
                 if known is not None:
-                    known[card] = replace(known[card], used_units=taken[card])
-            arrays.set_assumed(row, taken)
+                    known[card] = replace(known[card], used_units=allocated[card])
+            arrays.set_assumed(row, allocated)
         arrays.set_requested(
             row,
             int(arrays.cpu_used[row]) + times * policy_request.cpu_milli,

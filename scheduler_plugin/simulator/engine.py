@@ -85,10 +85,10 @@ def run_packing(
         The outcome; deterministic but for `wall_s`.
     """
     outcome = PackingOutcome(pods=len(pods))
-    asked_of = [pod.asked_milli for pod in pods]
+    requests = [pod.requested_milli for pod in pods]
     total = cluster.gpus * CARD
     whole = cluster.units
-    asked = taken = 0
+    requested = allocated_units = 0
     next_point = 1
     placer = Placer(cluster, policy)
     start = clock()
@@ -98,25 +98,25 @@ def run_packing(
         placed = placer.place_pod(kind, str(number))
         if isinstance(placed, PlacedPod):
             outcome.placed += 1
-            taken += placed.units
+            allocated_units += placed.units
         else:
             outcome.failed[placed] += 1
         _count(outcome.placed_units if isinstance(placed, PlacedPod) else outcome.failed_units, kind)
-        asked += asked_of[number]
-        while asked * 100 >= next_point * total:
+        requested += requests[number]
+        while requested * 100 >= next_point * total:
             paused = clock()
             fragmented = None if measure is None else measure(cluster)
             apart += clock() - paused
-            outcome.curve.append(PackingPoint(float(next_point), 100.0 * taken / whole, fragmented))
+            outcome.curve.append(PackingPoint(float(next_point), 100.0 * allocated_units / whole, fragmented))
             if next_point == _HALF:
                 outcome.whole_percent = cluster.compute_whole_percent()
             if next_point == _ALL:
-                outcome.allocated_percent["100"] = 100.0 * taken / whole
+                outcome.allocated_percent["100"] = 100.0 * allocated_units / whole
             next_point += 1
     outcome.wall_s = clock() - start - apart
-    allocated = 100.0 * taken / whole
+    allocated = 100.0 * allocated_units / whole
     fragmented = None if measure is None else measure(cluster)
-    outcome.curve.append(PackingPoint(100.0 * asked / total, allocated, fragmented))
+    outcome.curve.append(PackingPoint(100.0 * requested / total, allocated, fragmented))
     outcome.allocated_percent[last] = allocated
     return outcome
 

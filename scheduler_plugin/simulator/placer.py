@@ -97,11 +97,11 @@ class Placer:
             return cluster.explain_misfit(kind)
         scores = self._score_rows(kind, uid, rows)
         best = int(scores.argmin())
-        held = not scores[best] < np.inf
+        is_held_back = not scores[best] < np.inf
         row = int(rows[best])
         if self._counter is not None:
-            self._counter.record_attempt(cluster.arrays, uid, None if held else row)
-        return HELD if held else row
+            self._counter.record_attempt(cluster.arrays, uid, None if is_held_back else row)
+        return HELD if is_held_back else row
 
     def record_unplaced(self, kind: SimulatedPodKind, uid: str) -> None:
         """Tell a policy that learns of a pod that fits nowhere."""

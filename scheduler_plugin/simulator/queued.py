@@ -170,7 +170,7 @@ class QueuedReplayState(ReplayState):
         kind = self.kinds[number]
         self._since[number] = now
         self._waiting += 1
-        self._waiting_milli += kind.asked
+        self._waiting_milli += kind.requested_milli
         # Pods wait in the order of their UIDs where nothing else tells them apart.
         self._made += 1
         uid = self._uids[number] = f"{self._made:012}"
@@ -195,7 +195,7 @@ class QueuedReplayState(ReplayState):
         self._placer.record_placed(kind, str(number))
         self._used += place.units
         self._waiting -= 1
-        self._waiting_milli -= kind.asked
+        self._waiting_milli -= kind.requested_milli
         # What counts is how long it waited in all; an evicted pod waits more than once.
         waited = self._waited[number] = self._waited.get(number, 0.0) + now - self._since[number]
         self.record.placed_s[number] = self.arrivals[number].at_s + waited

@@ -159,10 +159,10 @@ def _make_containers(pod: TracePod, kind: SimulatedPodKind) -> list[ContainerLit
     """Make the containers of a pod; the first one asks for what it needs beside cards."""
     host: Resources = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
     host |= {name: str(amount) for name, amount in pod.others}
-    asked = kind.query.request.containers if kind.query is not None else ()
+    requested = kind.query.request.containers if kind.query is not None else ()
     resource = PERCENT_RESOURCE if pod.percent else resource_name(UNIT_MIB)
     found: list[ContainerLite] = []
-    for container in asked:
+    for container in requested:
         amounts: Resources = {resource: str(container.units), **({} if found else host)}
         found.append(ContainerLite(container.name, resources=ResourceList(amounts, amounts)))
     return found or [ContainerLite("c0", resources=ResourceList(host, host))]

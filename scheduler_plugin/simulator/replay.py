@@ -79,7 +79,7 @@ class ReplayState:
         if self._queues.get(kind) or not self._place_pod(number, kind, now):
             self._queues.setdefault(kind, deque()).append(number)
             self._waiting += 1
-            self._waiting_milli += kind.asked
+            self._waiting_milli += kind.requested_milli
             self.record.turned_away.append(number)
             if kind in self._held:
                 self._backfill(now, set())
@@ -131,7 +131,7 @@ class ReplayState:
             queue = queues[kind]
             queue.popleft()
             self._waiting -= 1
-            self._waiting_milli -= kind.asked
+            self._waiting_milli -= kind.requested_milli
             if queue:
                 heapq.heappush(ready, (queue[0], order, kind))
             else:

@@ -71,7 +71,7 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
     edges = np.linspace(first, last, POINTS + 1) if last > first else np.array([first, first + 1.0])
     times = [sample.at_s for sample in story.samples]
     whole = 100.0 / cluster.units
-    asked = _compute_asked(replay, edges) * (100.0 / cluster.gpus)
+    requested = _compute_asked(replay, edges) * (100.0 / cluster.gpus)
     used = average_steps(times, [sample.used * whole for sample in story.samples], edges)
     waiting = average_steps(times, [float(sample.waiting) for sample in story.samples], edges)
     milli = average_steps(times, [float(sample.waiting_milli) for sample in story.samples], edges)
@@ -84,7 +84,7 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         "copies": round(replay.copies, 4),
         "pods": len(replay.arrivals),
         "gpu_pods": len(counted),
-        "load": round(float(asked.mean()) / 100.0, 4),
+        "load": round(float(requested.mean()) / 100.0, 4),
         "allocated_percent": round(float(used.mean()), 4),
         "turned_away_percent": round(100.0 * len(away) / max(1, len(counted)), 4),
         "wait_s": compute_wait_figures(list(waits.values())),
@@ -108,7 +108,7 @@ def make_replay_result(story: ReplayRecord, replay: Replay, cluster: SimulatedCl
         "never_placed": len(counted) - len(waits) - len(story.impossible & runs_of_label),
         "series": [
             [round(float(value), 4) for value in row]
-            for row in zip(days, asked, used, waiting, came, strict=True)
+            for row in zip(days, requested, used, waiting, came, strict=True)
         ],
         "wall_s": round(wall_s, 3),
     }
@@ -166,10 +166,10 @@ def _compute_asked(replay: Replay, edges: "FloatArray") -> "FloatArray":
     """Cards that would be in use if no pod ever waited, mean between edges."""
     changes: list[tuple[float, int]] = []
     for at, runs, pod in replay.arrivals:
-        if pod.asked_milli:
-            changes.append((at, pod.asked_milli))
+        if pod.requested_milli:
+            changes.append((at, pod.requested_milli))
             if runs is not None:
-                changes.append((at + runs, -pod.asked_milli))
+                changes.append((at + runs, -pod.requested_milli))
     changes.sort()
     now = np.cumsum([amount for _, amount in changes]) / CARD
     return average_steps([at for at, _ in changes], now.tolist(), edges)

@@ -114,7 +114,7 @@ class TracePod:
         )
 
     @property
-    def asked_milli(self) -> int:
+    def requested_milli(self) -> int:
         """Thousandths of a card over all its cards."""
         return self.cards * self.gpu_milli
 
@@ -206,9 +206,9 @@ def read_pods(
         if shape not in possible:
             possible[shape] = any(_can_ever_run(pod, node) for node in nodes)
         if not possible[shape]:
-            asked = [f"{amount} {name}" for name, amount in pod.others]
+            requested = [f"{amount} {name}" for name, amount in pod.others]
             what = f"{pod.cpu_milli} cpu_milli, {pod.memory_mib} memory_mib, {pod.cards} num_gpu"
-            what = ", ".join([what, *asked])
+            what = ", ".join([what, *requested])
             warn(f"{where}: {what} {UNFIT}")
     if not pods:
         raise TraceError(f"{path}: no usable pod in it; allowed: one or more")
@@ -230,11 +230,11 @@ def draw_pods(pods: Sequence[TracePod], gpus: int, inflation: float, seed: int) 
     """
     rng = random.Random(seed)  # noqa: S311 - a simulation, no secret
     drawn = list(pods)
-    asked = sum(pod.asked_milli for pod in pods)
-    while 0 < asked < inflation * gpus * CARD:
+    requested = sum(pod.requested_milli for pod in pods)
+    while 0 < requested < inflation * gpus * CARD:
         pod = rng.choice(pods)
         drawn.append(pod)
-        asked += pod.asked_milli
+        requested += pod.requested_milli
     rng.shuffle(drawn)
     return drawn
 
@@ -350,8 +350,8 @@ def _can_ever_run(pod: TracePod, node: TraceNode) -> bool:
     if not node.card_units or not pod.gpu_units:
         return True
     cards = [(node.card_units, node.card_units)] * node.cards
-    asked = [(demand.asked, demand.cards) for demand in pod.demands]
-    return fit_together(cards, asked, rules=CardRules(apart=pod.apart)).picks is not None
+    requested = [(demand.asked, demand.cards) for demand in pod.demands]
+    return fit_together(cards, requested, rules=CardRules(apart=pod.apart)).picks is not None
 
 
 def _find_name_fault(where: str, column: str, name: str, taken: Mapping[str, object]) -> str:

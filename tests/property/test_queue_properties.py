@@ -190,7 +190,9 @@ class History(QueueWorld):
     def _admissible(self) -> Iterator[tuple[QueueState, QueuedWorkload[Needs]]]:
         """Waiting workloads that stage, order and quota would let go; gangs are not looked at."""
         for queue in self.queue.queues:
-            workloads = [workload for workload in queue.waiting if not queue.waiting.is_held(workload.uid)]
+            workloads = [
+                workload for workload in queue.waiting if not queue.waiting.waits_for_stage(workload.uid)
+            ]
             workloads.sort(key=lambda workload: workload.age_key)
             if queue.form is not None and queue.form.queueing_strategy == "StrictFIFO":
                 workloads = workloads[:1]

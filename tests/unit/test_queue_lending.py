@@ -54,7 +54,7 @@ def offer(
         return all(RACKS[name] == RACKS[node] for name in group.key.data)
 
     return pick_workload(
-        slot, sort_by_share(queues), near=near, may=lambda _tenant, _group: True, locality=locality
+        slot, sort_by_share(queues), is_near=near, can_run=lambda _tenant, _group: True, locality=locality
     )
 
 
@@ -139,7 +139,7 @@ def rounds(*, borrowing: bool) -> tuple[int, float]:
             def may(_tenant: object, group: WorkloadGroup[str], slot: SlotType = slot) -> bool:
                 return borrowing or group.key.kind is slot
 
-            choice = pick_workload(slot, [queue], near=lambda _tenant, _group: True, may=may)
+            choice = pick_workload(slot, [queue], is_near=lambda _tenant, _group: True, can_run=may)
             if choice is not None:
                 queue.waiting.remove(choice.workload.uid)
                 running.append(choice.workload)
@@ -160,11 +160,11 @@ def test_the_second_stage_waits_for_the_first() -> None:
     """Also for a first-stage workload that is added when the second stage was eligible already."""
     waiting: WaitingWorkloads[str] = WaitingWorkloads()
     waiting.add(free("r1", job="j"))
-    assert not waiting.is_held("r1")
+    assert not waiting.waits_for_stage("r1")
     waiting.add(local("m1", job="j"))
-    assert waiting.is_held("r1")
+    assert waiting.waits_for_stage("r1")
     waiting.remove("m1")
-    assert waiting.is_held("r1"), "m1 runs"
+    assert waiting.waits_for_stage("r1"), "m1 runs"
     assert waiting.finish_first_stage("m1", "j")
     assert [group.get_oldest().uid for group in waiting.list_groups(SlotType.FREE)] == ["r1"]
 

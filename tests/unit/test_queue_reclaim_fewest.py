@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from scheduler_plugin.queue.scheduler.reclaim import LOOKED_AT, Reclaimer, ReclaimPlan
+from scheduler_plugin.queue.scheduler.reclaim import MAX_SEARCHES, Reclaimer, ReclaimPlan
 from tests.cluster_builders import in_percent
 from tests.queue_world import QueueWorld
 
@@ -179,7 +179,7 @@ def test_an_older_pod_that_can_never_run_does_not_switch_reclaim_off() -> None:
     world.node("n", (16, 16))
     run(world, (8, 8, 8, 8))
     misspelt = {"gpupack.io/gpu-model": "*H10*"}
-    for number in range(3 * LOOKED_AT):
+    for number in range(3 * MAX_SEARCHES):
         world.pod(f"never{number}", 1 + number, queue="b", created=10 + number, annotations=misspelt)
     world.pod("large", 17, queue="b", created=30)
     for number in range(2):

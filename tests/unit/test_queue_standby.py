@@ -32,8 +32,8 @@ def test_a_standby_forgets_pods_that_are_gone(more: dict[str, Any]) -> None:
     live_through(world, **more)
     queue = world.queue
     assert (len(queue.queued_pods), len(queue.unplaced), len(queue._requeue_finder._refused)) == (0, 0, 0)
-    remembered = len(queue.equivalence_backoff.held_templates) + len(
-        queue.gangs.equivalence_backoff.held_templates
+    remembered = len(queue.equivalence_backoff.refused_templates) + len(
+        queue.gangs.equivalence_backoff.refused_templates
     )
     assert 0 < remembered <= 12, "ten minutes' templates: who made the pods may make them again"
 

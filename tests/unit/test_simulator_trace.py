@@ -141,7 +141,7 @@ def test_draws_repeat_and_reach_the_inflation():
     drawn = draw_pods(pods, 10, 1.3, 42)
     assert drawn == draw_pods(pods, 10, 1.3, 42)
     assert drawn != draw_pods(pods, 10, 1.3, 43)
-    asked = sum(pod.asked_milli for pod in drawn)
+    asked = sum(pod.requested_milli for pod in drawn)
     assert 13_000 <= asked < 15_000
     assert set(drawn) == set(pods)
 

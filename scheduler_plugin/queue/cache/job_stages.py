@@ -76,8 +76,8 @@ class _FirstStage:
         done: Pods that have succeeded, by the UID of their Job; also those that are gone.
         makers: Jobs whose pods name the job, by UID; of both stages.
         lost: UIDs of Jobs that are gone.
-        waits: Pods of the second stage that wait for their admission, by queue.
-        held: Queues in which the second stage is held for pods to come.
+        waiting: Pods of the second stage that wait for their admission, by queue.
+        blocked_queues: Queues in which the second stage is held for pods to come.
     """
 
     seen: bool = False
@@ -87,8 +87,8 @@ class _FirstStage:
     done: Counter[str] = field(default_factory=Counter)
     makers: dict[str, PodMaker] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
-    waits: Counter[str] = field(default_factory=Counter)
-    held: set[str] = field(default_factory=set)
+    waiting: Counter[str] = field(default_factory=Counter)
+    blocked_queues: set[str] = field(default_factory=set)
 
 
 class JobStages:
@@ -180,7 +180,7 @@ class JobStages:
         for uid, (queue, job) in self._counted.items():
             self._queues[queue].waiting.begin_first_stage(uid, job)
         for job, stage in self._stages.items():
-            for queue in stage.held:
+            for queue in stage.blocked_queues:
                 self._queues[queue].waiting.begin_first_stage(TO_COME, job)
 
     def explain_missing(self, job: str) -> str:
@@ -243,7 +243,7 @@ class JobStages:
         if pod.part is _StagePart.DONE:
             stage.done[pod.maker] += 1
         if pod.part is _StagePart.WAITS:
-            stage.waits[pod.queue] += 1
+            stage.waiting[pod.queue] += 1
 
     def _remove_part(self, uid: str, pod: _StagePod, *, gone: bool = False) -> None:
         stage = self._stages[pod.job]
@@ -255,7 +255,7 @@ class JobStages:
         if pod.part is _StagePart.DONE and not gone:
             _count_down(stage.done, pod.maker)
         if pod.part is _StagePart.WAITS:
-            _count_down(stage.waits, pod.queue)
+            _count_down(stage.waiting, pod.queue)
         if uid not in self._pods:
             self._update_count(uid)
 
@@ -298,12 +298,12 @@ class JobStages:
         stage = self._stages.get(job)
         if stage is None:
             return
-        lacks = bool(stage.waits) and bool(self.explain_missing(job))
-        held = set(stage.waits) if lacks else set()
-        for queue in held - stage.held:
+        lacks = bool(stage.waiting) and bool(self.explain_missing(job))
+        blocked = set(stage.waiting) if lacks else set()
+        for queue in blocked - stage.blocked_queues:
             self._queues[queue].waiting.begin_first_stage(TO_COME, job)
-        before, stage.held = stage.held, held
-        for queue in before - held:
+        before, stage.blocked_queues = stage.blocked_queues, blocked
+        for queue in before - blocked:
             self._finish_pod(TO_COME, queue, job)
         if not stage.pods and not stage.makers:
             del self._stages[job]

@@ -80,8 +80,8 @@ def pick_workload(
     slot: SlotType | None,
     queues: Sequence[LendingQueue[W]],
     *,
-    near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
-    may: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    is_near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    can_run: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     among: Collection[W] | None = None,
     locality: bool = True,
 ) -> SlotChoice[W] | None:
@@ -90,8 +90,8 @@ def pick_workload(
     Args:
         slot: Its type; None: there are no types, of a queue's workloads the oldest comes first.
         queues: In the order of `sort_by_share`.
-        near: Whether the data of a queue's group of local workloads is on the node or in its rack.
-        may: Whether a queue's workloads of a group can run on the node now.
+        is_near: Whether the data of a queue's group of local workloads is on the node or in its rack.
+        can_run: Whether a queue's workloads of a group can run on the node now.
         among: Needs of workloads that could be chosen; no other workloads are looked at. None: all.
         locality: Ask first for workloads whose data is near.
 
@@ -101,7 +101,8 @@ def pick_workload(
     for relaxed in (False, True) if locality else (True,):
         for queue in queues:
             found = [
-                _find_oldest(queue, kind, near, may, among, relaxed=relaxed) for kind in _list_preferred(slot)
+                _find_oldest(queue, kind, is_near, can_run, among, relaxed=relaxed)
+                for kind in _list_preferred(slot)
             ]
             able = [group for group in found if group is not None]
             if not able:
@@ -112,7 +113,7 @@ def pick_workload(
                 queue=queue.name,
                 workload=group.get_oldest(),
                 slot_match=None if slot is None else _match_slot(slot, group.key.kind),
-                relaxed=relaxed and bool(group.key.data) and not near(queue, group),
+                relaxed=relaxed and bool(group.key.data) and not is_near(queue, group),
                 lender="" if queue.name == head else head,
             )
     return None
@@ -140,8 +141,8 @@ def _list_preferred(slot: SlotType | None) -> tuple[SlotType, SlotType]:
 def _find_oldest(
     queue: LendingQueue[W],
     kind: SlotType,
-    near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
-    may: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    is_near: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
+    can_run: Callable[[LendingQueue[W], WorkloadGroup[W]], bool],
     among: Collection[W] | None,
     *,
     relaxed: bool,
@@ -152,7 +153,7 @@ def _find_oldest(
         if best is not None and best.get_oldest().age_key < group.get_oldest().age_key:
             continue
         bound = kind is SlotType.LOCAL and bool(group.key.data)
-        if (relaxed or not bound or near(queue, group)) and may(queue, group):
+        if (relaxed or not bound or is_near(queue, group)) and can_run(queue, group):
             best = group
     return best
 

@@ -202,7 +202,7 @@ class WaitingWorkloads(Generic[W]):
         self._forget_empty(job, known)
         return bool(known.second)
 
-    def list_held(self) -> Iterator[QueuedWorkload[W]]:
+    def list_waiting_for_stage(self) -> Iterator[QueuedWorkload[W]]:
         """Workloads that wait for the first stage of their job."""
         return chain.from_iterable(job.second.values() for job in self._jobs.values() if job.unfinished)
 
@@ -211,7 +211,7 @@ class WaitingWorkloads(Generic[W]):
         known = self._jobs.get(job)
         return known.unfinished.keys() if known is not None else ()
 
-    def is_held(self, uid: str) -> bool:
+    def waits_for_stage(self, uid: str) -> bool:
         """Tell whether a waiting workload waits for the first stage of its job."""
         workload = self._workloads.get(uid)
         return (

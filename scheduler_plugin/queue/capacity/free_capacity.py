@@ -340,14 +340,14 @@ class FreeCapacity:
         self, mask: _FitMask, requirements: PodRequirements, node: str, row: int, holder: str
     ) -> bool:
         """Tell whether a pod that fits on a node also does beside what is kept there for others."""
-        who = holder if self.reservations.has_on_node(holder, node) else ""
+        holder_uid = holder if self.reservations.has_on_node(holder, node) else ""
         version = int(self.state.nodes.version[row])
         known = mask.beside.get(node)
-        if known is not None and known[:3] == (version, self.reservations.version, who):
+        if known is not None and known[:3] == (version, self.reservations.version, holder_uid):
             return known[3]
-        others = self.reservations.sum_others(who, node, self.state.nodes.uuids[row])
+        others = self.reservations.sum_others(holder_uid, node, self.state.nodes.uuids[row])
         found = self._leaves_reserved(mask.query, requirements, row, others)
-        mask.beside[node] = (version, self.reservations.version, who, found)
+        mask.beside[node] = (version, self.reservations.version, holder_uid, found)
         return found
 
     def _leaves_reserved(

@@ -146,13 +146,13 @@ class ReservationPlanner:
     ) -> tuple[RowArray, LongArray]:
         """Rows that could take a pod if they were empty, and units that must become free there at least."""
         nodes = self._capacity.state.nodes
-        wanted = nodes.usable & self._capacity.mask_allowed(requirements)
-        wanted &= mask_host_fits(nodes, requirements.host, np.arange(nodes.row_count), emptied=True)
+        usable = nodes.usable & self._capacity.mask_allowed(requirements)
+        usable &= mask_host_fits(nodes, requirements.host, np.arange(nodes.row_count), emptied=True)
         if requirements.percent:
-            wanted &= nodes.percent
+            usable &= nodes.percent
         if among is not None:
-            wanted &= among(requirements)
-        rows = np.flatnonzero(wanted)
+            usable &= among(requirements)
+        rows = np.flatnonzero(usable)
         least = self._compute_least_missing(requirements, rows)
         can = least < _NEVER
         return rows[can], least[can]

@@ -93,7 +93,7 @@ async def run(
         conditions = BatchConditions(
             client, term.can_write, lambda: controller.is_busy, settings.write_timeout_s
         )
-        controller.explainer.told.connect(conditions.record_reason)
+        controller.explainer.reported.connect(conditions.record_reason)
         sink = NamespaceSink(queue, controller.record_change)
         watcher.changed.connect(controller.record_change)
 

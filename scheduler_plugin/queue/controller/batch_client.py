@@ -47,13 +47,13 @@ class CommitterClient:
     Args:
         url: Of the scheduler, `http://127.0.0.1:8910`.
         timeout_s: Longest time of one Binding, see the scheduler's `--bind-timeout`.
-        may: Whether this process may hand pods over.
+        can_write: Whether this process may hand pods over.
     """
 
-    def __init__(self, url: str, timeout_s: float, may: Callable[[], bool]) -> None:
+    def __init__(self, url: str, timeout_s: float, can_write: Callable[[], bool]) -> None:
         self._url = url.rstrip("/") + "/commit"
         self._timeout = aiohttp.ClientTimeout(total=3 * timeout_s + SLACK_S, connect=timeout_s)
-        self._can_write = may
+        self._can_write = can_write
         self._session: aiohttp.ClientSession | None = None
 
     async def commit(self, call: CommitCall) -> Sequence[PodResult]:
@@ -89,13 +89,13 @@ class CommitterClient:
 
 @asynccontextmanager
 async def open_committer_client(
-    settings: QueueSettings, may: Callable[[], bool]
+    settings: QueueSettings, can_write: Callable[[], bool]
 ) -> AsyncIterator[CommitterClient | None]:
     """Call the committer of the settings while the context lasts, None where they name none."""
     if settings.committer is None:
         yield None
         return
-    client = CommitterClient(settings.committer, settings.write_timeout_s, may)
+    client = CommitterClient(settings.committer, settings.write_timeout_s, can_write)
     try:
         yield client
     finally:

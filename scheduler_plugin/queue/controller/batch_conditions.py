@@ -41,7 +41,7 @@ class BatchConditions:
 
     Args:
         api: The API server.
-        may: Whether this process may write.
+        can_write: Whether this process may write.
         busy: Whether there is something more urgent to write.
         timeout_s: Of a write.
         sleep: Waits, as asyncio.sleep.
@@ -51,7 +51,7 @@ class BatchConditions:
     def __init__(
         self,
         api: ConditionApi,
-        may: Callable[[], bool],
+        can_write: Callable[[], bool],
         busy: Callable[[], bool],
         timeout_s: float,
         *,
@@ -59,7 +59,7 @@ class BatchConditions:
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
-        self._can_write = may
+        self._can_write = can_write
         self._busy = busy
         self._timeout_s = timeout_s
         self._sleep = sleep

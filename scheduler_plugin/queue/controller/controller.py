@@ -125,7 +125,7 @@ class Controller:
 
     async def run(self) -> None:
         """Decide until cancelled."""
-        next_tick = next_look = self._clock()
+        next_tick = next_check = self._clock()
         try:
             while True:
                 try:
@@ -138,8 +138,8 @@ class Controller:
                     # Who stands by sees all pods too.
                     self.queue.forget_unused()
                     continue
-                if not self._is_idle or self._clock() >= next_look:
-                    next_look = self._clock() + IDLE_S
+                if not self._is_idle or self._clock() >= next_check:
+                    next_check = self._clock() + IDLE_S
                     await self._admit_all()
                     if self._clock() >= next_tick:
                         next_tick = self._clock() + TICK_S

@@ -48,20 +48,20 @@ class Explainer:
         clock: Monotonic seconds.
 
     Attributes:
-        told: Signals a pod, the reason of its wait, and the message, when a pod is told.
+        reported: Signals a pod, the reason of its wait, and the message, when a pod is told.
     """
 
     def __init__(self, queue: Queue, recorder: EventSink, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._recorder = recorder
         self._clock = clock
-        self._told: dict[str, ReportedReason] = {}
+        self._reported: dict[str, ReportedReason] = {}
         self._left: list[str] = []
         self._changed = False
         self._took_s = 0.0
         self._next_s = float("-inf")
         self._began_s = float("-inf")
-        self.told: Signal[[QueuedPod, WaitReason, str]] = Signal()
+        self.reported: Signal[[QueuedPod, WaitReason, str]] = Signal()
 
     def begin_round(self, *, changed: bool) -> None:
         """Begin a round where it is time for one, else look for pods that wait and were not told.
@@ -73,14 +73,16 @@ class Explainer:
         if self._left:
             return
         pods = self._queue.queued_pods
-        for uid in [uid for uid in self._told if uid not in pods]:
-            del self._told[uid]
+        for uid in [uid for uid in self._reported if uid not in pods]:
+            del self._reported[uid]
         now = self._clock()
         every = now >= self._next_s and (self._changed or now - self._began_s >= UNCHANGED_S)
         if every:
             self._began_s, self._took_s, self._changed = now, 0.0, False
         self._left = [
-            uid for uid, pod in pods.items() if pod.phase is Phase.GATED and (every or uid not in self._told)
+            uid
+            for uid, pod in pods.items()
+            if pod.phase is Phase.GATED and (every or uid not in self._reported)
         ]
         self._left.reverse()
 
@@ -101,22 +103,22 @@ class Explainer:
 
     def forget_pod(self, uid: str) -> None:
         """Tell a pod anew if it waits again."""
-        self._told.pop(uid, None)
+        self._reported.pop(uid, None)
 
     def explain_pod(self, pod: QueuedPod) -> None:
         """Say why a pod waits, when that has changed."""
         now = self._clock()
         found = explain_pod(self._queue, pod, now, position=0)
         lasts = found.reason in _WAITS_FOR_PODS or found.reason is WaitReason.REFUSED
-        reported = self._told.get(pod.uid)
+        reported = self._reported.get(pod.uid)
         new = ReportedReason(found.reason, found.message if lasts else "", now)
         if reported is not None and reported.reason is new.reason:
             soon = new.reason in _WAITS_FOR_PODS and now - reported.at_s < AGAIN_S
             if soon or reported.message == new.message:
                 return
-        self._told[pod.uid] = new
+        self._reported[pod.uid] = new
         type_: EventType = "Warning" if found.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
         record = pod.record
         ref = make_pod_ref(record.namespace, record.name, record.uid)
         self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")
-        self.told(pod, found.reason, found.message)
+        self.reported(pod, found.reason, found.message)

@@ -25,7 +25,7 @@ from scheduler_plugin.scheduling.reasons import FilterReason, format_demands, fo
 STAGE_NAMED: Final = 3
 """Pods of a first stage that a message names."""
 
-STAGE_LOOKED_AT: Final = 64
+MAX_STAGE_PODS: Final = 64
 """Of a first stage with more pods only the oldest are looked at."""
 
 
@@ -190,7 +190,9 @@ def _report_queue(queue: Queue, queue_state: QueueState, waits: list[float]) -> 
         stop="not configured" if queue_state.form is None else queue_state.form.stop_policy,
         weighted_share=queue_state.dominant[1] / queue_state.weight,
         dominant_resource=queue_state.dominant[0],
-        first_stage=sum(_count_pods(workload.requirements) for workload in queue_state.waiting.list_held()),
+        first_stage=sum(
+            _count_pods(workload.requirements) for workload in queue_state.waiting.list_waiting_for_stage()
+        ),
     )
 
 
@@ -206,13 +208,13 @@ def _explain_pod(queue: Queue, pod: QueuedPod) -> tuple[WaitReason, str]:
     if pod.requirements in queue.capacity.faults:
         return WaitReason.REFUSED, queue.capacity.faults[pod.requirements]
     gang = queue.gangs.get(pod.gang)
-    held = (
+    pause = (
         queue.equivalence_backoff.explain_pause(pod)
         if gang is None
         else queue.gangs.equivalence_backoff.explain_pause(gang)
     )
-    if held:
-        return WaitReason.HELD, held
+    if pause:
+        return WaitReason.HELD, pause
     if gang is not None and not gang.waiting_queue:
         return WaitReason.GANG, gang.fault or _explain_incomplete_gang(pod, gang)
     queue_state = queue.queues[pod.queue_info.queue]
@@ -227,7 +229,7 @@ def _explain_waiting_in_queue(
 ) -> tuple[WaitReason, str]:
     """Say why a pod that waits in a queue is not the one admitted."""
     workload = queue_state.waiting.get(pod.gang or pod.uid)
-    if workload is not None and queue_state.waiting.is_held(workload.uid):
+    if workload is not None and queue_state.waiting.waits_for_stage(workload.uid):
         return WaitReason.STAGE, _explain_first_stage(
             queue, queue_state.waiting.list_unfinished(workload.job), workload.job
         )
@@ -323,7 +325,7 @@ def _explain_first_stage(queue: Queue, unfinished: Collection[str], job: str) ->
     if not count:
         return f"its job waits for its first stage: {lacks}"
     known = (uid for uid in unfinished if uid != TO_COME)
-    found = sorted(_rank_unfinished_pod(queue, uid) for uid in islice(known, STAGE_LOOKED_AT))
+    found = sorted(_rank_unfinished_pod(queue, uid) for uid in islice(known, MAX_STAGE_PODS))
     named = ", ".join(text for _, text in found[:STAGE_NAMED])
     more = count - min(len(found), STAGE_NAMED)
     pods = "1 unfinished pod" if count == 1 else f"{count} unfinished pods"

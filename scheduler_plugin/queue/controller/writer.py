@@ -83,7 +83,7 @@ class PodWriter:
 
     Args:
         api: The API server.
-        may: Whether this process may still write; asked before each request.
+        can_write: Whether this process may still write; asked before each request.
         timeout_s: Of one request, less than the time between the end of a term and the next one's beginning.
         sleep: Waits, as asyncio.sleep.
         uniform: Draws a number between two bounds, for the pauses between tries.
@@ -92,13 +92,13 @@ class PodWriter:
     def __init__(
         self,
         api: QueueApi,
-        may: Callable[[], bool],
+        can_write: Callable[[], bool],
         timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._api = api
-        self._can_write = may
+        self._can_write = can_write
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._uniform = uniform

@@ -149,7 +149,7 @@ class AdmissionScheduler:
     ) -> AdmittedWorkload | None:
         """Admit a workload, where it may go and fits; else None."""
         queue = self.queues[name]
-        if not queue.is_open or queue.waiting.is_held(workload.uid):
+        if not queue.is_open or queue.waiting.waits_for_stage(workload.uid):
             return None
         if not self.queues.allows_units(
             name, self.quota_usage.compute_least_units(workload.requirements), workload.uid
@@ -169,10 +169,10 @@ class AdmissionScheduler:
             cycle = AdmissionCycle(self, order)
             slot, row = None, None
             if self.config.slots is not None:
-                offer = cycle.find_idle_slot()
-                if offer is None:
+                idle_slot = cycle.find_idle_slot()
+                if idle_slot is None:
                     return None
-                row, slot = offer
+                row, slot = idle_slot
             choice = cycle.pick_workload(slot, row)
             if choice is None:
                 return None
@@ -341,11 +341,11 @@ class AdmissionCycle:
         """Offer a slot of a type on a row, or where both are None the whole cluster."""
         name = "" if row is None else self._admission.capacity.state.nodes.names[row]
 
-        def may(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
+        def can_run(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             fits, somewhere = self._find_rows(queue.name, group)
             return bool(somewhere if row is None else fits[row]) and self._is_admissible(queue.name, group)
 
-        def near(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
+        def is_near(queue: LendingQueue[Needs], group: WorkloadGroup[Needs]) -> bool:
             data = group.key.data
             if (group.key.requirements, data) in self._admission.crowded:
                 return False
@@ -363,7 +363,12 @@ class AdmissionCycle:
 
         locality = self._admission.config.locality.enabled
         return pick_workload(
-            slot, self._order, near=near, may=may, among=self.able_requirements, locality=locality
+            slot,
+            self._order,
+            is_near=is_near,
+            can_run=can_run,
+            among=self.able_requirements,
+            locality=locality,
         )
 
     def mask_near(self, data: frozenset[str]) -> BoolArray:

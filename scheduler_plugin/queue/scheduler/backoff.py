@@ -74,7 +74,7 @@ class KeyedBackoff(Generic[K]):
         self._until.pop(key, None)
         self._why.pop(key, None)
 
-    def forget_others(self, wanted: Container[K]) -> None:
+    def forget_others(self, keys: Container[K]) -> None:
         """Forget all but these."""
-        for key in [key for key in self._refusals if key not in wanted]:
+        for key in [key for key in self._refusals if key not in keys]:
             self.forget(key)

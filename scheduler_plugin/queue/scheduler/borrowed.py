@@ -25,16 +25,16 @@ class PendingEvictions:
         units: Units of quota that it will use.
         uids: Pods that are to go and are still there.
         since: When that began, seconds.
-        gone_uids: When the last one went, seconds.
-        left_units: Pods that did not refuse to go.
+        last_gone_at: When the last one went, seconds.
+        pods_left: Pods that did not refuse to go.
     """
 
     waiting: str
     units: int
     uids: set[str]
     since: float
-    gone_uids: float
-    left_units: int
+    last_gone_at: float
+    pods_left: int
 
 
 class BorrowedPods:

@@ -52,8 +52,8 @@ U = TypeVar("U", bound=BackoffUnit)
 
 
 @dataclass(slots=True)
-class _HeldGroup(Generic[U]):
-    """_HeldGroup is what is known of the units of a template.
+class _RefusedGroup(Generic[U]):
+    """_RefusedGroup is what is known of the units of a template.
 
     Attributes:
         first_uid: UID of the one that was refused first.
@@ -111,12 +111,12 @@ class EquivalenceBackoff(Generic[U]):
 
     def __init__(self) -> None:
         self._pauses: KeyedBackoff[Hashable] = KeyedBackoff(*PAUSE_S)
-        self._held: dict[Hashable, _HeldGroup[U]] = {}
+        self._groups: dict[Hashable, _RefusedGroup[U]] = {}
 
     @property
-    def held_templates(self) -> Collection[Hashable]:
+    def refused_templates(self) -> Collection[Hashable]:
         """Templates of which a unit was refused, and none was bound since."""
-        return self._held.keys()
+        return self._groups.keys()
 
     def record_refusal(self, unit: U, now: float) -> bool:
         """Record that an admitted unit is refused; tell whether units like it must be held back from now on.
@@ -127,10 +127,10 @@ class EquivalenceBackoff(Generic[U]):
         """
         if unit.template is None:
             return False
-        group = self._held.get(unit.template)
+        group = self._groups.get(unit.template)
         if group is None:
             self._forget_old(now)
-            group = self._held[unit.template] = _HeldGroup(unit.uid, unit.description, now)
+            group = self._groups[unit.template] = _RefusedGroup(unit.uid, unit.description, now)
         elif unit.uid not in group.tried_uids:
             # Admitted together with the first one: it tells nothing new.
             group.refused_uids.add(unit.uid)
@@ -144,7 +144,7 @@ class EquivalenceBackoff(Generic[U]):
 
     def is_held_back(self, unit: U) -> bool:
         """Tell whether one that could wait for its admission is held back."""
-        group = self._held.get(unit.template)
+        group = self._groups.get(unit.template)
         if group is None or unit.uid in group.tried_uids:
             return False
         group.refused_uids.discard(unit.uid)
@@ -153,13 +153,13 @@ class EquivalenceBackoff(Generic[U]):
 
     def record_admission(self, unit: U, now: float) -> None:
         """Record an admission: the next unit is tried a pause later."""
-        if unit.template in self._held:
+        if unit.template in self._groups:
             self._pauses.pause_again(unit.template, now)
 
     def record_binding(self, unit: U) -> Collection[U]:
         """Record that a unit is bound; return the units like it, which are held back no more."""
         self._pauses.forget(unit.template)
-        group = self._held.pop(unit.template, None)
+        group = self._groups.pop(unit.template, None)
         return group.held_back.values() if group is not None else ()
 
     def pop_due(self, now: float) -> list[U]:
@@ -170,12 +170,12 @@ class EquivalenceBackoff(Generic[U]):
         """
         found = []
         for each in self._pauses.pop_due(now):
-            group = self._held[each]
+            group = self._groups[each]
             if group.held_back or group.tried_uids or group.refused_uids:
                 group.last_seen = now
             elif now - group.last_seen >= REMEMBERED_S:
                 self._pauses.forget(each)
-                del self._held[each]
+                del self._groups[each]
                 continue
             self._pauses.pause_again(each, now)
             if group.held_back:
@@ -197,7 +197,7 @@ class EquivalenceBackoff(Generic[U]):
 
     def remove(self, unit: U) -> None:
         """Remove a unit that is gone, or is like others from now on."""
-        group = self._held.get(unit.template)
+        group = self._groups.get(unit.template)
         if group is not None:
             group.held_back.pop(unit.uid, None)
             group.tried_uids.discard(unit.uid)
@@ -207,14 +207,14 @@ class EquivalenceBackoff(Generic[U]):
     def _forget_old(self, now: float) -> None:
         """Forget templates as `pop_due` would: a process that stands by never calls it."""
         limit = now - REMEMBERED_S - PAUSE_S[1]
-        for each, group in list(self._held.items()):
+        for each, group in list(self._groups.items()):
             if group.last_seen < limit and not (group.held_back or group.tried_uids or group.refused_uids):
                 self._pauses.forget(each)
-                del self._held[each]
+                del self._groups[each]
 
     def explain_pause(self, unit: U) -> str:
         """Say why a unit is held back; empty when it is not."""
-        group = self._held.get(unit.template)
+        group = self._groups.get(unit.template)
         if group is None or unit.uid not in group.held_back:
             return ""
         if group.first_uid == unit.uid:

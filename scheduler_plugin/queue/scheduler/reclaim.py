@@ -41,7 +41,7 @@ MOST_SETS: Final = 400
 MOST_SIZES: Final = 8
 """Sizes of cards on which room is looked for, for pods that ask for shares; the smallest ones."""
 
-LOOKED_AT: Final = 4
+MAX_SEARCHES: Final = 4
 """Workloads without victims that one call examines at most; the next call goes on with others."""
 
 
@@ -66,8 +66,8 @@ class ReclaimPlan:
     def reserve(self, queue: Queue) -> None:
         """Keep what becomes free from others, and nothing else for those who wait."""
         queue.capacity.reservations.remove_workload(self.uid)
-        for uid, kept in self.reserved.items():
-            queue.capacity.reservations.add_reservation(uid, kept)
+        for uid, reservation in self.reserved.items():
+            queue.capacity.reservations.add_reservation(uid, reservation)
 
 
 class Reclaimer:
@@ -115,7 +115,7 @@ class Reclaimer:
                     found.append(reclaim)
                     break
                 looked_at += 1
-                if looked_at == LOOKED_AT:
+                if looked_at == MAX_SEARCHES:
                     return found
         self._passed.clear()
         return found
@@ -135,9 +135,9 @@ class Reclaimer:
         if going is not None and uid in going.uids:
             going.uids.discard(uid)
             if stays:
-                going.left_units -= 1
+                going.pods_left -= 1
                 self._borrowed.protect_pod(uid, now)
-            if not going.left_units:
+            if not going.pods_left:
                 self._rounds.pop(going.waiting, None)
                 self._queue.capacity.reservations.remove_workload(going.waiting)
                 del self._borrowed.pending[queue]
@@ -161,15 +161,15 @@ class Reclaimer:
         self._refused.pop_due(now)
         self._refused.forget_others(
             {
-                *self._queue.equivalence_backoff.held_templates,
-                *self._queue.gangs.equivalence_backoff.held_templates,
+                *self._queue.equivalence_backoff.refused_templates,
+                *self._queue.gangs.equivalence_backoff.refused_templates,
             }
         )
         for lender, each in list(going.items()):
             waits = each.waiting in queues[lender].waiting
             if each.uids and (waits or not self._borrowed.are_ending(each.uids)):
-                each.gone_uids = now
-            elif not waits or now - each.gone_uids >= STILL_COUNTED_S:
+                each.last_gone_at = now
+            elif not waits or now - each.last_gone_at >= STILL_COUNTED_S:
                 del going[lender]
                 if waits and self._rounds.get(each.waiting, 0) > 1:
                     # Whatever keeps it from its admission, it is not what it was evicted for.
@@ -210,10 +210,12 @@ class Reclaimer:
         queue = self._queue
         gang, pod = queue.gangs.get(uid), queue.queued_pods.get(uid)
         if gang is not None:
-            return gang.template if gang.template in queue.gangs.equivalence_backoff.held_templates else None
+            return (
+                gang.template if gang.template in queue.gangs.equivalence_backoff.refused_templates else None
+            )
         return (
             pod.template
-            if pod is not None and pod.template in queue.equivalence_backoff.held_templates
+            if pod is not None and pod.template in queue.equivalence_backoff.refused_templates
             else None
         )
 
@@ -405,22 +407,22 @@ class _VictimSearch:
 
         Of equally many those are found whose last to go comes before the last one of the others, and so on.
         """
-        kept = sorted(victims, key=make_eviction_key)
-        for victim in kept[::-1]:
-            fewer = [other for other in kept if other is not victim]
+        remaining = sorted(victims, key=make_eviction_key)
+        for victim in remaining[::-1]:
+            fewer = [other for other in remaining if other is not victim]
             if self._is_enough(placer, fewer):
-                kept = fewer
+                remaining = fewer
         tried = 0
-        for count in range(1, len(kept) + 1):
+        for count in range(1, len(remaining) + 1):
             tried += comb(len(self._candidates), count)
             if tried > MOST_SETS:
                 break
             for some in sorted(combinations(self._candidates, count), key=_make_order_key):
-                if _make_order_key(some) >= _make_order_key(kept):
+                if _make_order_key(some) >= _make_order_key(remaining):
                     break
                 if self._is_enough(placer, some):
                     return list(some)
-        return kept
+        return remaining
 
     def _needs_leaving(self, among: Callable[[PodRequirements], BoolArray] | None) -> bool:
         """Tell whether the workload would not be admitted if the leaving and the ended pods stayed."""

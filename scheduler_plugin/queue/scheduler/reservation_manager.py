@@ -19,7 +19,7 @@ from scheduler_plugin.queue.scheduler.reservation_delay import ReservationDelay
 VAIN_S: Final = 60.0
 """For so long it is not asked again whether pods could ever have room, unless nodes or their cards change."""
 
-LOOKED_AT: Final = 16
+MAX_SEARCHES: Final = 16
 """So often room is looked for at one time; the queue decides before it goes on."""
 
 
@@ -70,7 +70,7 @@ class ReservationManager:
         admission = self._admission
         self._forget_vain(now)
         self._searches = 0
-        quota, kept = self._drop_useless(), []
+        quota, reservations = self._drop_useless(), []
         passed: set[str] = set()
         content: set[tuple[str, Hashable]] = set()
         for uid, name in self._delay.list_overdue(admission.config, admission.queues, now):
@@ -87,17 +87,17 @@ class ReservationManager:
             elif found is not _PlannedReservation.BEHIND:
                 quota[name] = (uid, units)
             if found is _PlannedReservation.ROOM:
-                kept += [
+                reservations += [
                     (pod, each.node) for pod, each in admission.capacity.reservations.get_by_pod(uid).items()
                 ]
-            if found is _PlannedReservation.BEHIND or self._searches >= LOOKED_AT:
+            if found is _PlannedReservation.BEHIND or self._searches >= MAX_SEARCHES:
                 # Those that were not looked at keep what they have.
                 quota = self._sum_reserved_before(quota, passed) | quota
                 break
         admission.queues.reserve_quota(
             {name: each for name, each in quota.items() if self._fits_nominal(name, each[1])}
         )
-        return kept
+        return reservations
 
     def _reserve_for(self, workload: QueuedWorkload[Needs], name: str, units: int) -> "_PlannedReservation":
         """Look for what a workload lacks, and keep its room."""
@@ -164,7 +164,7 @@ class ReservationManager:
         for uid in self._admission.capacity.reservations.workload_uids:
             queue = next((queue for queue in self._admission.queues if uid in queue.waiting), None)
             workload = None if queue is None else queue.waiting.get(uid)
-            if queue is not None and workload is not None and self._is_worth_keeping(queue, workload):
+            if queue is not None and workload is not None and self._is_reservation_useful(queue, workload):
                 pods = self._admission.quota_usage.list_members(workload.requirements, uid)
                 served[queue.name] = (
                     uid,
@@ -178,7 +178,7 @@ class ReservationManager:
         """Get a workload if order and stage allow it; note in `passed` a queue that allows nobody younger."""
         queue = self._admission.queues[name]
         workload = queue.waiting.get(uid) if queue.is_open else None
-        if workload is None or queue.waiting.is_held(uid):
+        if workload is None or queue.waiting.waits_for_stage(uid):
             return None
         if queue.form is not None and queue.form.is_strict:
             passed.add(name)
@@ -210,28 +210,28 @@ class ReservationManager:
             requirements, everywhere, more + amounts.compute_least_units(requirements)
         )
 
-    def _sum_units(self, pods: Iterable[Pod], kept: dict[str, QueueReservation]) -> int:
+    def _sum_units(self, pods: Iterable[Pod], reservations: dict[str, QueueReservation]) -> int:
         """Units that pods count for where room is kept for them."""
         amounts = self._admission.quota_usage
         return sum(
-            amounts.compute_units_on_node(requirements, kept[uid].node) or 0
+            amounts.compute_units_on_node(requirements, reservations[uid].node) or 0
             for uid, requirements in pods
-            if uid in kept
+            if uid in reservations
         )
 
-    def _is_worth_keeping(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
+    def _is_reservation_useful(self, queue: QueueState, workload: QueuedWorkload[Needs]) -> bool:
         """Tell whether a workload's reservation can still serve it, and it lacks nothing but cards."""
         admission, uid = self._admission, workload.uid
-        if not queue.is_open or queue.waiting.is_held(uid) or not _is_next(queue, workload):
+        if not queue.is_open or queue.waiting.waits_for_stage(uid) or not _is_next(queue, workload):
             return False
-        pods, kept = (
+        pods, reservations = (
             admission.quota_usage.list_members(workload.requirements, uid),
             admission.capacity.reservations.get_by_pod(uid),
         )
-        if kept.keys() != {pod for pod, _ in pods}:
+        if reservations.keys() != {pod for pod, _ in pods}:
             # Its pods are others now. What has become free is taken into account when room is found for them.
             return False
-        cohort, units = admission.queues.get_cohort(queue.name), self._sum_units(pods, kept)
+        cohort, units = admission.queues.get_cohort(queue.name), self._sum_units(pods, reservations)
         if cohort is None:
             return False
         if not (

@@ -107,17 +107,17 @@ MUTANTS = (
     Mutant(
         "reclaim: nobody is left out without whom the others are not enough",
         reclaim,
-        "            if self._is_enough(placer, fewer):\n                kept = fewer\n",
-        "            if fewer:\n                kept = fewer\n",
+        "            if self._is_enough(placer, fewer):\n                remaining = fewer\n",
+        "            if fewer:\n                remaining = fewer\n",
         reclaims,
         1003,
     ),
     Mutant(
         "reclaim: who need not go is found beside those who are left, not beside all",
         reclaim,
-        "if self._is_enough(placer, fewer):\n                kept = fewer\n",
+        "if self._is_enough(placer, fewer):\n                remaining = fewer\n",
         "if self._is_enough(placer, [other for other in victims if other is not victim]):\n"
-        "                kept = fewer\n",
+        "                remaining = fewer\n",
         reclaims,
         1000,
         also=(
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         "while nothing changes little is decided",
         controller,
-        "if not self._is_idle or self._clock() >= next_look:",
+        "if not self._is_idle or self._clock() >= next_check:",
         "if True:",
         mixed,
         0,

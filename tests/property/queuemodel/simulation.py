@@ -177,7 +177,7 @@ class Simulation:
             "specs": sorted(queue.batch._unsupported),
             "unknown queues": [queue_state.name for queue_state in queue.queues if queue_state.form is None],
             "waiting": [queue_state.name for queue_state in queue.queues if len(queue_state.waiting)],
-            "told": sorted(self.process.controller.explainer._told),
+            "told": sorted(self.process.controller.explainer._reported),
         }
         if any(left.values()):
             self._fail(f"all pods are gone, and of them is left {left}")
