@@ -93,17 +93,45 @@ def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
             name = metadata.get("name") if isinstance(metadata, dict) else None
             yield f"{file}: ConfigMap {name or 'without a name'}, {CONFIG_KEY}", inner
     if not found:
-        raise InputError(f"{file}: no ConfigMap in it has the key {CONFIG_KEY}")
+        how = (
+            "; allowed too: the output of `kubectl kustomize DIR`"
+            if any(map(_is_kustomization, manifests))
+            else ""
+        )
+        raise InputError(f"{file}: no ConfigMap in it has the key {CONFIG_KEY}{how}")
 
 
 def _manifests(text: str) -> list[dict[str, Any]]:
-    """Return the Kubernetes objects of a text; none where it is something else, such as a configuration."""
+    """Return the Kubernetes objects of a text; none where it is something else, such as a configuration.
+
+    Of a Kustomization they are the patches that it has in itself, or itself where it has none.
+    """
     try:
         documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except Exception:  # noqa: BLE001 - parse_config tells what is wrong; the loader raises errors of any kind
         return []
+    if any(map(_is_kustomization, documents)):
+        return [patch for each in documents if _is_kustomization(each) for patch in _inline_patches(each)]
     objects = [each for each in documents if isinstance(each, dict) and {"apiVersion", "kind"} <= each.keys()]
     if len(objects) != len(documents):
         return []
     lists = [each["items"] for each in objects if isinstance(each.get("items"), list)]
     return objects + [item for items in lists for item in items if isinstance(item, dict)]
+
+
+def _is_kustomization(document: object) -> bool:
+    """Tell whether a document is a Kustomization, which need not say its kind."""
+    if not isinstance(document, dict) or "queues" in document:
+        return False
+    return document.get("kind") == "Kustomization" or (
+        "kind" not in document and bool(document.keys() & {"resources", "components", "patches"})
+    )
+
+
+def _inline_patches(kustomization: dict[str, Any]) -> list[dict[str, Any]]:
+    patches = kustomization.get("patches")
+    texts = (
+        [each.get("patch") for each in patches if isinstance(each, dict)] if isinstance(patches, list) else []
+    )
+    found = [patch for text in texts if isinstance(text, str) for patch in _manifests(text)]
+    return found or [kustomization]

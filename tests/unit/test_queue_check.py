@@ -1,6 +1,7 @@
 """`gpupack queue check`: a configuration by itself or in a ConfigMap; every fault with its path."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,29 @@ def test_what_is_not_yaml() -> None:
     result = check("-", text="queues: [")
     assert result.exit_code == 1
     assert result.stderr.startswith("-: not YAML: ")
+
+
+def test_the_overlay_of_the_documents() -> None:
+    """Who has written the first page of docs/queue.md checks that file."""
+    page = (Path(__file__).parents[2] / "docs/queue.md").read_text()
+    (overlay,) = re.findall(r"```yaml\n(# kustomization.yaml\n.*?)```", page, re.DOTALL)
+    done = check("-", text=overlay)
+    assert (done.exit_code, done.output) == (
+        0,
+        "-: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
+    )
+    done = check("-", text=overlay.replace("nominalQuota: 640", "nominalQuota: -1"))
+    assert done.exit_code == 1
+    assert "queues[1].nominalQuota" in done.output
+
+
+@pytest.mark.parametrize(
+    "text", ["resources: [../base]\n", "kind: Kustomization\napiVersion: v1\npatches: [{path: p.yaml}]\n"]
+)
+def test_an_overlay_without_the_queues_says_what_to_check(text: str) -> None:
+    done = check("-", text=text)
+    assert done.exit_code == 2
+    assert (
+        "no ConfigMap in it has the key queues.yaml; allowed too: the output of `kubectl kustomize DIR`"
+        in done.output
+    )
