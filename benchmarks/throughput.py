@@ -10,7 +10,7 @@ mode releases them to kube-scheduler.
 More sides show what nobody can save. With `patches` a client that decides nothing names the nodes in place
 of the queue, and kube-scheduler binds without the extender. With `writes` that client sends the Bindings too,
 and there is no kube-scheduler. With `direct` the pods have no gate, and that client sends the Bindings alone:
-the ceiling of a scheduler with one write a pod.
+the ceiling of a scheduler with one write a pod. `claims` and `dra`: see `benchmarks.claim_sides`.
 
 A round's figure is its pods over the time from the first binding to the last. How fast that is depends on
 who else uses the machine; what does not is the processor time that each process uses meanwhile, printed
@@ -38,6 +38,7 @@ from urllib.parse import urlsplit
 
 from allocator.names import BATCH_SCHEDULER, QUEUE_GATE, QUEUE_NAME
 from allocator.packing import Layout, NodeWords, node_resources, width
+from benchmarks import claim_sides
 from benchmarks.floors import BareClient
 from benchmarks.machine import cpu_s, machine
 from benchmarks.profiled import FILE
@@ -50,8 +51,8 @@ CARDS = 8
 CARD_GIB = 80
 REQUESTS_GIB = (4, 8, 10, 16, 20, 24, 40)
 WRITERS = 8
-SIDES = ("none", "extender", "batch", "gates", "patches", "writes", "direct")
-WITH_EXTENDER = ("extender", "batch", "gates")
+SIDES = ("none", "extender", "claims", "dra", "batch", "gates", "patches", "writes", "direct")
+WITH_EXTENDER = ("extender", "claims", "batch", "gates")
 WITH_QUEUE = ("batch", "gates")
 GATED = ("gates", "patches", "writes")
 BARE = ("patches", "writes", "direct")
@@ -187,14 +188,15 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
     """Create pods, start kube-scheduler (and what belongs to the side), wait until all are bound."""
     control, api = cluster.control, cluster.api
     control.configure_scheduler(cluster.extender.url if side in WITH_EXTENDER else None)
+    claim_sides.prepare(cluster, side, in_parallel)
     queue = queue_of(cluster, side) if side in WITH_QUEUE else None
     if side in WITH_EXTENDER:
         cluster.extender.flags = [*flags, "--commit"] if side == "batch" else list(flags)
         cluster.extender.start()
-    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(i, side)))
+    in_parallel(pods, lambda i: api.post("/api/v1/namespaces/default/pods", fake_pod(cluster, i, side)))
     start = api.get("/api/v1/namespaces/default/pods", limit=1)["metadata"]["resourceVersion"]
     try:
-        if side == "extender":
+        if side in ("extender", "claims"):
             time.sleep(SETTLED_S)
         pids = {BENCHMARK: os.getpid()}
         if side not in WITHOUT_SCHEDULER:
@@ -220,6 +222,7 @@ def one_round(cluster: Cluster, pods: int, side: str, flags: Sequence[str]) -> R
             queue.kill()
     api.delete("/api/v1/namespaces/default/pods", grace_s=0)
     until(lambda: not api.get("/api/v1/namespaces/default/pods", limit=1)["items"], "pods deleted", 120)
+    claim_sides.clear(cluster, in_parallel)
     more = pods - 1
     cpu_ms = {name: 1000 * (last.cpu_s[name] - first.cpu_s[name]) / more for name in pids}
     return Round(more / (last.at_s - first.at_s), cpu_ms)
@@ -348,11 +351,13 @@ def inventory(node: int) -> Sequence[dict[str, Any]]:
     ]
 
 
-def fake_pod(index: int, side: str) -> dict[str, Any]:
+def fake_pod(cluster: Cluster, index: int, side: str) -> dict[str, Any]:
     """A pod with one container, of the request shapes in turn; it waits for whoever binds it on that side."""
-    container = workload.container(
-        gib=REQUESTS_GIB[index % len(REQUESTS_GIB)], limits={"cpu": "100m", "memory": "256Mi"}
-    )
+    gib = REQUESTS_GIB[index % len(REQUESTS_GIB)]
+    limits: dict[str, str | int] = {"cpu": "100m", "memory": "256Mi"}
+    if side == "dra":
+        return claim_sides.claim_pod(cluster, f"pod-{index:05d}", gib, limits)
+    container = workload.container(gib=gib, limits=limits)
     pod = workload.pod(f"pod-{index:05d}", container)
     if side == "direct":
         pod["spec"]["schedulerName"] = NOBODY
