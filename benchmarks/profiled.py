@@ -1,8 +1,8 @@
 """What each library costs in a process of gpupack: `gpupack` under cProfile, which adds times up by library.
 
-`python -m benchmarks.throughput --profile FILE` runs the extender so. FILE then has processor milliseconds by
-library, without those of the start. cProfile makes calls of Python functions dearer, so shares count, not
-milliseconds; and a function of C counts for the library that calls it, but for those of `OF_C`.
+`python -m benchmarks.throughput --profile FILE` runs the extender so. FILE then has seconds by
+library, without those of the start. cProfile makes calls of Python functions dearer: shares count,
+not seconds. A function of C counts for the library that calls it, but for those of `OF_C`.
 """
 
 import cProfile
