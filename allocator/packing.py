@@ -44,7 +44,7 @@ def width(max_units: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a node's words are divided: field width 1..53 bits, 0..1023 cards, unit 1..16777215 MiB.
+    """Layout is how a node's words are divided: field of 1..53 bits, 0..1023 cards, unit of 1..16777215 MiB.
 
     Raises:
         PackingError: a part is out of its range.

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the containers of the pod `uid` really got; `memory` by container and card, where it was told."""
+    """Allocation is what the containers of the pod `uid` got; `memory` by container and card, where known."""
 
     uid: str
     containers: Assignment

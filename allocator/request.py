@@ -93,7 +93,7 @@ class Demand:
 
     @property
     def asked(self) -> int | Callable[[int], int]:
-        """What `allocator.policy.choose` is asked for: units, or units by the card's size."""
+        """Units to ask `allocator.policy.choose` for, by the card's size where they depend on it."""
         return self.units_on if self.percent else self.per_card
 
 

@@ -35,8 +35,8 @@ def exit_on_signals(arguments: Sequence[str]) -> None:
         arguments: The command line without the program's name.
     """
     command = next(iter(arguments), "")
-    is_daemon = command in DAEMONS and not any(one in arguments for one in DAEMONS[command])
-    if is_daemon or (command in PAGES and all(one in arguments for one in PAGES[command])):
+    is_daemon = command in DAEMONS and not any(argument in arguments for argument in DAEMONS[command])
+    if is_daemon or (command in PAGES and all(argument in arguments for argument in PAGES[command])):
         for number in STOPPING:
             signal.signal(number, _end)
     if is_daemon:

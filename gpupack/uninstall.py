@@ -274,7 +274,6 @@ class Uninstaller:
         self._force = force
 
     async def list_pods(self) -> list[InstalledPod]:
-        """List all pods."""
         users = await self._list_claim_users()
         pods = [
             pod

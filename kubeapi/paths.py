@@ -10,7 +10,6 @@ def quote_segment(name: str) -> str:
 
 
 def make_pod_path(namespace: str, name: str) -> str:
-    """Path of a pod."""
     return f"/api/v1/namespaces/{quote_segment(namespace)}/pods/{quote_segment(name)}"
 
 

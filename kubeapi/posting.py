@@ -58,7 +58,7 @@ class PostReply:
 
 
 class NotSentError(Exception):
-    """There was no connection for a request."""
+    """NotSentError is raised where there was no connection for a request."""
 
 
 class PostClient:

@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def installed(self) -> tuple[Card, ...]:
-        """Every card in word order as it is without pods: `used_units` 0."""
+        """Cards in word order as they are without pods: `used_units` 0."""
         return tuple(self._accounts.cards.values())
 
     def cards(self) -> tuple[Card, ...]:

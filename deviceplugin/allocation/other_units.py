@@ -25,8 +25,8 @@ class OtherUnitPods:
 
     def apply_entries(self, entries: Iterable[CheckpointEntry]) -> None:
         """Read the entries of the checkpoint, of all resources."""
-        others = {resource for resource in {one.resource for one in entries} if self._is_other(resource)}
-        found = {one.uid: one.resource for one in entries if one.resource in others} if others else {}
+        others = {resource for resource in {entry.resource for entry in entries} if self._is_other(resource)}
+        found = {entry.uid: entry.resource for entry in entries if entry.resource in others} if others else {}
         self._ended &= found.keys()
         self.resource_by_pod = {uid: name for uid, name in found.items() if uid not in self._ended}
 

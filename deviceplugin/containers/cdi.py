@@ -55,7 +55,7 @@ class CdiNames:
         self._folders = tuple(folders)
         self._devices = devices
         self._names: dict[str, str] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._read: dict[Path, tuple[tuple[int, int, int], Devices]] = {}
 
     def name_cards(self, uuids: Sequence[str]) -> tuple[str, ...]:
@@ -136,9 +136,9 @@ class CdiNames:
 
     def _tell(self, about: str, problem: str) -> None:
         """Say what is wrong once, not at every look."""
-        if self._told.get(about) != problem:
+        if self._reported.get(about) != problem:
             log.warning("CDI", problem=problem)
-            self._told[about] = problem
+            self._reported[about] = problem
 
 
 async def refresh_repeatedly(

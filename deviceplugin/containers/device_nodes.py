@@ -106,7 +106,7 @@ class DeviceNodes:
         self._cards = cards
         self._devices = devices
         self._drivers = drivers
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def list_nodes(self, uuids: Sequence[str]) -> tuple[DeviceNode, ...]:
         """The nodes of some cards, each once."""
@@ -121,8 +121,8 @@ class DeviceNodes:
 
     def _warn(self, card: GpuCard) -> None:
         """Say once that an instance's nodes are not given, and what brings them."""
-        if card.uuid not in self._told:
-            self._told.add(card.uuid)
+        if card.uuid not in self._reported:
+            self._reported.add(card.uuid)
             paths = capability_nodes(card, self._vendor, self._drivers)
             log.warning(
                 "device nodes of a MIG instance are not here, so that the kubelet is given none: restart "

@@ -86,7 +86,7 @@ class OverUseWatcher:
         self._tolerance_mib = tolerance_mib
         self._evict_after_s = evict_after_s
         self._clock = clock
-        self._told: set[Key] = set()
+        self._reported: set[Key] = set()
         self._over_s: dict[Key, tuple[float, float]] = {}
         self._evicted: set[str] = set()
         self._tries: dict[str, tuple[Backoff, float]] = {}
@@ -115,7 +115,7 @@ class OverUseWatcher:
         present = {(row.uid, row.container, row.uuid) for row in rows}
         for row in rows:
             self._judge(row)
-        self._told &= present
+        self._reported &= present
         self._over_s = {key: times for key, times in self._over_s.items() if key in present}
         self._evicted &= {uid for uid, _, _ in present}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in {key[0] for key in present}}
@@ -133,7 +133,7 @@ class OverUseWatcher:
             self._over_s.pop(key, None)
         else:
             self._over_s[key] = self._over_s.get(key, (row.measured_s,))[0], row.measured_s
-        before = key in self._told
+        before = key in self._reported
         if row.measured_s is None or self.is_over_use(row) == before:
             return
         pod = self._find(row.uid)
@@ -141,12 +141,12 @@ class OverUseWatcher:
             # Its people are told once the API server has shown it.
             return
         if before:
-            self._told.remove(key)
+            self._reported.remove(key)
             said = f"container {row.container} is back within its {row.promised_mib} MiB of card {row.uuid}"
             log.info("memory over-use ended", pod=row.uid, said=said)
             self._record(pod.ref, "Normal", OVER_USE_ENDED, said)
             return
-        self._told.add(key)
+        self._reported.add(key)
         self.found += 1
         end = f"; evicted if that lasts {self._evict_after_s:g} s" if self._evict_after_s > 0 else ""
         said = (

@@ -129,11 +129,11 @@ class CardSampler:
         self._driver = driver or DriverThread("gpu-driver")
         self._news = DriverThread("gpu-news")
         self._wake = asyncio.Event()
-        self._hang_told = False
+        self._is_hang_reported = False
         self._measured_s = account.now_s()
         self._unmeasured: dict[str, str] = {}
         self._unusable: set[str] = set()
-        self._told_s: dict[tuple[str, int], float] = {}
+        self._reported_s: dict[tuple[str, int], float] = {}
         self.uses: dict[str, UnaccountedUse] = {}
         self.memory_errors: dict[str, Mapping[str, int]] = {}
         self.telemetry = TelemetryHistory(every_s, account.now_s)
@@ -297,8 +297,8 @@ class CardSampler:
             raise GpuError(f"measuring the cards failed: {type(error).__name__}: {error}") from error
 
     def _say_hanging(self) -> None:
-        if self.hangs_s and not self._hang_told:
-            self._hang_told = True
+        if self.hangs_s and not self._is_hang_reported:
+            self._is_hang_reported = True
             log.error("the cards' driver does not answer", seconds=round(self.hangs_s, 1))
             self._notices.record_driver_hangs("the cards' driver does not answer: look at dmesg")
         if self.hangs_s:
@@ -318,8 +318,8 @@ class CardSampler:
     def _measured_again(self, samples: Sequence[GpuSample]) -> None:
         """Let cards recover that were out of use only because nobody could measure them."""
         self._measured_s = self._account.now_s()
-        if self._hang_told:
-            self._hang_told = False
+        if self._is_hang_reported:
+            self._is_hang_reported = False
             log.info("the cards' driver answers again")
             self._notices.record_driver_answers()
         mended = [
@@ -367,9 +367,9 @@ class CardSampler:
         if event.code is not None:
             key, now_s = (event.uuid, event.code), self._account.now_s()
             self.faults[key] += event.count
-            if now_s - self._told_s.get(key, float("-inf")) < TELL_FAULT_S:
+            if now_s - self._reported_s.get(key, float("-inf")) < TELL_FAULT_S:
                 return
-            self._told_s[key] = now_s
+            self._reported_s[key] = now_s
             if event.healthy is None:
                 log.info(
                     "an application's fault", card=event.uuid, reason=event.reason, so_far=self.faults[key]

@@ -74,7 +74,7 @@ def measure_unaccounted_use(
     if sample.error is not None:
         return previous or UnaccountedUse(sample.uuid, 0, 0, 0, 0)
     by_owner: dict[str | None, int] = {_FOREIGN: 0}
-    untold: set[str | None] = set()
+    unmeasured: set[str | None] = set()
     foreign_there = False
     told_apart = sample.processes is not None
     for process in sample.processes or ():
@@ -86,14 +86,14 @@ def measure_unaccounted_use(
         foreign_there |= owner is _FOREIGN
         by_owner[owner] = by_owner.get(owner, 0) + (process.used_mib or 0)
         if process.used_mib is None:
-            untold.add(owner)
+            unmeasured.add(owner)
     residual_mib = max(0, sample.used_mib - sum(by_owner.values()))
-    told_apart = told_apart and len(untold) <= 1
-    residue_mib = residual_mib if sample.keeps_pages and told_apart and not untold else 0
+    told_apart = told_apart and len(unmeasured) <= 1
+    residue_mib = residual_mib if sample.keeps_pages and told_apart and not unmeasured else 0
     residual_mib -= residue_mib
     if told_apart:
         # What one owner alone did not tell is the rest; without such an owner the rest is nobody's.
-        by_owner[next(iter(untold), _FOREIGN)] += residual_mib
+        by_owner[next(iter(unmeasured), _FOREIGN)] += residual_mib
     foreign_mib = by_owner.pop(_FOREIGN)
     beyond_mib = sum(max(0, used - promised_mib[str(owner)]) for owner, used in by_owner.items())
     if told_apart:

@@ -10,16 +10,18 @@ def list_allocations(facts: NodeAccounts) -> dict[str, Assignment]:
 
     Without pods of which a card is not known, or of which a share is less than a unit on a smaller card.
     """
-    served = [one for one in facts.pods.values() if one.is_live and not one.unserved_containers]
-    return {one.pod.uid: found for one in served if (found := _of_pod(facts, one)) is not None}
+    served = [
+        account for account in facts.pods.values() if account.is_live and not account.unserved_containers
+    ]
+    return {account.pod.uid: found for account in served if (found := _of_pod(facts, account)) is not None}
 
 
-def _of_pod(facts: NodeAccounts, one: PodAccount) -> Assignment | None:
-    request = one.pod.request
+def _of_pod(facts: NodeAccounts, account: PodAccount) -> Assignment | None:
+    request = account.pod.request
     shares: dict[str, tuple[tuple[str, int], ...]] = {}
     for container in request.containers:
         demand = request.demand_of(container.name)
-        cards = facts.units_of_containers(one.id_sets(demand.containers))
+        cards = facts.units_of_containers(account.id_sets(demand.containers))
         if len(cards) != demand.cards:
             return None
         units = {uuid: request.units_of(container, facts.cards[uuid].size_units) for uuid in cards}

@@ -24,28 +24,30 @@ def explain_node(facts: NodeAccounts) -> dict[str, Any]:
         ],
         "book": [
             {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
-            for uid, one in facts.pods.items()
-            for name, ids in one.checkpoint_ids.items()
+            for uid, account in facts.pods.items()
+            for name, ids in account.checkpoint_ids.items()
         ],
         "given": [
             {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
-            for uid, one in facts.pods.items()
-            for name, ids in one.pending_ids.items()
+            for uid, account in facts.pods.items()
+            for name, ids in account.pending_ids.items()
         ],
         "charged": {
-            uid: units for uid, one in sorted(facts.pods.items()) if (units := charges.charge_pod(facts, one))
+            uid: units
+            for uid, account in sorted(facts.pods.items())
+            if (units := charges.charge_pod(facts, account))
         },
         "pods": [
             {
-                "uid": one.pod.uid,
-                "pod": f"{one.pod.namespace}/{one.pod.name}",
-                "assigned": one.pod.assigned,
-                "admitted": one.admitted,
-                "ran": one.has_run,
-                "over": not one.is_live,
-                "in_holds": one.is_complete,
+                "uid": account.pod.uid,
+                "pod": f"{account.pod.namespace}/{account.pod.name}",
+                "assigned": account.pod.assigned,
+                "admitted": account.admitted,
+                "ran": account.has_run,
+                "over": not account.is_live,
+                "in_holds": account.is_complete,
             }
-            for one in facts.pods.values()
-            if one.bound
+            for account in facts.pods.values()
+            if account.bound
         ],
     }

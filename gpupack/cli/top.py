@@ -122,8 +122,8 @@ def _with_telemetry(rows: "Sequence[NodeRow]", options: dict[str, Any]) -> "tupl
 
     async def ask() -> "tuple[Sequence[NodeRow], str]":
         async with await connect(options["kubeconfig"], options["context"]) as client:
-            told = await fetch_telemetry(client, [row.node for row in rows if row.cards])
-            return add_telemetry(rows, told), told.problem
+            found = await fetch_telemetry(client, [row.node for row in rows if row.cards])
+            return add_telemetry(rows, found), found.problem
 
     return asyncio.run(ask())
 
@@ -145,8 +145,8 @@ def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     status = queuestatus.read(raw)
     if options["output"] != "json":
         return f"{render(found, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
-    told = {"nodes": build_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
+    answer = {"nodes": build_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
 def _watched(options: dict[str, Any]) -> str:

@@ -135,7 +135,6 @@ class DashboardHandlers:
         return app
 
     def end_streams(self) -> None:
-        """End all streams."""
         self._ending.set()
 
     @web.middleware

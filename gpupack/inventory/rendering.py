@@ -162,7 +162,7 @@ def _inventory_cells(card: CardRow) -> list[Cell]:
 
 
 def _telemetry_cells(told: CardTelemetry) -> list[Cell]:
-    """What a card does; `-` for what nobody tells."""
+    """Format what a card does; `-` for what nobody tells."""
     limit = "" if told.power_limit_w is None else f"/{told.power_limit_w:.0f}"
     slowed = [make_printable(reason) for reason in told.throttle_reasons or () if reason != IDLE]
     return [

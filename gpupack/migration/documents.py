@@ -55,8 +55,8 @@ def migrate(text: str, name: str, options: MigrationOptions) -> Migrated:
         before = document.format_content()
         if any(_concerns_cards(shared) for shared in list_shared(document.content)):
             document.content = write_out_aliases(document.content)
-        for kind, one in _list_objects(document.content):
-            _migrate(kind, one, options, done)
+        for kind, manifest in _list_objects(document.content):
+            _migrate(kind, manifest, options, done)
         done.text += document.dump(before)
     return done
 
@@ -74,11 +74,11 @@ def _list_objects(document: dict[str, Any], kind: str = "") -> Iterator[tuple[st
     yield kind, document
 
 
-def _migrate(kind: str, one: dict[str, Any], options: MigrationOptions, done: Migrated) -> None:
-    metadata = one.get("metadata")
+def _migrate(kind: str, manifest: dict[str, Any], options: MigrationOptions, done: Migrated) -> None:
+    metadata = manifest.get("metadata")
     named = metadata.get("name") or metadata.get("generateName", "") if isinstance(metadata, dict) else ""
-    found = list(_find_pods(one, ""))
-    left = {key for key in _list_keys(one, [pod for _, pod in found]) if _is_asked_for(key)}
+    found = list(_find_pods(manifest, ""))
+    left = {key for key in _list_keys(manifest, [pod for _, pod in found]) if _is_asked_for(key)}
     for path, pod in found:
         where = f"{path}: " if len(found) > 1 else ""
         say: Say = lambda note, where=where: done.notes.append(f"{kind} {named}: {where}{note}")  # type: ignore[misc] # noqa: E731

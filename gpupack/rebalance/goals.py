@@ -186,7 +186,6 @@ class StartGoal:
 
     @property
     def cards_per_pod(self) -> int:
-        """Cards of a pod."""
         return self._demand.cards
 
 

@@ -54,7 +54,6 @@ class WhatIf:
 
     @property
     def fits_phrase(self) -> str:
-        """Phrase for "it fits"."""
         return "fits" if self.is_alone else f"fits for {self.subject} at once"
 
     def with_request(self, request: PodRequest) -> "WhatIf":

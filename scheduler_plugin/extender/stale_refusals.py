@@ -23,7 +23,6 @@ class WatchActivity:
         self._more = asyncio.Event()
 
     def record_event(self) -> None:
-        """Record an event."""
         self.count += 1
         self._more.set()
         self._more = asyncio.Event()

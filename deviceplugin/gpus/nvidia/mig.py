@@ -134,28 +134,30 @@ def place_instances(
         LayoutError: the card cannot be partitioned, or not like this; says what is allowed.
     """
     board = _board(model, schedulable_mib)
-    for one in wanted:
-        _check(one, board, model)
+    for instance in wanted:
+        _check(instance, board, model)
     groups = _grouped(wanted)
     if sum(group[0].profile.endswith(_MEDIA) for group in groups) > 1:
         raise LayoutError(f"{board.names[0]}{_MEDIA} twice; allowed: one on a card")
     largest_first = sorted(
         groups, key=lambda group: (group[0].start is None, -board.shapes[group[0].gpu_profile].memory)
     )
-    before = {(InstanceRequest(one.profile).gpu_profile, one.start) for one in kept}
+    before = {(InstanceRequest(instance.profile).gpu_profile, instance.start) for instance in kept}
     whole = [InstanceRequest(group[0].gpu_profile, group[0].start) for group in largest_first]
     places = _place(whole, board.shapes, before, frozenset())
     if places is None:
-        names = " + ".join(one.profile for one in wanted)
-        slices = sum(board.shapes[one.profile].memory for one in whole)
+        names = " + ".join(instance.profile for instance in wanted)
+        slices = sum(board.shapes[instance.profile].memory for instance in whole)
         raise LayoutError(
             f"{names} have no room: they take {slices} of {MEMORY_SLICES} memory slices; allowed to begin at "
             + ", ".join(f"{name}: {_starts(shape)}" for name, shape in board.shapes.items())
         )
     return tuple(
-        _instance(card, one.profile, start, number, _memory_mib(board, one.gpu_profile, schedulable_mib))
+        _instance(
+            card, instance.profile, start, number, _memory_mib(board, instance.gpu_profile, schedulable_mib)
+        )
         for group, start in sorted(zip(largest_first, places, strict=True), key=lambda each: each[1])
-        for number, one in enumerate(group)
+        for number, instance in enumerate(group)
     )
 
 
@@ -168,38 +170,37 @@ def smallest_profile(model: str, schedulable_mib: int) -> str:
     return _board(model, schedulable_mib).names[0]
 
 
-def _check(one: InstanceRequest, board: _Board, model: str) -> None:
+def _check(instance: InstanceRequest, board: _Board, model: str) -> None:
     """Refuse an instance that the board does not know."""
-    shape = board.shapes.get(one.gpu_profile)
-    if shape is None or (one.part is not None and one.part >= int(one.gpu_profile[0])):
+    shape = board.shapes.get(instance.gpu_profile)
+    if shape is None or (instance.part is not None and instance.part >= int(instance.gpu_profile[0])):
         raise LayoutError(
-            f"{one.profile[:64]!r}; allowed on {model} are {', '.join(board.shapes)}, and parts of them "
+            f"{instance.profile[:64]!r}; allowed on {model} are {', '.join(board.shapes)}, and parts of them "
             f"with fewer compute slices, as 1c.{board.names[3]}"
         )
-    if one.start not in {None, *shape.starts}:
-        raise LayoutError(
-            f"{one.profile} at memory slice {one.start}; allowed: {', '.join(map(str, shape.starts))}"
-        )
+    if instance.start not in {None, *shape.starts}:
+        starts = ", ".join(map(str, shape.starts))
+        raise LayoutError(f"{instance.profile} at memory slice {instance.start}; allowed: {starts}")
 
 
 def _grouped(wanted: Sequence[InstanceRequest]) -> list[list[InstanceRequest]]:
     """Put what is wanted into GPU instances; all but parts of one are alone in theirs."""
     groups: list[list[InstanceRequest]] = []
-    for one in wanted:
-        if groups and _fits(groups[-1], one):
-            groups[-1].append(one)
+    for instance in wanted:
+        if groups and _fits(groups[-1], instance):
+            groups[-1].append(instance)
         else:
-            groups.append([one])
+            groups.append([instance])
     return groups
 
 
-def _fits(group: Sequence[InstanceRequest], one: InstanceRequest) -> bool:
+def _fits(group: Sequence[InstanceRequest], instance: InstanceRequest) -> bool:
     """Tell whether an instance can be one more part of a GPU instance."""
-    parts = [each.part for each in (*group, one)]
+    parts = [each.part for each in (*group, instance)]
     return (
         None not in parts
-        and (group[0].gpu_profile, group[0].start) == (one.gpu_profile, one.start)
-        and sum(part or 0 for part in parts) <= int(one.gpu_profile[0])
+        and (group[0].gpu_profile, group[0].start) == (instance.gpu_profile, instance.start)
+        and sum(part or 0 for part in parts) <= int(instance.gpu_profile[0])
     )
 
 

@@ -93,7 +93,9 @@ class _Shown:
         """Key that differs when the list of cards has to be read again."""
         instances = self.instances
         seen = (
-            None if instances is None else tuple((one.place, one.uuid, str(one.error)) for one in instances)
+            None
+            if instances is None
+            else tuple((entry.place, entry.uuid, str(entry.error)) for entry in instances)
         )
         return self.number, self.uuid, calls.handle_address(self.handle), seen, self.error
 
@@ -325,7 +327,7 @@ class NvmlGpus:
             return
         shown = self._survey()
         doubtful = any(device.card.error is not None and not device.lasts for device in self._devices)
-        if doubtful or tuple(one.shape for one in shown) != self._shape:
+        if doubtful or tuple(entry.shape for entry in shown) != self._shape:
             self._list(shown)
 
     # --- the list of cards --------------------------------------------------------------------------
@@ -356,7 +358,7 @@ class NvmlGpus:
         """Make the list of cards of what the driver shows, and watch those that it shows."""
         devices: dict[str, _NvmlDevice] = {}
         found = []
-        read = [(one, self._read(one)) for one in shown]
+        read = [(entry, self._read(entry)) for entry in shown]
         whole_cards = {
             device.card.uuid: device
             for _, mine in read
@@ -367,69 +369,73 @@ class NvmlGpus:
             {uuid: device.handle for uuid, device in whole_cards.items()},
             {uuid: device.card.bus_id for uuid, device in whole_cards.items()},
         )
-        for one, mine in read:
+        for entry, mine in read:
             linked = [
                 replace(device, card=replace(device.card, links=links.get(device.card.uuid, ())))
                 for device in mine
             ]
             devices.update((device.card.uuid, device) for device in linked)
-            found.append(DetectedCard(one.uuid, tuple(device.card for device in linked), one.error is None))
+            found.append(
+                DetectedCard(entry.uuid, tuple(device.card for device in linked), entry.error is None)
+            )
         cards = merge_cards([device.card for device in self._devices], found)
         self._devices = tuple(replace(devices.get(card.uuid, _NvmlDevice(card)), card=card) for card in cards)
-        self._shape = tuple(one.shape for one in shown)
-        watched = tuple((one.uuid, calls.handle_address(one.handle)) for one in shown if one.uuid)
+        self._shape = tuple(entry.shape for entry in shown)
+        watched = tuple((entry.uuid, calls.handle_address(entry.handle)) for entry in shown if entry.uuid)
         if watched != self._watched:
             self._driver_events.stop()
             self._watched = watched
-            self._driver_events.start([one.handle for one in shown if one.uuid])
+            self._driver_events.start([entry.handle for entry in shown if entry.uuid])
 
-    def _read(self, one: _Shown) -> list[_NvmlDevice]:
+    def _read(self, entry: _Shown) -> list[_NvmlDevice]:
         """Describe what is listed for a card: itself, or its instances."""
-        if one.handle is None or one.instances is None:
+        if entry.handle is None or entry.instances is None:
             return [
-                self._with_memory(one, _NvmlDevice(self._describe(one, one.handle, one.uuid), one.handle))
+                self._with_memory(
+                    entry, _NvmlDevice(self._describe(entry, entry.handle, entry.uuid), entry.handle)
+                )
             ]
-        if not one.instances:
+        if not entry.instances:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
-            return [_NvmlDevice(self._describe(one, one.handle, one.uuid, reason), None, one.handle)]
-        readable = [instance for instance in one.instances if instance.error is None]
+            return [_NvmlDevice(self._describe(entry, entry.handle, entry.uuid, reason), None, entry.handle)]
+        readable = [instance for instance in entry.instances if instance.error is None]
         numbers = [calls.read_gpu_instance(instance.handle) for instance in readable]
         told = iter(zip(numbers, describe_shared_memory(numbers), strict=True))
         return [
-            self._read_instance(one, instance, *next(told))
+            self._read_instance(entry, instance, *next(told))
             if instance.error is None
-            else self._without_answer(one, instance)
-            for instance in one.instances
+            else self._without_answer(entry, instance)
+            for instance in entry.instances
         ]
 
     def _read_instance(
-        self, one: _Shown, instance: MigDevice, number: int | None, reason: str | None
+        self, entry: _Shown, instance: MigDevice, number: int | None, reason: str | None
     ) -> _NvmlDevice:
         handle = instance.handle
         card = replace(
-            self._describe(one, handle, instance.uuid, reason),
+            self._describe(entry, handle, instance.uuid, reason),
             gpu_instance=number,
             compute_instance=calls.read_compute_instance(handle),
         )
-        device = _NvmlDevice(card, None if reason else handle, one.handle, number, instance.place)
-        return device if reason else self._with_memory(one, device)
+        device = _NvmlDevice(card, None if reason else handle, entry.handle, number, instance.place)
+        return device if reason else self._with_memory(entry, device)
 
-    def _without_answer(self, one: _Shown, instance: MigDevice) -> _NvmlDevice:
+    def _without_answer(self, entry: _Shown, instance: MigDevice) -> _NvmlDevice:
         """Describe an instance that the driver refuses: the one that was in its place, if one was."""
         trouble = f"the driver refuses the MIG instance in place {instance.place}: {_said(instance.error)}"
         lasts = calls.is_refused(instance.error)
-        shown = {other.uuid for other in one.instances or ()}
+        shown = {other.uuid for other in entry.instances or ()}
         for known in self._devices:
-            was_there = physical_uuid(known.card) == one.uuid and known.place == instance.place
+            was_there = physical_uuid(known.card) == entry.uuid and known.place == instance.place
             if was_there and known.card.error is None and known.card.uuid not in shown:
-                return replace(known, handle=None, parent=one.handle, trouble=trouble, lasts=lasts)
-        uuid = f"MIG-unreadable-{one.number}-{instance.place}"
-        card = self._describe(one, one.handle, uuid, trouble)
-        return _NvmlDevice(card, None, one.handle, None, instance.place, lasts=lasts)
+                return replace(known, handle=None, parent=entry.handle, trouble=trouble, lasts=lasts)
+        uuid = f"MIG-unreadable-{entry.number}-{instance.place}"
+        card = self._describe(entry, entry.handle, uuid, trouble)
+        return _NvmlDevice(card, None, entry.handle, None, instance.place, lasts=lasts)
 
-    def _with_memory(self, one: _Shown, device: _NvmlDevice) -> _NvmlDevice:
+    def _with_memory(self, entry: _Shown, device: _NvmlDevice) -> _NvmlDevice:
         """Read a card's size. One that is known stays as it was where that fails; its samples tell of it."""
-        device = replace(device, parent=one.handle)
+        device = replace(device, parent=entry.handle)
         if device.card.error is not None:
             return device
         try:
@@ -448,9 +454,9 @@ class NvmlGpus:
                 return replace(device, card=known.card)
         return replace(device, card=replace(device.card, error=reason), lasts=lasts)
 
-    def _describe(self, one: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
+    def _describe(self, entry: _Shown, handle: Any, uuid: str | None, error: str | None = None) -> GpuCard:
         """Describe a card without its memory."""
-        parent, quietly = one.handle, calls.call_optional
+        parent, quietly = entry.handle, calls.call_optional
         bus_id = minor = numa = model = memory_node = number = None
         if parent is not None:
             bus_id = quietly(lambda: sysfs_bus_id(str(pynvml.nvmlDeviceGetPciInfo(parent).busId)))
@@ -460,16 +466,16 @@ class NvmlGpus:
             model = quietly(lambda: pynvml.nvmlDeviceGetName(handle))
             number = quietly(lambda: pynvml.nvmlDeviceGetArchitecture(parent))
         return GpuCard(
-            index=one.number,
-            uuid=uuid or f"GPU-unreadable-{one.number}",
+            index=entry.number,
+            uuid=uuid or f"GPU-unreadable-{entry.number}",
             model=model or "",
             total_mib=0,
             reserved_mib=0,
             numa=numa,
             bus_id=bus_id or "",
             minor=-1 if minor is None else minor,
-            error=error or one.error,
-            parent=one.uuid if one.instances else None,
+            error=error or entry.error,
+            parent=entry.uuid if entry.instances else None,
             memory_node=memory_node,
             architecture=ARCHITECTURES.get(number, ""),
         )

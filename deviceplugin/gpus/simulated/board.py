@@ -85,23 +85,25 @@ class SimulatedBoard:
             reason = "MIG mode is on and there are no instances: create some or turn it off"
             return (replace(self.card, total_mib=0, reserved_mib=0, error=reason),)
         reasons = [
-            REFUSED if self.accessible is not None and one.uuid not in self.accessible else reason
-            for one, reason in zip(
-                self.instances, describe_shared_memory([one.start for one in self.instances]), strict=True
+            REFUSED if self.accessible is not None and instance.uuid not in self.accessible else reason
+            for instance, reason in zip(
+                self.instances,
+                describe_shared_memory([instance.start for instance in self.instances]),
+                strict=True,
             )
         ]
         return tuple(
             replace(
                 self.card,
-                uuid=one.uuid,
-                model=f"{self.card.model} MIG {one.profile}",
-                total_mib=one.memory_mib if reason is None else 0,
+                uuid=instance.uuid,
+                model=f"{self.card.model} MIG {instance.profile}",
+                total_mib=instance.memory_mib if reason is None else 0,
                 reserved_mib=0,
                 error=reason,
                 parent=self.card.uuid,
                 links=(),
-                gpu_instance=one.start,
-                compute_instance=one.part,
+                gpu_instance=instance.start,
+                compute_instance=instance.part,
             )
-            for one, reason in zip(self.instances, reasons, strict=True)
+            for instance, reason in zip(self.instances, reasons, strict=True)
         )

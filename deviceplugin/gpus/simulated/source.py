@@ -311,7 +311,7 @@ class SimulatedGpus:
         """
         with self._lock:
             instances = self._board(uuid).instances
-        return None if instances is None else tuple(one.profile for one in instances)
+        return None if instances is None else tuple(instance.profile for instance in instances)
 
     def smallest_profile(self, uuid: str) -> str:
         """Name the smallest instance that a card can have.
@@ -394,8 +394,8 @@ class SimulatedGpus:
     def _begin_container(self) -> None:
         """Give access to the instances that there are, as a container that begins has it."""
         with self._lock:
-            instances = [one for board in self._boards.values() for one in board.instances or ()]
-            self._there_at_open = frozenset(one.uuid for one in instances)
+            instances = [instance for board in self._boards.values() for instance in board.instances or ()]
+            self._there_at_open = frozenset(instance.uuid for instance in instances)
             self._list()
 
     def _list(self) -> None:

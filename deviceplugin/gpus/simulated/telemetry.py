@@ -21,7 +21,7 @@ _CAPPED_PERCENT: Final = 95.0
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """What cards of one architecture draw, and how fast they run."""
+    """_Generation is what cards of one architecture draw, and how fast they run."""
 
     idle_w: float
     limit_w: float

@@ -55,7 +55,7 @@ class ControlDaemon:
         self._arguments = tuple(arguments)
         self._backoff = backoff or Backoff(0.5, 30.0)
         self._ask_s = ask_s
-        self._told = ""
+        self._reported = ""
         self.starts = 0
 
     async def run(self) -> None:
@@ -74,7 +74,7 @@ class ControlDaemon:
                 self._tell(str(error))
             if clock() - began_s > _STEADY_S:
                 self._backoff.reset()
-                self._told = ""
+                self._reported = ""
             await asyncio.sleep(self._backoff.failed())
 
     async def _once(self) -> None:
@@ -214,9 +214,9 @@ class ControlDaemon:
 
     def _tell(self, problem: str) -> None:
         """Say what is wrong, once as long as it stays the same."""
-        note = log.debug if problem == self._told else log.error
+        note = log.debug if problem == self._reported else log.error
         note("no MPS control daemon", card=self._folder.uuid, problem=problem)
-        self._told = problem
+        self._reported = problem
 
     def _environment(self) -> Mapping[str, str]:
         return os.environ | {

@@ -74,7 +74,7 @@ class MpsSupervisor:
         self._make = make or self._daemon
         self._look_s = look_s
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     async def run(self) -> None:
         """Work until cancelled; then every control daemon has ended."""
@@ -115,9 +115,9 @@ class MpsSupervisor:
 
     def _tell(self, card: MpsCard) -> None:
         """Say once why a card has no MPS."""
-        if self._told.get(card.uuid) != card.problem:
+        if self._reported.get(card.uuid) != card.problem:
             log.warning("card is not shared by MPS", card=card.uuid, reason=card.problem)
-            self._told[card.uuid] = card.problem
+            self._reported[card.uuid] = card.problem
 
 
 async def run(
