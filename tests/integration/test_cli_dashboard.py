@@ -73,6 +73,19 @@ async def test_a_file_is_shown_until_ctrl_c(command, session):
         (("-n", "Not A Name"), b"", "namespace 'Not A Name'; allowed:"),
         (("--queue-url", "ftp://x"), b"", "--queue-url 'ftp://x'; allowed: http://HOST:PORT"),
         (("--kubeconfig", "/nowhere"), b"", "kubeconfig '/nowhere': no such file"),
+        (("--teams-http", "nowhere"), b"", "--teams-http 'nowhere'; allowed: HOST:PORT"),
+        (("--teams-http", ":1", "-n", "team"), b"", "--teams-http with --namespace; allowed: one of the two"),
+        (
+            ("--teams-http", ":1", "--teams-tls-cert-file", __file__),
+            b"",
+            "TLS certificate and key of --teams-http; allowed: both files or none",
+        ),
+        (
+            ("--teams-http", ":1", "--teams-tls-cert-file", __file__, "--teams-tls-key-file", "/nowhere"),
+            b"",
+            "TLS key '/nowhere': no such file",
+        ),
+        (("-f", "-", "--teams-http", ":1"), b"{}", "--teams-http is for a cluster"),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said_in_one_line(monkeypatch, capsys, arguments, stdin, said):
