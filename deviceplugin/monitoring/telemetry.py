@@ -8,7 +8,7 @@ from typing import Any, Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from deviceplugin.gpus.api.card_listing import physical_uuid
+from deviceplugin.gpus.api.card_listing import physical_model, physical_uuid
 from deviceplugin.gpus.api.source import GpuCard, GpuSample
 from deviceplugin.gpus.api.telemetry import NO_TELEMETRY, THROTTLE_REASONS, UNKNOWN_REASON, CardTelemetry
 
@@ -18,7 +18,6 @@ HISTORY_S: Final = 600.0
 STALE_S: Final = 30.0
 """A measurement that is older says nothing of the card as it is now."""
 
-_INSTANCE_MARK: Final = " MIG "
 _LABELS: Final = ["uuid", "model"]
 
 HISTORY_FIELDS: Final = tuple(
@@ -34,7 +33,7 @@ class CardActivity:
     Attributes:
         uuid: of the physical card.
         model: of the physical card.
-        cards: UUIDs of what is listed for it: itself, or its MIG instances.
+        cards: UUIDs of what is listed for it: itself, or its instances.
         telemetry: newest measurement; `NO_TELEMETRY` where it failed or is older than `STALE_S`.
     """
 
@@ -91,7 +90,7 @@ class TelemetryHistory:
             fresh = now_s - measured_s <= STALE_S
             yield CardActivity(
                 uuid,
-                listed[0].model.partition(_INSTANCE_MARK)[0] if listed[0].parent else listed[0].model,
+                physical_model(listed[0]),
                 tuple(card.uuid for card in listed),
                 telemetry if fresh else NO_TELEMETRY,
             )
@@ -131,7 +130,7 @@ class TelemetryHistory:
 class TelemetryCollector(Collector):
     """TelemetryCollector makes metrics of what each physical card does; what nobody tells has no sample.
 
-    A card in MIG mode has one sample under its own UUID, so that sums over cards are right.
+    A partitioned card has one sample under its own UUID, so that sums over cards are right.
 
     Args:
         activities: lists what each card does now.
@@ -152,7 +151,7 @@ class TelemetryCollector(Collector):
             yield family
         reasons = GaugeMetricFamily(
             "gpupack_card_clocks_event_reason",
-            "1 while this is why the card's clocks are not higher, by NVML's names.",
+            "1 while this is why the card's clocks are not higher, by the driver's names.",
             labels=[*_LABELS, "reason"],
         )
         for activity in activities:

@@ -42,14 +42,14 @@ def test_the_last_line_beside_others_has_gpupack_alone_without_their_programs() 
 
 @pytest.mark.parametrize("slots", [[], ["--slots"]], ids=["pool", "slots"])
 def test_the_queue_s_last_line(slots: list[str]) -> None:
-    figures = last_line("benchmarks.queue", "--tenants", "5", "--waiting", "300", "--nodes", "20", *slots)
-    assert (figures.pop("tenants"), figures.pop("waiting")) == (5, 300)
+    figures = last_line("benchmarks.queue", "--queues", "5", "--waiting", "300", "--nodes", "20", *slots)
+    assert (figures.pop("queues"), figures.pop("waiting")) == (5, 300)
     assert set(figures) == {"decision_p50_ms", "decision_p99_ms", "given_on_worst_ms", "rss_mib"}
     assert all(figure > 0 for figure in figures.values())
 
 
 def test_the_queue_s_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, told in (("--tenants", "1"), ("--waiting", "300")):
+    for option, told in (("--queues", "1"), ("--waiting", "300")):
         with pytest.raises(SystemExit):
             queue.main([option, "0"])
         assert f"{option} 0; allowed: {told} or more" in capsys.readouterr().err

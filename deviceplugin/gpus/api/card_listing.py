@@ -8,8 +8,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from deviceplugin.gpus.api.source import GpuCard
+
+_INSTANCE_MARK: Final = " MIG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class DetectedCard:
 def physical_uuid(card: GpuCard) -> str:
     """UUID of the card itself, of which this may be an instance."""
     return card.parent or card.uuid
+
+
+def physical_model(card: GpuCard) -> str:
+    """Model of the card itself: an instance has its profile behind that, `NVIDIA A100 MIG 1g.10gb`."""
+    return card.model.partition(_INSTANCE_MARK)[0] if card.parent else card.model
 
 
 def describe_shared_memory(gpu_instances: Sequence[int | None]) -> list[str | None]:
