@@ -9,6 +9,8 @@ from aiohttp import web
 
 from deviceplugin.gpus.api.source import GpuProcess
 from gpupack.embedded import EmbeddedCluster
+from gpupack.inventory.rendering import RenderOptions
+from gpupack.inventory.watch_rows import watch
 from tests.integration.cli_world import in_process
 from tests.integration.telemetry_world import PODS, SYSTEM_PODS, cluster, daemon_pod
 
@@ -148,3 +150,29 @@ def test_real_daemons_of_a_whole_cluster(run):
     assert [row[:4] for row in told[2:]] == [idle["L40S"]] * 4
     assert int(told[1][0].rstrip("%")) >= 30
     assert told[1][4:] == ["1590MHz", "none"]
+
+
+async def test_watching_asks_again(capsys, monkeypatch):
+    """The table comes first, then what cards do, then what they do later."""
+    monkeypatch.setattr("gpupack.inventory.watch_rows.TELEMETRY_S", 0.05)
+    monkeypatch.setattr("gpupack.inventory.watch_rows.LOOK_S", 0.05)
+    seen = ""
+
+    async def until(text: str) -> None:
+        nonlocal seen
+        async with asyncio.timeout(60):
+            while text not in seen:
+                seen += capsys.readouterr().out
+                await asyncio.sleep(0.02)
+
+    async with EmbeddedCluster({"node-a": "2xt4"}) as whole:
+        look = RenderOptions("wide")
+        task = asyncio.create_task(watch(whole.kubeconfig, (), look, telemetry=True, gap_s=0.01))
+        await until("10/70W")
+        assert seen.index("NODE  ") < seen.index("UTIL")
+        source = whole.nodes["node-a"].gpus
+        source.set_used(source.cards()[0].uuid, 1024, [GpuProcess(7, 1024)])
+        await whole.nodes["node-a"].daemon._sampler._once()
+        await until("1590MHz")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
