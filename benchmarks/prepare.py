@@ -1,0 +1,137 @@
+"""What preparing a claim takes on a node, beside what Allocate takes (`python -m benchmarks.node`).
+
+`python -m benchmarks.prepare --claims N` starts the stand-in API server and `gpupack node --serve dra` in
+processes of their own. It calls NodePrepareResources and NodeUnprepareResources for one claim after the
+other, by gRPC's blocking client, and tells how long each took. The first one waits for the daemon's lists and
+does not count. Preparing includes two reads of the API server, which the daemon needs and Allocate does not,
+and two files. The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from allocator.ids import device_names
+from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
+from benchmarks.caller import first_line, process
+from benchmarks.machine import machine, percentile, resident_mib
+from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, free_port, spread, until
+from deviceplugin.gpus.simulated.profile import load_profile
+from deviceplugin.kubelet.wire import dra_pb2 as pb
+from deviceplugin.kubelet.wire import dra_pb2_grpc as rpc
+from deviceplugin.kubelet.wire import pluginregistration_pb2 as registration_pb
+from deviceplugin.kubelet.wire import pluginregistration_pb2_grpc as registration_rpc
+from kubeapi.client import KubeClient
+
+CLAIMS = f"{DRA_API}/namespaces/default/resourceclaims"
+GIB = 4
+AT_ONCE = 50
+"""Claims that are prepared before all of them are let go."""
+
+
+async def make_claim(client: KubeClient, number: int, cards: list[str]) -> pb.Claim:
+    """Create an allocated claim and its bound pod."""
+    name = f"claim-{number}"
+    found = json.loads(await client.post(CLAIMS, {"metadata": {"name": name}, "spec": {"devices": {}}}))
+    container = {"name": "main", "image": "example.invalid/none", "resources": {"claims": [{"name": "c"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "c", "resourceClaimName": name}]}
+    pod = json.loads(await client.post(PODS_PATH, {"metadata": {"name": name}, "spec": spec}))
+    await client.bind("default", name, pod["metadata"]["uid"], NODE, {})
+    result = {
+        "request": "gpu",
+        "driver": DRA_DRIVER,
+        "pool": NODE,
+        "device": device_names(cards)[cards[number % len(cards)]],
+        "shareID": str(uuid.uuid4()),
+        "consumedCapacity": {DRA_MEMORY: f"{GIB}Gi"},
+    }
+    reserved = [{"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}]
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
+    await client.put(f"{CLAIMS}/{name}/status", {**found, "status": status})
+    return pb.Claim(namespace="default", name=name, uid=found["metadata"]["uid"])
+
+
+async def measure(count: int) -> dict[str, float]:
+    """Prepare and unprepare claims; returns figures for the last line."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gp-")))
+        kubeconfig, kubelet = str(folder / "kubeconfig"), folder / "kubelet"
+        for name in ("device-plugins", "pod-resources", "plugins", "plugins_registry"):
+            (kubelet / name).mkdir(parents=True)
+        api = await process(stack, [sys.executable, "-c", API_SERVER, kubeconfig], folder / "api.log")
+        await first_line(api)
+        client = await stack.enter_async_context(await KubeClient.connect(kubeconfig))
+        options: dict[str, Any] = {
+            "node-name": NODE,
+            "gpus": "simulated",
+            "profile": PROFILE,
+            "kubeconfig": kubeconfig,
+            "device-plugin-dir": kubelet / "device-plugins",
+            "pod-resources-socket": kubelet / "pod-resources" / "kubelet.sock",
+            "http": f"127.0.0.1:{free_port()}",
+            "serve": "dra",
+            "cdi-dirs": folder / "cdi",
+        }
+        command = [sys.executable, "-m", "gpupack", "node", *(f"--{key}={at}" for key, at in options.items())]
+        daemon = await process(stack, command, folder / "log")
+        registry = kubelet / "plugins_registry" / f"{DRA_DRIVER}-reg.sock"
+        await until(registry.exists, "the socket of the registration")
+        with grpc.insecure_channel(f"unix:{registry}") as channel:
+            stub = registration_rpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            info = await asyncio.to_thread(stub.GetInfo, registration_pb.InfoRequest(), wait_for_ready=True)
+            status = registration_pb.RegistrationStatus(plugin_registered=True)
+            await asyncio.to_thread(stub.NotifyRegistrationStatus, status)
+        cards = [simulated.card.uuid for simulated in load_profile(PROFILE).cards]
+        prepared_ms: list[float] = []
+        unprepared_ms: list[float] = []
+        with grpc.insecure_channel(f"unix:{info.endpoint}") as channel:
+            plugin = rpc.DRAPluginStub(channel)  # type: ignore[no-untyped-call]
+            for first in range(0, count, AT_ONCE):
+                numbers = range(first, min(first + AT_ONCE, count))
+                claims = [await make_claim(client, number, cards) for number in numbers]
+                for claim in claims:
+                    request = pb.NodePrepareResourcesRequest(claims=[claim])
+                    began = time.perf_counter()
+                    answer = plugin.NodePrepareResources(request)
+                    prepared_ms.append(1000 * (time.perf_counter() - began))
+                    if answer.claims[claim.uid].error:
+                        raise SystemExit(f"claim {claim.name}: {answer.claims[claim.uid].error}")
+                for claim in claims:
+                    began = time.perf_counter()
+                    plugin.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=[claim]))
+                    unprepared_ms.append(1000 * (time.perf_counter() - began))
+                    await client.delete(f"{PODS_PATH}/{claim.name}", {"gracePeriodSeconds": 0})
+        del prepared_ms[0]
+        rss_mib = resident_mib(daemon.pid)
+    print(f"NodePrepareResources: {len(prepared_ms)} claims, {spread(prepared_ms)} ms")
+    print(f"NodeUnprepareResources: {spread(unprepared_ms)} ms; resident {rss_mib:.1f} MiB")
+    return {
+        "prepare_p50_ms": round(percentile(prepared_ms, 50), 3),
+        "prepare_p99_ms": round(percentile(prepared_ms, 99), 3),
+        "unprepare_p99_ms": round(percentile(unprepared_ms, 99), 3),
+        "rss_mib": round(rss_mib, 1),
+    }
+
+
+def main() -> None:
+    """Run the benchmark as its command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description=__doc__)
+    parser.add_argument("--claims", type=int, default=1000, help="claims (default 1000)")
+    options = parser.parse_args()
+    if options.claims < 2:
+        parser.error("--claims must be 2 or more")
+    print(machine())
+    print(json.dumps(asyncio.run(measure(options.claims))))
+
+
+if __name__ == "__main__":
+    main()
