@@ -29,8 +29,8 @@ from benchmarks.policies import NODES
 from scheduler_plugin.cache.arrays import ClusterView, FloatArray, RowArray
 from scheduler_plugin.scheduling.policies.registry import NodePolicy, PolicyRequest
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import run_packing
 from scheduler_plugin.simulator.options import parse_seeds
+from scheduler_plugin.simulator.packing import run_packing
 from scheduler_plugin.simulator.placer import make_simulated_policy
 from scheduler_plugin.simulator.trace import CARD, draw_pods, read_nodes, read_pods
 

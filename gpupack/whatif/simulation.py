@@ -18,7 +18,7 @@ from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.scheduling.reasons import format_demands, format_memory
 from scheduler_plugin.simulator.app import run, simulate, write_json
 from scheduler_plugin.simulator.options import SimulationOptions
-from scheduler_plugin.simulator.queued import check_trace
+from scheduler_plugin.simulator.queued_replay import check_trace
 from scheduler_plugin.simulator.trace import UNFIT, read_pods
 
 NOW: Final = "as it is"

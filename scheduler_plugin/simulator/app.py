@@ -24,12 +24,12 @@ from scheduler_plugin.scheduling.policies.registry import NodePolicy
 from scheduler_plugin.simulator.arrivals import make_replay
 from scheduler_plugin.simulator.causes import split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import make_typical_workload
-from scheduler_plugin.simulator.engine import run_packing as run_pods
 from scheduler_plugin.simulator.options import TRACE, SimulationOptions, Variant
+from scheduler_plugin.simulator.packing import make_typical_workload
+from scheduler_plugin.simulator.packing import run_packing as run_pods
 from scheduler_plugin.simulator.placer import make_simulated_policy
 from scheduler_plugin.simulator.plot import load_matplotlib, plot_packing, plot_queues, plot_replay
-from scheduler_plugin.simulator.queued import QueuedReplayState, check_trace, remove_borrowing
+from scheduler_plugin.simulator.queued_replay import QueuedReplayState, check_trace, remove_borrowing
 from scheduler_plugin.simulator.queued_results import average_queue_runs, make_queue_result, report_queues
 from scheduler_plugin.simulator.replay import run_arrivals, run_replay
 from scheduler_plugin.simulator.replay_report import report_replays

@@ -1,4 +1,4 @@
-"""Puts one pod where the policies say: the step that every kind of run is made of."""
+"""Place one pod where the policies say: the step of every kind of run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

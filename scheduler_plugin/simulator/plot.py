@@ -1,4 +1,4 @@
-"""Curves as PNG files; needs matplotlib, which is an extra."""
+"""Pictures of runs as PNG files; needs matplotlib, which is an extra."""
 
 from pathlib import Path
 from statistics import fmean

@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_plugin.queue.config.queues import QueueConfig
 from scheduler_plugin.simulator.arrivals import Replay
-from scheduler_plugin.simulator.queued import QueuedReplayState
+from scheduler_plugin.simulator.queued_replay import QueuedReplayState
 from scheduler_plugin.simulator.replay_report import format_duration
 from scheduler_plugin.simulator.replay_results import POINTS, average_steps, compute_wait_figures
 from scheduler_plugin.simulator.results import Run

@@ -1,4 +1,4 @@
-"""Results of replays for people."""
+"""Report of replays for people: a text of a few tables."""
 
 from collections.abc import Iterator
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""Results for people: a text of a few tables."""
+"""Report of packing runs for people: a text of a few tables."""
 
 from collections.abc import Iterator
 from typing import Any, Final

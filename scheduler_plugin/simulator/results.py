@@ -1,4 +1,4 @@
-"""Results of runs as plain values: what the JSON holds."""
+"""Results of packing runs as plain values: what the JSON holds."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler_plugin.simulator.bound import compute_unavoidable_waste
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import PackingOutcome
+from scheduler_plugin.simulator.packing import PackingOutcome
 
 Run = dict[str, Any]
 """One run, ready for JSON; see `make_run_result`."""

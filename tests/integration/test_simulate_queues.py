@@ -15,7 +15,7 @@ from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.app import run, simulate
 from scheduler_plugin.simulator.arrivals import make_replay
 from scheduler_plugin.simulator.options import SimulationOptions, choose_policies
-from scheduler_plugin.simulator.queued import QueuedReplayState, choose_queue
+from scheduler_plugin.simulator.queued_replay import QueuedReplayState, choose_queue
 from scheduler_plugin.simulator.queued_results import compute_jain_index
 from scheduler_plugin.simulator.trace import TracePod, read_nodes, read_pods
 

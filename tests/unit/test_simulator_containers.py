@@ -9,7 +9,7 @@ from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import NODE_POLICIES
 from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import make_typical_workload, run_packing
+from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import PlacedPod, Placer, make_simulated_policy
 from scheduler_plugin.simulator.trace import TraceNode, TracePod, read_nodes, read_pods
 from tests.ask_world import Node, Pod, World

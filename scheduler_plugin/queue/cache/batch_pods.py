@@ -1,4 +1,4 @@
-"""Pods that batch mode is to bind: which of them it may, and why not. Pure."""
+"""Pods that name gpupack-batch, and the fields of their spec that batch mode does not support. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Pods that ended a moment ago: their nodes still count them, and will not for long. Pure."""
+"""Pods that ended a moment ago, which their nodes still count for a while. Pure."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Jobs as the queue reads them from the API server: how many pods they will have made. Pure."""
+"""Jobs as the queue reads them: how many pods they make, for the first stage. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Since when pods wait: by the API server's clock, as long as that clock can be believed. Pure."""
+"""Start of each pod's wait, by the API server's clock as long as that can be believed. Pure."""
 
 import math
 from typing import Final

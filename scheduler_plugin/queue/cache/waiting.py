@@ -1,4 +1,4 @@
-"""Pods that wait, in the order of their queues, and the stages of their jobs. Pure."""
+"""Waiting workloads of one queue, grouped by requirements, and the stages of their jobs. Pure."""
 
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The queue as a process: puts the parts together and runs them until told to stop."""
+"""Process of the queue: puts the parts together and runs them until told to stop."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from scheduler_plugin.options import EVENTS, make_elector, make_follower, make_l
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod
 from scheduler_plugin.queue.controller.batch_client import open_committer_client
 from scheduler_plugin.queue.controller.batch_conditions import BatchConditions
-from scheduler_plugin.queue.controller.batch_pods import BatchPodSink, watch_batch_pods
+from scheduler_plugin.queue.controller.batch_pod_watch import BatchPodSink, watch_batch_pods
 from scheduler_plugin.queue.controller.config_file import ConfigFile
 from scheduler_plugin.queue.controller.controller import Controller
 from scheduler_plugin.queue.controller.http import make_app

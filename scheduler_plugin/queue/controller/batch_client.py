@@ -1,4 +1,4 @@
-"""Hands lists of nodes to the committer, which is in the scheduler's process."""
+"""Client of the committer, which is in the scheduler's process."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

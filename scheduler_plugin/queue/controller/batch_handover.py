@@ -1,4 +1,4 @@
-"""Admissions of pods without a gate: each goes to the committer with its list of nodes."""
+"""Handover of admitted batch pods: each goes to the committer with its list of nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

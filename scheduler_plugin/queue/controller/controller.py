@@ -1,4 +1,4 @@
-"""The queue at work: decides when something has changed, writes what it decided, says why."""
+"""Loop of the queue: decides when something has changed, writes what it decided, says why."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""Says on pods why they wait, when that has changed, and takes little of the processor for it."""
+"""Events on pods that say why they wait, when that has changed, at little cost of the processor."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol

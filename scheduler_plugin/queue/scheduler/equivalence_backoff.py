@@ -1,4 +1,4 @@
-"""Pods or gangs that are alike, after kube-scheduler found no node for one: others go one at a time. Pure.
+"""Backoff of pods and gangs alike: kube-scheduler refused one, the others go one at a time. Pure.
 
 kube-scheduler knows reasons that the queue cannot see: anti-affinity, volumes, the number of pods on a node.
 What it refuses for one pod of a template it refuses for the next one too. So they are held back until one is

@@ -1,4 +1,4 @@
-"""Room for all pods of a workload at once: which of them fit now, and who must go for the others. Pure."""
+"""Capacity for all pods of a workload at once: which fit now, and who must go for the others. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

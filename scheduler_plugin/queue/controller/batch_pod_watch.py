@@ -1,4 +1,4 @@
-"""Watches the pods that wait for batch mode, with their whole spec."""
+"""Watch of the pods that wait for batch mode, with their whole spec."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final

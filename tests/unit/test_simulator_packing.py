@@ -8,8 +8,8 @@ from scheduler_plugin.scheduling.policies.registry import make_policy
 from scheduler_plugin.simulator.bound import compute_unavoidable_waste
 from scheduler_plugin.simulator.causes import USABLE, split_free_gpu, sum_fragmented
 from scheduler_plugin.simulator.cluster import SimulatedCluster
-from scheduler_plugin.simulator.engine import make_typical_workload, run_packing
 from scheduler_plugin.simulator.options import WORKLOADS, SimulationOptions
+from scheduler_plugin.simulator.packing import make_typical_workload, run_packing
 from scheduler_plugin.simulator.placer import HELD, make_simulated_policy
 from scheduler_plugin.simulator.report import report_packing
 from scheduler_plugin.simulator.trace import TraceNode, TracePod
