@@ -301,3 +301,28 @@ def test_why_of_a_workload(run, cluster_file):
     assert "team-b/embed-1" in out
     status, _, err = run("why", "-f", cluster_file, "deploy/none")
     assert (status, err) == (2, "gpupack: the file has no pod of Deployment/none in namespace 'default'\n")
+
+
+async def test_why_reads_the_size_of_a_gang_from_its_pod_group(run, tmp_path):
+    """Two pods of the group are there, each fits by itself, and the group has three."""
+    groups = {"metadata": {}, "items": [{"metadata": {"name": "g", "namespace": "default"}, "spec": {}}]}
+    groups["items"][0]["spec"]["minMember"] = 3
+
+    async def intercept(request):
+        return web.json_response(groups) if request.path.endswith("/podgroups") else None
+
+    async with ApiServer() as api:
+        made = node_object("n1", (16, 16), (0, 0), version=1, allocatable_units=32)
+        meta, amounts = made["metadata"], made["status"]["allocatable"]
+        api.add_node(meta["name"], meta.get("labels", {}), amounts, meta["annotations"])
+        for name in ("g0", "g1"):
+            pod = pod_object(name, containers=[container("main", 12)])
+            pod["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "g"}
+            pod["spec"]["schedulerName"] = "gpupack-scheduler"
+            del pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
+            api.add_pod({**pod, "status": {}})
+        api.http.intercept = intercept
+        config = api.kubeconfig(tmp_path / "kubeconfig")
+        status, out, err = await asyncio.to_thread(run, "why", "g0", "--kubeconfig", config)
+    assert (status, err) == (0, "")
+    assert "its gang starts together, and 2 of its 3 pods fit at once now" in out
