@@ -18,6 +18,7 @@ from gpupack.whatif.objects import KubePod
 from gpupack.whatif.unknown_requests import drop_unknown_policies
 from kubeapi.metadata import parse_time
 from kubeapi.podstate import is_terminal
+from scheduler_plugin.cache.claim_charges import read_claim
 from scheduler_plugin.cache.pods import parse_pod_request, sum_host_requests, sum_other_requests
 from scheduler_plugin.simulator.trace import (
     CARD,
@@ -114,6 +115,9 @@ def make_snapshot(
         if (row := _pod(cluster, pod, name_of, scale, usual, models, notes))
     ]
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
+    for claim in cluster.claims.values():
+        if read_claim(claim, cluster.unit_mib):
+            notes["ResourceClaims with shares of cards are left out: pods ask by limits in these files"] += 1
     written = tuple(_nodes(cluster, name_of, scale, notes, others))
     told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
     return Snapshot(written, tuple(rows), told + cluster.list_omissions(named=not hidden), tuple(others))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allocator.names import NODE_SERVES, SERVES_CLAIMS
+from allocator.names import CLAIM_LABEL, NODE_SERVES, SERVES_CLAIMS
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.diagnose.why import explain_pod
 from gpupack.inventory.objects import load_nodes
@@ -14,6 +14,7 @@ from gpupack.whatif.changes import apply_changes
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.fit import FitQuestion, answer_fit
 from gpupack.whatif.objects import KubeClaim, KubeNode
+from gpupack.whatif.snapshot import make_snapshot
 from tests.cluster_builders import claim, claim_object, node_object, pod_object
 from tests.unit.test_claim_cache import state_of_claims
 
@@ -106,3 +107,13 @@ def _decoded(item: dict[str, object]) -> KubeNode:
 
 def test_claims_of_a_file_are_read_by_their_kind() -> None:
     assert all(isinstance(each, KubeClaim) for each in Cluster.from_json(items()).claims.values())
+
+
+def test_a_snapshot_says_how_many_claims_its_files_leave_out() -> None:
+    """Those that the extender wrote belong to pods that are in the files."""
+    told = "ResourceClaims with shares of cards are left out: pods ask by limits in these files"
+    assert make_snapshot(Cluster.from_json(items())).notes == (f"2 {told}",)
+    found = json.loads(items())
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "w", "uid": "uid-w", "controller": True}
+    found["items"][2]["metadata"] |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
+    assert make_snapshot(Cluster.from_json(json.dumps(found))).notes == (f"1 {told}",)
