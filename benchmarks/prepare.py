@@ -22,6 +22,7 @@ import grpc
 
 from allocator.ids import device_names
 from allocator.names import DRA_API, DRA_DRIVER, DRA_MEMORY
+from allocator.packing import read_node
 from benchmarks.caller import first_line, process
 from benchmarks.machine import machine, percentile, resident_mib
 from benchmarks.node import API_SERVER, NODE, PODS_PATH, PROFILE, free_port, spread, until
@@ -58,6 +59,15 @@ async def make_claim(client: KubeClient, number: int, cards: list[str]) -> pb.Cl
     status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved}
     await client.put(f"{CLAIMS}/{name}/status", {**found, "status": status})
     return pb.Claim(namespace="default", name=name, uid=found["metadata"]["uid"])
+
+
+async def until_empty(client: KubeClient) -> None:
+    """Wait until the Node's words show no unit as used."""
+    async for line in client.watch("/api/v1/nodes", "0"):
+        node = json.loads(line)["object"]
+        words = read_node(node.get("status", {}).get("allocatable", {}))
+        if words is not None and not any(words.used):
+            return
 
 
 async def measure(count: int) -> dict[str, float]:
@@ -110,6 +120,8 @@ async def measure(count: int) -> dict[str, float]:
                     plugin.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=[claim]))
                     unprepared_ms.append(1000 * (time.perf_counter() - began))
                     await client.delete(f"{PODS_PATH}/{claim.name}", {"gracePeriodSeconds": 0})
+                # Else the next claims would wait for room until the daemon has seen the pods' ends.
+                await until_empty(client)
         del prepared_ms[0]
         rss_mib = resident_mib(daemon.pid)
     print(f"NodePrepareResources: {len(prepared_ms)} claims, {spread(prepared_ms)} ms")
