@@ -4,9 +4,8 @@ Source: metav1.LabelSelector, corev1.NodeSelector and corev1.Toleration of the K
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -158,8 +157,7 @@ class NodeRejection(Enum):
     TAINT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTraits:
+class NodeTraits(NamedTuple):
     """NodeTraits is the labels, taints and state of a node, without its amounts.
 
     Attributes:
