@@ -56,7 +56,7 @@ class Scheduler:
         self.world, self.api = world, api
         self.lost = self.unanswered = 0.0
         self._policy, self._random = policy, random
-        self._calls = TaskSet()
+        self._calls, self._resolving = TaskSet(), TaskSet()
         self._binder: Binder | None = None
         api.die = self.start
         self.start()
@@ -64,12 +64,10 @@ class Scheduler:
     def start(self) -> None:
         """Begin anew; Bindings of the process before may still take effect."""
         loop = asyncio.get_running_loop()
-        for call in self._calls:
-            call.cancel()
-        self._calls.clear()
-        if self._binder is not None:
-            for task in self._binder._resolving:
-                task.cancel()
+        self._calls.kill()
+        self._calls = TaskSet()
+        self._resolving.kill()
+        self._resolving = TaskSet()
         self.api.cut()
         self.state = ClusterState()
         client: Any = None
@@ -83,7 +81,7 @@ class Scheduler:
             WRITE_S,
             refresh=self._refresh,
         )
-        self._binder._resolving = TaskSet()
+        self._binder._resolving = self._resolving
         self._committer = BatchCommitter(self._binder, checks, lambda: "", None, shared)
         self._relist()
 
@@ -117,8 +115,7 @@ class Scheduler:
     @property
     def is_still(self) -> bool:
         """Whether nothing that it does is under way."""
-        resolving = self._binder is not None and self._binder._resolving
-        return not (self._calls or resolving or self.api.under_way)
+        return not (self._calls or self._resolving or self.api.under_way)
 
     @property
     def assumed(self) -> list[str]:

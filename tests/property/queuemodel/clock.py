@@ -6,7 +6,24 @@ from typing import Any
 
 
 class TaskSet(set[asyncio.Task[Any]]):
-    """A set of tasks whose order is that in which they began: else it is that of their addresses."""
+    """A set of tasks whose order is that in which they began: else it is that of their addresses.
+
+    Attributes:
+        killed: Their process is gone. Tasks that the cancelling of its others begins end at once.
+    """
+
+    killed = False
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        super().add(task)
+        if self.killed:
+            task.cancel()
+
+    def kill(self) -> None:
+        """End all of them, as the death of their process does."""
+        self.killed = True
+        for task in self:
+            task.cancel()
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
         return iter(sorted(super().__iter__(), key=lambda task: int(task.get_name().rpartition("-")[2])))
