@@ -381,6 +381,10 @@ SELECTORS = {
 
 
 def test_selectors_on_what_a_card_is(cluster: Cluster) -> None:
+    def is_first() -> bool:
+        return bool(slices(cluster)[0]["spec"]["devices"][0]["name"] == SMALL.lower())
+
+    until(is_first, "the small card before the large one, as both are empty")
     for name, (cel, _) in SELECTORS.items():
         cluster.api.post(CLAIMS, claim(name, 1, cel))
     cluster.api.post(CLAIMS, claim("old", 1, f'{ATTRIBUTE}.driverVersion.compareTo(semver("570.0.0")) < 0'))
