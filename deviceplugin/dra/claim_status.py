@@ -1,6 +1,7 @@
 """Says in the status of a claim which pod and containers have its shares."""
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,12 +14,14 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.dra.prepared_claims import PreparedClaim, PreparedClaims
 from kubeapi.backoff import Backoff
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError, NotFound
+from kubeapi.errors import Conflict, Forbidden, Invalid, KubeApiError, Malformed, NotFound
 from kubeapi.paths import quote_segment
 
 log = structlog.get_logger(__name__)
 
 WRITE_TIMEOUT_S: Final = 10.0
+LONGEST_WAIT_S: Final = 300.0
+"""Longest wait of a claim whose status was refused, and of all where the API server does not answer."""
 CONDITION: Final = {"type": "Ready", "status": "True", "reason": "Prepared"}
 
 
@@ -73,7 +76,9 @@ class ClaimStatusWriter:
         self._node_name = node_name
         self._written: set[str] = set()
         self._wake = asyncio.Event()
-        self._backoff = Backoff(0.5, 300.0)
+        self._backoff = Backoff(0.5, LONGEST_WAIT_S)
+        self._refused: dict[str, Backoff] = {}
+        self._again_at_s: dict[str, float] = {}
         account.subscribe(self._wake.set)
 
     async def run(self) -> None:
@@ -81,27 +86,55 @@ class ClaimStatusWriter:
         while True:
             self._wake.clear()
             wait_s = await self._step()
-            # What changes meanwhile is seen after the wait: the API server is not asked more often.
-            await (self._wake.wait() if wait_s is None else asyncio.sleep(wait_s))
+            if wait_s is not None:
+                # What changes meanwhile is seen after the wait: the API server is not asked more often.
+                await asyncio.sleep(wait_s)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(self._again_at_s.values(), default=None)):
+                    await self._wake.wait()
 
     async def _step(self) -> float | None:
-        """Return the seconds to wait before the next attempt, None for until something changes."""
-        self._written &= {claim.uid for claim in self._prepared}
+        """Write the status of each claim that is due.
+
+        A claim whose status is refused waits by itself. An API server that does not answer ends the round.
+
+        Returns:
+            Seconds to wait in any case, None where the API server has answered.
+        """
+        now_s = asyncio.get_running_loop().time
+        uids = {claim.uid for claim in self._prepared}
+        self._written &= uids
+        for uid in self._refused.keys() - uids:
+            self._forget_refusal(uid)
         for claim in self._prepared:
-            if claim.is_for_limits or claim.uid in self._written:
+            if (
+                claim.is_for_limits
+                or claim.uid in self._written
+                or now_s() < self._again_at_s.get(claim.uid, 0)
+            ):
                 continue
             try:
                 await self._write(claim)
             except NotFound:
                 pass  # deleted by force: nobody is left to be told
-            except (KubeApiError, msgspec.MsgspecError) as error:
+            except (Conflict, Forbidden, Invalid, Malformed, msgspec.MsgspecError) as error:
+                backoff = self._refused.setdefault(claim.uid, Backoff(0.5, LONGEST_WAIT_S))
+                self._again_at_s[claim.uid] = now_s() + backoff.failed()
+                _report(claim, error, backoff)
+                continue
+            except KubeApiError as error:
                 delay_s = self._backoff.failed(getattr(error, "retry_after_s", None))
-                note = log.warning if self._backoff.failures == 1 else log.debug
-                note("status of claim not written", claim=claim.name, error=str(error))
+                _report(claim, error, self._backoff)
                 return delay_s
             self._written.add(claim.uid)
+            self._forget_refusal(claim.uid)
             self._backoff.reset()
         return None
+
+    def _forget_refusal(self, uid: str) -> None:
+        self._refused.pop(uid, None)
+        self._again_at_s.pop(uid, None)
 
     async def _write(self, claim: PreparedClaim) -> None:
         namespace, name = quote_segment(claim.namespace), quote_segment(claim.name)
@@ -119,6 +152,12 @@ class ClaimStatusWriter:
         others = [one for one in before if one.get("driver") != DRA_DRIVER]
         body = {**found, "status": {**status, "devices": [*others, *mine]}}
         await self._client.put(f"{path}/status", body, timeout_s=WRITE_TIMEOUT_S)
+
+
+def _report(claim: PreparedClaim, error: Exception, backoff: Backoff) -> None:
+    """Log a failure, the first of several louder than the others."""
+    note = log.warning if backoff.failures == 1 else log.debug
+    note("status of claim not written", claim=claim.name, error=str(error))
 
 
 def _says_all(before: list[dict[str, Any]], mine: list[dict[str, Any]]) -> bool:

@@ -20,6 +20,7 @@ pytestmark = [
 
 TOGETHER = {
     "all of a node's": ["mig", "memory-limits", "mps", "cdi"],
+    "dashboard-teams": ["dashboard", "dashboard-teams"],
     "queue-batch": ["queue", "queue-batch"],  # it changes what the first one brings
     "queue-batch-own-nodes": ["queue", "queue-batch", "queue-batch-own-nodes"],
 }
