@@ -71,6 +71,8 @@ SPECS: dict[str, dict[str, Any]] = {
     "windows": {"os": {"name": "windows"}},
 }
 
+TEAM_PODS = "/api/v1/namespaces/team/pods"
+
 
 @pytest.fixture(scope="module")
 def policies(make_cluster: Any) -> Cluster:
@@ -78,11 +80,21 @@ def policies(make_cluster: Any) -> Cluster:
         cluster.control.start_without_controllers()
         apply_all(cluster.api, build(MANIFESTS / "overlays/queue-batch"))
 
-        def is_in_force() -> bool:
-            spec = cluster.api.post(PODS, queued("p"), dryRun="All")["spec"]
-            return bool(spec["schedulerName"] == BATCH_SCHEDULER)
+        namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
+        cluster.api.post("/api/v1/namespaces", namespace)
 
-        until(is_in_force, "the policy in force", 60)
+        def are_in_force() -> bool:
+            made = [
+                cluster.api.post(PODS, queued("p"), dryRun="All"),
+                cluster.api.post(TEAM_PODS, team_pod(), dryRun="All"),
+            ]
+            specs = [pod["spec"] for pod in made]
+            return all(
+                spec["schedulerName"] == BATCH_SCHEDULER and BATCH_POOL in spec.get("nodeSelector", {})
+                for spec in specs
+            )
+
+        until(are_in_force, "both policies in force", 60)
 
     cluster: Cluster = make_cluster(with_node=False, start=begin)
     return cluster
@@ -134,14 +146,16 @@ def test_on_shared_nodes_a_pods_rules_are_its_own(policies: Cluster) -> None:
         until(lambda: not is_free(), "the policy in force again", 60)
 
 
-def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(policies: Cluster) -> None:
-    namespace = {"metadata": {"name": "team", "labels": {QUEUE_NAME: "a"}}}
-    policies.api.post("/api/v1/namespaces", namespace)
+def team_pod(**spec: Any) -> dict[str, Any]:
+    """A pod of the namespace that names a queue."""
+    pod = w.pod("p", w.container(gib=8), **spec)
+    pod["metadata"]["namespace"] = "team"
+    return pod
 
+
+def test_pods_that_get_their_queue_from_their_namespace_are_treated_alike(policies: Cluster) -> None:
     def ask(**spec: Any) -> dict[str, Any]:
-        pod = w.pod("p", w.container(gib=8), **spec)
-        pod["metadata"]["namespace"] = "team"
-        found: dict[str, Any] = policies.api.post("/api/v1/namespaces/team/pods", pod, dryRun="All")
+        found: dict[str, Any] = policies.api.post(TEAM_PODS, team_pod(**spec), dryRun="All")
         return found
 
     pod = ask()
