@@ -9,13 +9,18 @@ from typing import Any, Final
 import msgspec
 
 from gpupack.errors import InputError
-from gpupack.teams import AUDIENCE, DENIED, MEMBER, PORT, SERVICE, SYSTEM_NAMESPACE, TOKEN_HEADER
+from gpupack.teams import AUDIENCE, MEMBER, PORT, SERVICE, SYSTEM_NAMESPACE, TOKEN_HEADER
 from kubeapi.client import KubeClient
 from kubeapi.errors import Forbidden, Invalid, KubeApiError, NotFound, ServerError
 from kubeapi.paths import quote_segment
 
 TOKEN_S: Final = 600
 """The least that the API server gives."""
+_SIGNS_OF_PLAIN_HTTP: Final = (
+    "tls: first record does not look like a TLS handshake",
+    "server gave HTTP response to HTTPS client",
+)
+"""What the API server says of a port that speaks plain HTTP, as Go's HTTP client words it."""
 _SEE: Final = "docs/teams.md of gpupack says what your administrator can set up"
 
 
@@ -54,7 +59,7 @@ async def ask_as_member(
             return await client.get_with_headers(
                 f"{services}/https:{SERVICE}:{PORT}/proxy/{question}", headers, **whole
             )
-        except (Forbidden, ServerError) as error:
+        except ServerError as error:
             if not _speaks_no_tls(error):
                 raise
             return await client.get_with_headers(
@@ -70,11 +75,9 @@ async def ask_as_member(
         ) from error
 
 
-def _speaks_no_tls(error: KubeApiError) -> bool:
-    """Tell whether the port speaks plain HTTP, or only that is allowed; else a token must not go there so."""
-    if isinstance(error, Forbidden):
-        return DENIED not in error.message
-    return "tls: " in error.message or "HTTP response to HTTPS client" in error.message
+def _speaks_no_tls(error: ServerError) -> bool:
+    """Tell whether the API server found plain HTTP at the port."""
+    return any(sign in error.message for sign in _SIGNS_OF_PLAIN_HTTP)
 
 
 async def make_member_token(client: KubeClient, namespace: str) -> str:

@@ -1,0 +1,56 @@
+"""A member's question through the API server's proxy: when the token may go in plain."""
+
+import pytest
+
+from gpupack.teams import TOKEN_HEADER
+from gpupack.teams.asking import ask_as_member
+from kubeapi.errors import Forbidden, KubeApiError, ServerError
+
+REACH = "error trying to reach service: "
+
+
+class ProxyApi:
+    """An API server whose proxy fails for the form with TLS; the plain form answers."""
+
+    server = "https://api"
+
+    def __init__(self, error: KubeApiError) -> None:
+        self.error = error
+        self.paths: list[str] = []
+
+    async def get_with_headers(self, path: str, headers: dict[str, str], **_: object) -> bytes:
+        assert headers == {TOKEN_HEADER: "token"}
+        self.paths.append(path)
+        if "/https:" in path:
+            raise self.error
+        return b"{}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{REACH}tls: first record does not look like a TLS handshake",
+        f"{REACH}http: server gave HTTP response to HTTPS client",
+    ],
+)
+async def test_a_port_with_plain_http_is_asked_in_plain(said: str) -> None:
+    api = ProxyApi(ServerError(said, status=503))
+    assert await ask_as_member(api, "token", "team-a", "why", {}) == b"{}"
+    assert len(api.paths) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerError(f"{REACH}remote error: tls: handshake failure", status=503),
+        ServerError(f"{REACH}tls: failed to verify certificate: x509: unknown authority", status=503),
+        ServerError(f"{REACH}dial tcp 10.0.0.1:8916: connect: connection refused", status=503),
+        Forbidden('services "https:gpupack-dashboard:teams" is forbidden: cannot get', status=403),
+    ],
+)
+async def test_no_other_failure_sends_the_token_in_plain(error: KubeApiError) -> None:
+    api = ProxyApi(error)
+    with pytest.raises(type(error)):
+        await ask_as_member(api, "token", "team-a", "why", {})
+    (path,) = api.paths
+    assert "/https:gpupack-dashboard:teams/" in path
