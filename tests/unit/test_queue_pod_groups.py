@@ -10,8 +10,16 @@ from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang
 from scheduler_plugin.cache.watcher import Watcher
-from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup, PodGroupSizes
+from scheduler_plugin.queue.cache import pod_groups
+from scheduler_plugin.queue.cache.pod_groups import (
+    GROUP_LABELS,
+    GroupedMetadata,
+    PodGroup,
+    PodGroupSizes,
+    read_group_key,
+)
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_gang, read_queue_info
+from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting
 from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed
 from tests.ask_world import Node, Pod
@@ -87,6 +95,10 @@ class FeedWorld(QueueWorld):
             metadata={"labels": {QUEUE_NAME: "a", **labels}},
         )
 
+    def delete(self, uid: str) -> None:
+        self.feed._set_pod("DELETED", msgspec.convert(self.objects[uid], QueuePod))
+        super().delete(uid)
+
 
 @pytest.fixture
 def world() -> FeedWorld:
@@ -131,6 +143,66 @@ def test_pods_keep_the_size_of_a_group_that_was_deleted(world: FeedWorld) -> Non
     world.labelled("g1", {NEW: "train"})
     assert world.queue.queued_pods[uid].queue_info.gang_size == 2
     assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_new_gang_does_not_get_the_size_of_a_group_of_its_name_that_was_deleted(world: FeedWorld) -> None:
+    world.groups.event("ADDED", group("train", 1), "1")
+    old = world.labelled("old", {NEW: "train"})
+    assert world.admitted() == ["old"]
+    world.groups.event("DELETED", group("train", 1), "2")
+    world.delete(old)
+    world.labelled("g0", {NEW: "train"})
+    assert world.admitted() == []
+    world.groups.event("ADDED", group("train", 2), "3")
+    assert world.admitted() == []
+    world.labelled("g1", {NEW: "train"})
+    assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+def test_a_list_without_a_group_deletes_it_too(world: FeedWorld) -> None:
+    world.groups.event("ADDED", group("train", 1), "1")
+    old = world.labelled("old", {NEW: "train"})
+    assert world.admitted() == ["old"]
+    world.groups.replace([group("other", 1)], "2")
+    world.delete(old)
+    world.labelled("g0", {NEW: "train"})
+    assert world.admitted() == []
+
+
+def test_a_group_that_is_there_again_before_its_last_pod_goes_keeps_its_size(world: FeedWorld) -> None:
+    world.groups.event("ADDED", group("train", 1), "1")
+    old = world.labelled("old", {NEW: "train"})
+    world.groups.event("DELETED", group("train", 1), "2")
+    world.groups.event("ADDED", group("train", 1), "3")
+    assert world.admitted() == ["old"]
+    world.delete(old)
+    world.labelled("g0", {NEW: "train"})
+    assert world.admitted() == ["g0"]
+
+
+def test_the_end_of_one_group_leaves_another_that_has_no_pods_yet(world: FeedWorld) -> None:
+    world.groups.replace([group("early", 1), group("train", 1)], "1")
+    world.groups.event("DELETED", group("train", 1), "2")
+    world.labelled("g0", {NEW: "early"})
+    assert world.admitted() == ["g0"]
+
+
+def test_a_group_looks_at_its_own_pods_only(world: FeedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{at}" for at in range(8)]
+    for name in names:
+        world.labelled(name, {NEW: name})
+    looked: list[str] = []
+
+    def read(metadata: GroupedMetadata) -> tuple[str, str]:
+        looked.append(metadata.name)
+        return read_group_key(metadata)
+
+    for module in (pod_groups, watching):
+        monkeypatch.setattr(module, "read_group_key", read, raising=False)
+    for name in names:
+        world.groups.event("ADDED", group(name, 2), "1")
+    assert set(looked) == set(names)
+    assert all(looked.count(name) <= 2 for name in names)
 
 
 def test_a_size_that_changes_counts(world: FeedWorld) -> None:

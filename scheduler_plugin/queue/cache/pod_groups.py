@@ -3,8 +3,8 @@
 Source: https://github.com/kubernetes-sigs/scheduler-plugins, pkg/coscheduling.
 """
 
-from collections.abc import Container, Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -77,25 +77,79 @@ def read_group_key(metadata: PodMetadata) -> tuple[str, str]:
 
 
 class PodGroupSizes:
-    """Knows `minMember` of PodGroups, by namespace and name."""
+    """Knows `minMember` of PodGroups, by namespace and name.
+
+    A size outlives its PodGroup as long as a pod names it, so that a running gang keeps its own.
+    """
 
     def __init__(self, groups: Iterable[PodGroup] = ()) -> None:
         self._sizes: dict[tuple[str, str], int] = {}
+        self._deleted: set[tuple[str, str]] = set()
         for group in groups:
             self.put(group)
+
+    @property
+    def existing(self) -> set[tuple[str, str]]:
+        """Namespaces and names of the PodGroups that were not deleted."""
+        return self._sizes.keys() - self._deleted
 
     def put(self, group: PodGroup) -> bool:
         """Take one that is new or has changed; tell whether its size is another one."""
         key, size = (group.metadata.namespace, group.metadata.name), group.spec.min_member
         changed = self._sizes.get(key) != size
         self._sizes[key] = size
+        self._deleted.discard(key)
         return changed
 
-    def forget_unused(self, used: Container[tuple[str, str]]) -> None:
-        """Drop the sizes of PodGroups that no pod names."""
-        self._sizes = {key: size for key, size in self._sizes.items() if key in used}
+    def delete(self, key: tuple[str, str]) -> None:
+        """Mark a PodGroup as deleted; `forget_deleted` drops its size."""
+        if key in self._sizes:
+            self._deleted.add(key)
+
+    def forget_deleted(self, key: tuple[str, str]) -> None:
+        """Drop the size of a PodGroup that no pod names any more, where it was deleted."""
+        if key in self._deleted:
+            self._deleted.remove(key)
+            del self._sizes[key]
 
     def complete(self, metadata: GroupedMetadata) -> None:
         """Write the size of a pod's gang where its PodGroup says it, and the pod itself does not."""
         if needs_group(metadata):
             metadata.pod_group_size = self._sizes.get(read_group_key(metadata))
+
+
+class GroupedPods:
+    """Index of pods whose PodGroup says their gang's size, by its namespace and name."""
+
+    def __init__(self) -> None:
+        self._pods: dict[tuple[str, str], dict[str, Any]] = {}
+        self._keys: dict[str, tuple[str, str]] = {}
+
+    @property
+    def uids(self) -> set[str]:
+        """UIDs of all pods."""
+        return set(self._keys)
+
+    def find(self, key: tuple[str, str]) -> list[Any]:
+        """Find the pods of one PodGroup."""
+        return list(self._pods.get(key, {}).values())
+
+    def put(self, pod: Any) -> tuple[str, str] | None:
+        """Take a pod that is new or has changed; return the PodGroup that it left without pods, if any."""
+        uid, key = pod.metadata.uid, read_group_key(pod.metadata)
+        left = self.remove(uid) if self._keys.get(uid) != key else None
+        self._keys[uid] = key
+        self._pods.setdefault(key, {})[uid] = pod
+        return left
+
+    def remove(self, uid: str) -> tuple[str, str] | None:
+        """Drop a pod; return the PodGroup that it left without pods, if any."""
+        key = self._keys.pop(uid, None)
+        if key is None:
+            return None
+        pods = self._pods[key]
+        del pods[uid]
+        if pods:
+            return None
+        del self._pods[key]
+        return key

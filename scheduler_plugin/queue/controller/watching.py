@@ -12,10 +12,10 @@ from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
 from scheduler_plugin.queue.cache.pod_groups import (
     POD_GROUPS_PATH,
+    GroupedPods,
     PodGroup,
     PodGroupSizes,
     needs_group,
-    read_group_key,
 )
 from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
@@ -38,7 +38,7 @@ class QueueFeed:
         self._clock = clock
         self._listed = False
         self._group_sizes = PodGroupSizes()
-        self._grouped: dict[str, Any] = {}
+        self._grouped = GroupedPods()
         watcher.node_sink.applied.connect(self._set_node)
         watcher.node_sink.replaced.connect(self._replace_nodes)
         watcher.pod_sink.applied.connect(self._set_pod)
@@ -56,35 +56,57 @@ class QueueFeed:
 
     def _set_pod(self, kind: Kind, pod: Any) -> None:
         if kind == "DELETED":
-            self._grouped.pop(pod.metadata.uid, None)
+            self._ungroup(pod.metadata.uid)
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
             self._apply_pod(pod, live=kind == "ADDED")
 
     def _apply_pod(self, pod: Any, *, live: bool) -> None:
-        uid = pod.metadata.uid
-        self._grouped.pop(uid, None)
         if needs_group(pod.metadata):
-            self._grouped[uid] = pod
+            self._regroup(pod)
             pod = copy(pod)
             pod.metadata = copy(pod.metadata)
             self._group_sizes.complete(pod.metadata)
+        else:
+            self._ungroup(pod.metadata.uid)
         self._queue.apply_pod(pod, self._clock(), live=live)
+
+    def _regroup(self, pod: Any) -> None:
+        if (left := self._grouped.put(pod)) is not None:
+            self._group_sizes.forget_deleted(left)
+
+    def _ungroup(self, uid: str) -> None:
+        if (left := self._grouped.remove(uid)) is not None:
+            self._group_sizes.forget_deleted(left)
 
     def put_group(self, group: PodGroup) -> None:
         """Take a PodGroup; where its size is another one, its pods are looked at again."""
         if self._group_sizes.put(group):
-            key = group.metadata.namespace, group.metadata.name
-            for pod in [pod for pod in self._grouped.values() if read_group_key(pod.metadata) == key]:
+            for pod in self._grouped.find((group.metadata.namespace, group.metadata.name)):
                 self._apply_pod(pod, live=False)
 
-    def forget_groups(self) -> None:
-        """Drop PodGroups that no pod names: pods of one that was deleted keep the size that it had."""
-        self._group_sizes.forget_unused({read_group_key(pod.metadata) for pod in self._grouped.values()})
+    def delete_group(self, key: tuple[str, str]) -> None:
+        """Take the end of a PodGroup; its size goes with the last pod that names it.
+
+        Args:
+            key: Its namespace and name.
+        """
+        self._group_sizes.delete(key)
+        if not self._grouped.find(key):
+            self._group_sizes.forget_deleted(key)
+
+    def replace_groups(self, groups: Sequence[PodGroup]) -> None:
+        """Take all PodGroups; those that are not among them were deleted."""
+        listed = {(group.metadata.namespace, group.metadata.name) for group in groups}
+        for key in self._group_sizes.existing - listed:
+            self.delete_group(key)
+        for group in groups:
+            self.put_group(group)
 
     def _replace_pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}
-        self._grouped = {uid: pod for uid, pod in self._grouped.items() if uid in listed}
+        for uid in self._grouped.uids - listed:
+            self._ungroup(uid)
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
@@ -190,16 +212,14 @@ class PodGroupSink:
     def replace(self, items: Sequence[PodGroup], resource_version: str) -> None:
         """Take a complete list."""
         del resource_version
-        self._feed.forget_groups()
-        for item in items:
-            self._feed.put_group(item)
+        self._feed.replace_groups(items)
         self._changed()
 
     def event(self, kind: Kind, item: PodGroup, resource_version: str) -> None:
         """Take one change."""
         del resource_version
         if kind == "DELETED":
-            self._feed.forget_groups()
+            self._feed.delete_group((item.metadata.namespace, item.metadata.name))
         else:
             self._feed.put_group(item)
             self._changed()
