@@ -128,7 +128,8 @@ def dashboard(request: Any, cluster: Cluster) -> Iterator[Dashboard]:
     apply_all(cluster.api, [one for one in objects if one["kind"] != "Deployment"])
     publish_endpoint(cluster, address, teams)
     if request.param == "http":
-        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member", USER, MEMBER)
+        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member", USER)
+        bind_role(cluster, TEAM, "ClusterRole", "gpupack-member-account", MEMBER)
         bind_role(cluster, SYSTEM, "Role", "gpupack-ask", USER)
     extra = [f"--teams-http={address}:{teams}"]
     if request.param == "https":
@@ -255,6 +256,26 @@ def test_the_token_is_of_no_use_elsewhere_and_stands_in_no_log(
     log = Path(dashboard.log).read_text()
     assert token[:40] not in log
     assert token[-40:-4] not in log
+
+
+def test_the_account_of_members_makes_no_tokens(cluster: Cluster, dashboard: Dashboard) -> None:
+    """Only the team does: the account needs what the dashboard asks about, the right to list pods."""
+    del dashboard
+    account = cluster.api.as_user(cluster.token(TEAM, MEMBER))
+    account.get(f"/api/v1/namespaces/{TEAM}/pods")
+    token = f"/api/v1/namespaces/{TEAM}/serviceaccounts/{MEMBER}/token"
+    spec = {"spec": {"audiences": [AUDIENCE], "expirationSeconds": 600}}
+    for user, status in ((account, 403), (cluster.api.as_user(cluster.token(TEAM, USER)), None)):
+        refused = None
+        try:
+            user.post(token, spec)
+        except ApiError as error:
+            refused = error.status
+        assert refused == status
+    for what in ("pods/mine", "events"):
+        with pytest.raises(ApiError) as denied:
+            account.get(f"/api/v1/namespaces/{TEAM}/{what}")
+        assert denied.value.status == 403
 
 
 def test_where_nobody_answers_it_says_what_to_do(cluster: Cluster, dashboard: Dashboard) -> None:

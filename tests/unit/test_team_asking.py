@@ -1,8 +1,12 @@
 """A member's question through the API server's proxy: when the token may go in plain."""
 
-import pytest
+import re
+from pathlib import Path
 
-from gpupack.teams import TOKEN_HEADER
+import pytest
+import yaml
+
+from gpupack.teams import MEMBER, TOKEN_HEADER
 from gpupack.teams.asking import ask_as_member
 from kubeapi.errors import Forbidden, KubeApiError, ServerError
 
@@ -54,3 +58,20 @@ async def test_no_other_failure_sends_the_token_in_plain(error: KubeApiError) ->
         await ask_as_member(api, "token", "team-a", "why", {})
     (path,) = api.paths
     assert "/https:gpupack-dashboard:teams/" in path
+
+
+def test_only_the_team_makes_tokens_of_its_account() -> None:
+    """The account of members may do what the dashboard asks the API server about, and nothing else."""
+    path = Path(__file__).parents[2] / "manifests" / "components" / "dashboard-teams" / "members.yaml"
+    rules = {one["metadata"]["name"]: one["rules"] for one in yaml.safe_load_all(path.read_text())}
+    assert rules["gpupack-member-account"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    page = (Path(__file__).parents[2] / "docs" / "teams.md").read_text()
+    (manifests,) = re.findall(r"```yaml\n(apiVersion.*?)```", page, re.DOTALL)
+    bound = {
+        one["roleRef"]["name"]: [(who["kind"], who["name"]) for who in one["subjects"]]
+        for one in yaml.safe_load_all(manifests)
+        if one["kind"] == "RoleBinding"
+    }
+    assert bound.keys() == rules.keys()
+    assert bound["gpupack-member-account"] == [("ServiceAccount", MEMBER)]
+    assert {kind for name in ("gpupack-member", "gpupack-ask") for kind, _ in bound[name]} == {"Group"}
