@@ -3,6 +3,7 @@
 Tokens are never written anywhere: what is remembered of one is its digest.
 """
 
+import base64
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpupack.teams import AUDIENCE
+from gpupack.teams import AUDIENCE, MEMBER
 from kubeapi.client import KubeClient
 from kubeapi.errors import Malformed
 from kubeapi.ratelimit import TokenBucket
@@ -21,7 +22,9 @@ ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 REMEMBERED_S: Final = 10.0
 """An answer of the API server counts so long: a right that was taken away ends by then."""
 MOST_REMEMBERED: Final = 1000
-BURST, REFILL_S = 20, 0.1
+NAMESPACE_BURST, NAMESPACE_REFILL_S = 20, 0.5
+"""Reviews for one namespace at once, and seconds for one more: its tokens keep no other namespace out."""
+TOTAL_BURST, TOTAL_REFILL_S = 100, 0.05
 """Reviews at once, and seconds for one more: who has no token cannot keep the API server busy."""
 
 
@@ -34,6 +37,13 @@ class _User(msgspec.Struct, omit_defaults=True):
     uid: str = ""
     groups: list[str] = msgspec.field(default_factory=list)
     extra: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
+class _Claims(msgspec.Struct):
+    """What a token says of itself, which nobody verified yet."""
+
+    aud: list[str] | str = ""
+    sub: str = ""
 
 
 class _TokenStatus(msgspec.Struct):
@@ -66,7 +76,8 @@ class MemberReviewer:
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
-        self._bucket = TokenBucket(BURST, REFILL_S, clock)
+        self._total = TokenBucket(TOTAL_BURST, TOTAL_REFILL_S, clock)
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._known: OrderedDict[tuple[bytes, str], tuple[float, bool]] = OrderedDict()
 
     async def is_member(self, token: str, namespace: str) -> bool:
@@ -76,11 +87,13 @@ class MemberReviewer:
             TooManyReviewsError: the API server was asked too often.
             KubeApiError: it does not answer.
         """
+        if not _names_member(token, namespace):
+            return False
         key = hashlib.sha256(token.encode()).digest(), namespace
         known = self._known.get(key)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        if not self._bucket.take():
+        if not (self._get_bucket(namespace).take() and self._total.take()):
             raise TooManyReviewsError
         user = await self._find_user(token)
         allowed = user is not None and await self._may_list_pods(user, namespace)
@@ -89,6 +102,17 @@ class MemberReviewer:
         while len(self._known) > MOST_REMEMBERED:
             self._known.popitem(last=False)
         return allowed
+
+    def _get_bucket(self, namespace: str) -> TokenBucket:
+        """Get the bucket of a namespace; names that nobody asked about for long are forgotten."""
+        bucket = self._buckets.get(namespace)
+        if bucket is None:
+            bucket = TokenBucket(NAMESPACE_BURST, NAMESPACE_REFILL_S, self._clock)
+            self._buckets[namespace] = bucket
+        self._buckets.move_to_end(namespace)
+        while len(self._buckets) > MOST_REMEMBERED:
+            self._buckets.popitem(last=False)
+        return bucket
 
     async def _find_user(self, token: str) -> _User | None:
         """Find whose token it is; None where it is nobody's, or was made for another audience."""
@@ -115,6 +139,20 @@ class MemberReviewer:
         }
         status = _read(await self._client.post(ACCESS_REVIEWS, review), _AccessReview).status
         return status.allowed and not status.denied
+
+
+def _names_member(token: str, namespace: str) -> bool:
+    """Tell whether a token says that it is of the namespace's members; only the API server can verify it."""
+    if not token.isascii():
+        return False
+    payload = token.partition(".")[2].partition(".")[0]
+    try:
+        raw = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        claims = msgspec.json.decode(raw, type=_Claims)
+    except (ValueError, msgspec.MsgspecError):
+        return False
+    audiences = [claims.aud] if isinstance(claims.aud, str) else claims.aud
+    return AUDIENCE in audiences and claims.sub == f"system:serviceaccount:{namespace}:{MEMBER}"
 
 
 def _read(raw: bytes, kind: type[Any]) -> Any:

@@ -1,5 +1,6 @@
 """Members of namespaces: what they are told of others, who is let through, and how often."""
 
+import base64
 import json
 
 import msgspec
@@ -7,10 +8,11 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from gpupack.errors import InputError
-from gpupack.teams import AUDIENCE, DENIED, TOKEN_HEADER
+from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
 from gpupack.teams.answers import HIDDEN, MOST_PODS, count_fit_for_member, explain_own_pod, list_own_pods
 from gpupack.teams.handlers import NAMESPACE_BURST, MemberHandlers, read_fit_question
-from gpupack.teams.reviews import BURST, REMEMBERED_S, MemberReviewer, TooManyReviewsError
+from gpupack.teams.reviews import NAMESPACE_BURST as REVIEW_BURST
+from gpupack.teams.reviews import REMEMBERED_S, TOTAL_BURST, MemberReviewer, TooManyReviewsError
 from gpupack.whatif import Cluster, FitQuestion
 from gpupack.whatif.rendering import format_why
 from kubeapi.errors import Unreachable
@@ -149,6 +151,16 @@ class ReviewApi:
         return json.dumps({"status": status}).encode()
 
 
+def make_token(text: str, namespace: str = TEAM, **claims: object) -> str:
+    """Make a token in the form of a ServiceAccount's; `ReviewApi` knows those that begin with "good"."""
+    said = {"aud": [AUDIENCE], "sub": f"system:serviceaccount:{namespace}:{MEMBER}"} | claims
+    body = base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+    return f"{text}.{body}.signature"
+
+
+GOOD, BAD = make_token("good"), make_token("bad")
+
+
 class Clock:
     now = 0.0
 
@@ -172,9 +184,9 @@ def reviewer(api: ReviewApi, clock: Clock) -> MemberReviewer:
 
 
 async def test_both_reviews_say_yes_or_it_is_no(reviewer: MemberReviewer, api: ReviewApi) -> None:
-    assert await reviewer.is_member("good", TEAM)
-    assert not await reviewer.is_member("good", OTHER)
-    assert not await reviewer.is_member("bad", TEAM)
+    assert await reviewer.is_member(GOOD, TEAM)
+    assert not await reviewer.is_member(make_token("good", OTHER), OTHER)
+    assert not await reviewer.is_member(BAD, TEAM)
     assert api.asked[0][1]["spec"]["audiences"] == [AUDIENCE]
 
 
@@ -182,38 +194,87 @@ async def test_an_authenticator_without_audiences_is_not_believed(
     reviewer: MemberReviewer, api: ReviewApi
 ) -> None:
     api.audiences = []
-    assert not await reviewer.is_member("good", TEAM)
+    assert not await reviewer.is_member(GOOD, TEAM)
 
 
 async def test_a_right_that_was_taken_away_ends(
     reviewer: MemberReviewer, api: ReviewApi, clock: Clock
 ) -> None:
-    assert await reviewer.is_member("good", TEAM)
+    assert await reviewer.is_member(GOOD, TEAM)
     asked = len(api.asked)
-    assert await reviewer.is_member("good", TEAM)
+    assert await reviewer.is_member(GOOD, TEAM)
     assert len(api.asked) == asked
     api.audiences = []
     clock.now += REMEMBERED_S
-    assert not await reviewer.is_member("good", TEAM)
+    assert not await reviewer.is_member(GOOD, TEAM)
 
 
 async def test_who_has_no_token_cannot_keep_the_api_server_busy(
     reviewer: MemberReviewer, api: ReviewApi, clock: Clock
 ) -> None:
-    assert await reviewer.is_member("good", TEAM)
-    for at in range(BURST - 1):
-        assert not await reviewer.is_member(f"bad-{at}", TEAM)
+    assert await reviewer.is_member(GOOD, TEAM)
+    for at in range(REVIEW_BURST - 1):
+        assert not await reviewer.is_member(make_token(f"bad-{at}"), TEAM)
     asked = len(api.asked)
     with pytest.raises(TooManyReviewsError):
-        await reviewer.is_member("bad", TEAM)
+        await reviewer.is_member(BAD, TEAM)
     assert len(api.asked) == asked
-    assert await reviewer.is_member("good", TEAM)  # a member who is known is answered all the same
+    assert await reviewer.is_member(GOOD, TEAM)  # a member who is known is answered all the same
     clock.now += 1.0
-    assert not await reviewer.is_member("bad", TEAM)
+    assert not await reviewer.is_member(BAD, TEAM)
+
+
+async def test_tokens_for_one_namespace_keep_no_member_of_another_out(
+    reviewer: MemberReviewer, api: ReviewApi
+) -> None:
+    for at in range(REVIEW_BURST):
+        assert not await reviewer.is_member(make_token(f"bad-{at}", OTHER), OTHER)
+    with pytest.raises(TooManyReviewsError):
+        await reviewer.is_member(make_token("bad", OTHER), OTHER)
+    assert await reviewer.is_member(GOOD, TEAM)
+
+
+async def test_many_namespaces_together_are_not_reviewed_without_end(
+    reviewer: MemberReviewer, api: ReviewApi
+) -> None:
+    for at in range(TOTAL_BURST):
+        assert not await reviewer.is_member(make_token("bad", f"n{at}"), f"n{at}")
+    asked = len(api.asked)
+    with pytest.raises(TooManyReviewsError):
+        await reviewer.is_member(GOOD, TEAM)
+    assert len(api.asked) == asked
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "junk",
+        "a.b.c",
+        "good.\udcff.signature",
+        f"{GOOD}\udcff",
+        "good.bnVsbA.signature",
+        make_token("good", OTHER),
+        make_token("good", aud=["https://kubernetes.default.svc"]),
+        make_token("good", aud=7),
+        make_token("good", sub=f"system:serviceaccount:{TEAM}:default"),
+        make_token("good", sub=None),
+    ],
+)
+async def test_a_token_that_names_somebody_else_is_refused_before_it_counts(
+    reviewer: MemberReviewer, api: ReviewApi, token: str
+) -> None:
+    for _ in range(TOTAL_BURST + 1):
+        assert not await reviewer.is_member(token, TEAM)
+    assert not api.asked
+    assert await reviewer.is_member(GOOD, TEAM)
+
+
+async def test_an_audience_may_be_one_word(reviewer: MemberReviewer) -> None:
+    assert await reviewer.is_member(make_token("good", aud=AUDIENCE), TEAM)
 
 
 async def test_a_token_is_kept_as_a_digest(reviewer: MemberReviewer) -> None:
-    await reviewer.is_member("good-token", TEAM)
+    await reviewer.is_member(make_token("good-token"), TEAM)
     assert "good-token" not in repr(vars(reviewer))
 
 
@@ -223,7 +284,7 @@ def handlers(reviewer: MemberReviewer, clock: Clock) -> MemberHandlers:
     return MemberHandlers(reviewer, lambda: cluster, lambda *_: None, clock=clock, now_s=lambda: NOW)
 
 
-async def ask(handlers: MemberHandlers, path: str, token: str = "good") -> tuple[int, dict]:
+async def ask(handlers: MemberHandlers, path: str, token: str = GOOD) -> tuple[int, dict]:
     request = make_mocked_request("GET", path, headers={TOKEN_HEADER: token} if token else {})
     handler = handlers.why if path.startswith("/why") else handlers.fit
     answer = await handler(request)
@@ -234,12 +295,13 @@ async def ask(handlers: MemberHandlers, path: str, token: str = "good") -> tuple
     ("path", "token"),
     [
         (f"/why?namespace={TEAM}&pod=mine", ""),
-        (f"/why?namespace={TEAM}&pod=mine", "bad"),
-        (f"/why?namespace={OTHER}&pod=mine", "good"),
-        ("/why?namespace=nowhere", "good"),
-        ("/why?namespace=..%2F", "good"),
-        ("/why?pod=mine", "good"),
-        ("/fit?units=rubbish&namespace=nowhere", "good"),
+        (f"/why?namespace={TEAM}&pod=mine", BAD),
+        (f"/why?namespace={OTHER}&pod=mine", GOOD),
+        (f"/why?namespace={OTHER}&pod=mine", make_token("good", OTHER)),
+        ("/why?namespace=nowhere", GOOD),
+        ("/why?namespace=..%2F", GOOD),
+        ("/why?pod=mine", GOOD),
+        ("/fit?units=rubbish&namespace=nowhere", GOOD),
     ],
 )
 async def test_all_who_are_denied_are_told_the_same(handlers: MemberHandlers, path: str, token: str) -> None:
