@@ -24,7 +24,8 @@ MOST_PODS: Final = 200
 """Pods of one list at most: each costs a look at all nodes."""
 HIDDEN: Final = "a pod of another namespace"
 
-_FULL_NAME: Final = re.compile(r"([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)/[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_NAME: Final = r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?"
+_FULL_NAME: Final = re.compile(f"{_NAME}(?:/{_NAME})+")
 
 
 def explain_own_pod(
@@ -102,7 +103,12 @@ def _hide_names(answer: T, cluster: Cluster, namespace: str) -> T:
     foreign = {pod.metadata.namespace for pod in cluster.pods.values()} - {namespace}
 
     def hide(match: re.Match[str]) -> str:
-        return HIDDEN if match[1] in foreign else match[0]
+        # The namespace may stand behind other words, as in `pod/team-b/train`.
+        words = match[0].split("/")
+        for at, word in enumerate(words[:-1]):
+            if word in foreign:
+                return "/".join([*words[:at], HIDDEN])
+        return match[0]
 
     def walk(value: Any) -> Any:
         match value:

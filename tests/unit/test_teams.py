@@ -7,9 +7,17 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from gpupack.diagnose.listing import PodList
 from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
-from gpupack.teams.answers import HIDDEN, MOST_PODS, count_fit_for_member, explain_own_pod, list_own_pods
+from gpupack.teams.answers import (
+    HIDDEN,
+    MOST_PODS,
+    _hide_names,
+    count_fit_for_member,
+    explain_own_pod,
+    list_own_pods,
+)
 from gpupack.teams.handlers import NAMESPACE_BURST, MemberHandlers, read_fit_question
 from gpupack.teams.reviews import NAMESPACE_BURST as REVIEW_BURST
 from gpupack.teams.reviews import REMEMBERED_S, TOTAL_BURST, MemberReviewer, TooManyReviewsError
@@ -75,6 +83,23 @@ def test_a_pod_elsewhere_is_as_one_that_is_not() -> None:
         with pytest.raises(InputError) as error:
             explain_own_pod(cluster, TEAM, name, None)
         assert str(error.value) == f'no pod "{name}" in namespace "{TEAM}"'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"pod/{OTHER}/{SECRET}", f"pod/{HIDDEN}"),
+        (f"Pod/{OTHER}/{SECRET}", f"Pod/{HIDDEN}"),
+        (f"{OTHER}/{SECRET}/main", HIDDEN),
+        (f"{TEAM}/{OTHER}/{SECRET}", f"{TEAM}/{HIDDEN}"),
+        (f"{TEAM}/{OTHER}", f"{TEAM}/{OTHER}"),
+        (f"nvidia.com/gpu x.{OTHER}/gpu", f"nvidia.com/gpu x.{OTHER}/gpu"),
+    ],
+)
+def test_a_foreign_pods_name_is_found_behind_other_words(text: str, expected: str) -> None:
+    cluster = cluster_of((Node("n1", (16,)),), Pod(f"{SECRET}-1", 4, namespace=OTHER))
+    answer = _hide_names(PodList((), of=text), cluster, TEAM)
+    assert answer.of == expected
 
 
 def test_lists_have_own_pods_only_and_an_end() -> None:
