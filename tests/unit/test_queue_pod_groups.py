@@ -1,14 +1,17 @@
 """Pods that the coscheduling label makes a gang, of the size that a PodGroup or an annotation says."""
 
+import asyncio
 import json
 from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from allocator.names import POD_GANG, POD_GANG_SIZE, QUEUE_NAME
 from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.gangs import find_gang
+from kubeapi.errors import Forbidden, KubeApiError, NotFound, TimedOut
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache import pod_groups
 from scheduler_plugin.queue.cache.pod_groups import (
@@ -21,7 +24,7 @@ from scheduler_plugin.queue.cache.pod_groups import (
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_gang, read_queue_info
 from scheduler_plugin.queue.controller import watching
 from scheduler_plugin.queue.controller.status import explain_waiting
-from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed
+from scheduler_plugin.queue.controller.watching import PodGroupSink, QueueFeed, watch_pod_groups
 from tests.ask_world import Node, Pod
 from tests.cluster_builders import pod_object
 from tests.queue_world import QueueWorld
@@ -212,6 +215,50 @@ def test_a_size_that_changes_counts(world: FeedWorld) -> None:
     assert world.admitted() == []
     world.groups.event("MODIFIED", group("train", 2), "2")
     assert sorted(world.admitted()) == ["g0", "g1"]
+
+
+class Answers:
+    """Answers the questions whether there are PodGroups, and ends the watch after the last one."""
+
+    def __init__(self, *errors: KubeApiError) -> None:
+        self._errors = list(errors)
+
+    async def get(self, path: str, **parameters: Any) -> None:
+        del path, parameters
+        if not self._errors:
+            raise asyncio.CancelledError
+        raise self._errors.pop(0)
+
+
+async def ask(world: FeedWorld, monkeypatch: pytest.MonkeyPatch, *errors: KubeApiError) -> list[str]:
+    """Ask once for each error; the warnings."""
+    monkeypatch.setattr(watching, "LOOK_S", 0.0)
+    client: Any = Answers(*errors)
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await watch_pod_groups(client, world.groups, lambda: 0.0)
+    return [each["error"] for each in logs if each["log_level"] == "warning"]
+
+
+async def test_a_cluster_without_pod_groups_is_no_fault(
+    world: FeedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.labelled("g0", {NEW: "train"})
+    assert await ask(world, monkeypatch, NotFound("none"), NotFound("none")) == []
+    (why,) = explain_waiting(world.queue, world.now)
+    assert "cannot be read" not in why.message
+
+
+async def test_pod_groups_that_cannot_be_read_are_told_once_and_in_the_reason(
+    world: FeedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.labelled("g0", {NEW: "train"})
+    assert await ask(world, monkeypatch, Forbidden("no rights"), TimedOut("too late")) == ["no rights"]
+    world.labelled("h0", {NEW: "later"})
+    for why in explain_waiting(world.queue, world.now):
+        assert "not known: PodGroups cannot be read (TimedOut); allowed:" in why.message
+    errors = Forbidden("no rights"), NotFound("none"), Forbidden("again"), NotFound("none")
+    assert await ask(world, monkeypatch, *errors) == ["no rights", "again"]
+    assert not any("cannot be read" in why.message for why in explain_waiting(world.queue, world.now))
 
 
 def test_why_counts_pods_of_a_group() -> None:

@@ -43,9 +43,11 @@ class GroupedMetadata(PodMetadata):
 
     Attributes:
         pod_group_size: `minMember` of its PodGroup, written by `PodGroupSizes`; no field of the API.
+        pod_groups_fault: Why PodGroups cannot be read, from there too; empty where they can be.
     """
 
     pod_group_size: int | None = None
+    pod_groups_fault: str = ""
 
 
 def read_group_label(labels: Mapping[str, str] | None) -> tuple[str, str]:
@@ -80,9 +82,13 @@ class PodGroupSizes:
     """Knows `minMember` of PodGroups, by namespace and name.
 
     A size outlives its PodGroup as long as a pod names it, so that a running gang keeps its own.
+
+    Attributes:
+        fault: Why PodGroups cannot be read; empty where they can be, or the cluster has none.
     """
 
     def __init__(self, groups: Iterable[PodGroup] = ()) -> None:
+        self.fault = ""
         self._sizes: dict[tuple[str, str], int] = {}
         self._deleted: set[tuple[str, str]] = set()
         for group in groups:
@@ -116,6 +122,7 @@ class PodGroupSizes:
         """Write the size of a pod's gang where its PodGroup says it, and the pod itself does not."""
         if needs_group(metadata):
             metadata.pod_group_size = self._sizes.get(read_group_key(metadata))
+            metadata.pod_groups_fault = self.fault
 
 
 class GroupedPods:
@@ -129,6 +136,10 @@ class GroupedPods:
     def uids(self) -> set[str]:
         """UIDs of all pods."""
         return set(self._keys)
+
+    def list_all(self) -> list[Any]:
+        """List all pods."""
+        return [pod for pods in self._pods.values() for pod in pods.values()]
 
     def find(self, key: tuple[str, str]) -> list[Any]:
         """Find the pods of one PodGroup."""

@@ -179,7 +179,7 @@ def read_queue_info(pod: QueuePod) -> PodQueueInfo:
     condition = next(
         (each for each in pod.status.conditions or () if each.type == "PodScheduled"), QueuePodCondition()
     )
-    gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size)
+    gang, size, fault = read_gang(annotations, meta.labels, meta.pod_group_size, meta.pod_groups_fault)
     job, wrong = _read_name(annotations, POD_JOB)
     stage_size, wrong_size = _read_first_stage_size(annotations, job)
     fault = fault or wrong or wrong_size
@@ -241,7 +241,10 @@ def _names_node(terms: tuple[NodeTerm, ...] | None) -> bool:
 
 
 def read_gang(
-    annotations: Mapping[str, str], labels: Mapping[str, str] | None = None, group_size: int | None = None
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+    group_size: int | None = None,
+    groups_fault: str = "",
 ) -> tuple[str, int, str]:
     """Read gang and size; a fault in words where they make no sense.
 
@@ -249,6 +252,7 @@ def read_gang(
         annotations: Of the pod.
         labels: Of the pod: the label of a PodGroup names a gang where no annotation does.
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
+        groups_fault: Why PodGroups cannot be read, empty where they can be.
     """
     (gang, fault), text = _read_name(annotations, POD_GANG), annotations.get(POD_GANG_SIZE)
     if fault:
@@ -262,7 +266,8 @@ def read_gang(
         gang = group
         if text is None and group_size is None:
             how = f"allowed: a PodGroup {shown(group)} with minMember, or annotation {POD_GANG_SIZE}"
-            return gang, 0, f"label {label} names a gang whose size is not known; {how}"
+            why = f": PodGroups cannot be read ({groups_fault})" if groups_fault else ""
+            return gang, 0, f"label {label} names a gang whose size is not known{why}; {how}"
         if text is None:
             text, where = str(group_size), f"minMember of PodGroup {shown(group)}"
     size = int(text) if text is not None and _SIZE.fullmatch(text) else 0

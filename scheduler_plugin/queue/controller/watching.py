@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Final
 
+import structlog
+
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError
+from kubeapi.errors import KubeApiError, NotFound
 from kubeapi.reflect import Kind, Reflector
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
@@ -19,6 +21,8 @@ from scheduler_plugin.queue.cache.pod_groups import (
 )
 from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
+
+log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 60.0
 """Between two questions whether the API server has PodGroups."""
@@ -83,6 +87,13 @@ class QueueFeed:
         """Take a PodGroup; where its size is another one, its pods are looked at again."""
         if self._group_sizes.put(group):
             for pod in self._grouped.find((group.metadata.namespace, group.metadata.name)):
+                self._apply_pod(pod, live=False)
+
+    def set_groups_fault(self, fault: str) -> None:
+        """Take why PodGroups cannot be read, empty where they can be: pods that wait for one say so."""
+        if fault != self._group_sizes.fault:
+            self._group_sizes.fault = fault
+            for pod in self._grouped.list_all():
                 self._apply_pod(pod, live=False)
 
     def delete_group(self, key: tuple[str, str]) -> None:
@@ -228,24 +239,35 @@ class PodGroupSink:
         """Nothing changed up to this version."""
 
     def disconnected(self, error: KubeApiError) -> None:
-        """Nothing to do: most clusters have no PodGroups."""
+        """Nothing to do: the sizes known are used until others come."""
+
+    def note_fault(self, fault: str) -> None:
+        """Take why PodGroups cannot be read; empty where they can be, or the cluster has none."""
+        self._feed.set_groups_fault(fault)
+        self._changed()
 
 
 async def watch_pod_groups(client: KubeClient, sink: PodGroupSink, clock: Callable[[], float]) -> None:
     """Watch PodGroups once the API server has them; what says so costs a question a minute."""
-    while True:
-        if await _serves_pod_groups(client):
-            break
+    fault = ""
+    while (error := await _find_pod_groups_error(client)) is not None:
+        before, fault = fault, "" if isinstance(error, NotFound) else error.reason
+        if fault and not before:
+            log.warning("PodGroups cannot be read", path=POD_GROUPS_PATH, error=str(error))
+        if fault != before:
+            sink.note_fault(fault)
         await asyncio.sleep(LOOK_S)
+    if fault:
+        sink.note_fault("")
     await Reflector(client, POD_GROUPS_PATH, PodGroup, sink, clock=clock).run()
 
 
-async def _serves_pod_groups(client: KubeClient) -> bool:
+async def _find_pod_groups_error(client: KubeClient) -> KubeApiError | None:
     try:
         await client.get(POD_GROUPS_PATH, limit=1)
-    except KubeApiError:
-        return False
-    return True
+    except KubeApiError as error:
+        return error
+    return None
 
 
 def watch_jobs(client: KubeClient, sink: JobSink, clock: Callable[[], float]) -> Reflector[QueueJob]:
