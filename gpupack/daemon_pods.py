@@ -6,4 +6,4 @@ DAEMON_NAMES: Final = ("gpupack-node", "gpupack-node-dra")
 """Label `app.kubernetes.io/name` of the node daemons' pods."""
 
 DAEMON_NAMESPACE: Final = "gpupack-system"
-"""Where they are looked for by who may not list pods of all namespaces."""
+"""Where an installation has them, unless it says otherwise. Pods elsewhere are not believed."""

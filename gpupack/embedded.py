@@ -88,7 +88,7 @@ class _DaemonPods:
 
     async def answer(self, request: web.Request) -> web.Response | None:
         """Answer what is about these pods; None for everything else."""
-        if request.path == "/api/v1/pods" and DAEMON_NAMES[0] in request.query.get("labelSelector", ""):
+        if request.path == _DAEMON_PODS and DAEMON_NAMES[0] in request.query.get("labelSelector", ""):
             items = [self._make_pod(name) for name in self._nodes]
             return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
         for name, node in self._nodes.items():
@@ -100,7 +100,11 @@ class _DaemonPods:
 
     def _make_pod(self, node: str) -> dict[str, Any]:
         return {
-            "metadata": {"name": _name_pod(node), "namespace": DAEMON_NAMESPACE},
+            "metadata": {
+                "name": _name_pod(node),
+                "namespace": DAEMON_NAMESPACE,
+                "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
+            },
             "spec": {"nodeName": node},
             "status": {"phase": "Running"},
         }

@@ -30,7 +30,7 @@ from kubeapi.errors import (
 )
 from kubeapi.lists import decode_list
 from kubeapi.paths import add_query, make_pod_path, quote_segment
-from kubeapi.streams import make_keepalive_socket, split_lines
+from kubeapi.streams import make_keepalive_socket, read_at_most, split_lines
 
 if TYPE_CHECKING:
     from kubeapi.posting import MakePosts
@@ -114,6 +114,16 @@ class KubeClient:
             **params: query, `labelSelector="a=b"`.
         """
         return await self._request("GET", path, params=params, timeout_s=timeout_s)
+
+    async def get_at_most(
+        self, path: str, max_bytes: int, *, timeout_s: float = REQUEST_TIMEOUT_S, **params: str | int
+    ) -> bytes:
+        """GET what somebody else than the API server answers, as behind its proxy.
+
+        Raises:
+            Malformed: it has more than `max_bytes`; the rest is not read.
+        """
+        return await self._request("GET", path, params=params, timeout_s=timeout_s, max_bytes=max_bytes)
 
     async def get_with_headers(
         self,
@@ -311,6 +321,7 @@ class KubeClient:
         body: Body | None = None,
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        max_bytes: int | None = None,
     ) -> bytes:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         ends = asyncio.get_running_loop().time() + timeout_s
@@ -331,8 +342,11 @@ class KubeClient:
                 data=data,
                 content_type=content_type,
                 headers=headers,
+                max_bytes=max_bytes,
             ) as response:
-                return await response.read()
+                if max_bytes is None:
+                    return await response.read()
+                return await read_at_most(f"{method} {path}", response.content.iter_any(), max_bytes)
 
         again = False
         while True:
@@ -360,6 +374,7 @@ class KubeClient:
         data: bytes | None = None,
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        max_bytes: int | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send one request and hand out the answer once its status is 2xx; library errors become ours.
 
@@ -385,9 +400,12 @@ class KubeClient:
                 proxy=self._credentials.proxy,
             ) as response:
                 if not 200 <= response.status < 300:  # noqa: PLR2004
+                    chunks = response.content.iter_any()
                     raise make_error(
                         response.status,
-                        await response.read(),
+                        await (
+                            response.read() if max_bytes is None else read_at_most(what, chunks, max_bytes)
+                        ),
                         what=what,
                         retry_after=response.headers.get("Retry-After"),
                     )

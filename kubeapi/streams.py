@@ -1,7 +1,7 @@
 """Sockets that notice a dead peer, and streams cut into lines."""
 
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
 from kubeapi.errors import Malformed
 
@@ -26,6 +26,20 @@ async def split_lines(path: str, chunks: AsyncIterator[bytes]) -> AsyncGenerator
                 yield line
     if rest.strip():
         yield bytes(rest)
+
+
+async def read_at_most(what: str, chunks: AsyncIterable[bytes], max_bytes: int) -> bytes:
+    """Read a whole answer.
+
+    Raises:
+        Malformed: it has more than `max_bytes`; the rest is not read.
+    """
+    read = bytearray()
+    async for chunk in chunks:
+        read += chunk
+        if len(read) > max_bytes:
+            raise Malformed(f"{what}: an answer above {max_bytes} bytes")
+    return bytes(read)
 
 
 def make_keepalive_socket(info: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

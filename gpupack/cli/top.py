@@ -112,6 +112,11 @@ def _asks_for_telemetry(options: dict[str, Any]) -> bool:
     return wanted
 
 
+def _get_namespace(options: dict[str, Any]) -> str:
+    """Get the namespace of the installation: the queue's Service stands where the daemons run."""
+    return str(options["queue_service"]).partition("/")[0]
+
+
 def _with_telemetry(rows: "Sequence[NodeRow]", options: dict[str, Any]) -> "tuple[Sequence[NodeRow], str]":
     """Add what the cards do, where it is asked for; what is not known of it comes back in a sentence."""
     from gpupack.inventory.fetching import connect
@@ -122,7 +127,8 @@ def _with_telemetry(rows: "Sequence[NodeRow]", options: dict[str, Any]) -> "tupl
 
     async def ask() -> "tuple[Sequence[NodeRow], str]":
         async with await connect(options["kubeconfig"], options["context"]) as client:
-            found = await fetch_telemetry(client, [row.node for row in rows if row.cards])
+            nodes = [row.node for row in rows if row.cards]
+            found = await fetch_telemetry(client, nodes, _get_namespace(options))
             return add_telemetry(rows, found), found.problem
 
     return asyncio.run(ask())
@@ -159,6 +165,13 @@ def _watched(options: dict[str, Any]) -> str:
     look = RenderOptions(options["output"], options["pods"], wants_colour())
     telemetry = _asks_for_telemetry(options)
     asyncio.run(
-        watch(options["kubeconfig"], options["nodes"], look, context=options["context"], telemetry=telemetry)
+        watch(
+            options["kubeconfig"],
+            options["nodes"],
+            look,
+            context=options["context"],
+            telemetry=telemetry,
+            daemons_in=_get_namespace(options),
+        )
     )
     return ""

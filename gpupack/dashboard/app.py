@@ -18,7 +18,7 @@ from gpupack.dashboard.board_feed import BoardFeed
 from gpupack.dashboard.handlers import DashboardHandlers
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
-from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry
+from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, read_own_namespace
 from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
 from gpupack.errors import InputError
 from gpupack.inventory.fetching import connect
@@ -213,10 +213,11 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ASK_TIMEOUT))
             ask = queues.ask_directly(session, settings.queue_url)
         if settings.daemon_port is None:
-            telemetry = TelemetrySource(client)
+            telemetry = TelemetrySource(client, namespace=settings.queue_namespace)
         else:
             pods = await stack.enter_async_context(aiohttp.ClientSession())
-            telemetry = TelemetrySource(client, pods, settings.daemon_port)
+            namespace = read_own_namespace() or settings.queue_namespace
+            telemetry = TelemetrySource(client, pods, settings.daemon_port, namespace)
         pages = DashboardHandlers(
             dashboard.board,
             dashboard.hub,

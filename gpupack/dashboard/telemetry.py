@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
+from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.errors import InputError
-from gpupack.inventory.telemetry import DaemonPod, ask_daemon, find_daemons
+from gpupack.inventory.telemetry import MAX_BYTES, DaemonPod, ask_daemon, find_daemons, is_possible
 from kubeapi.client import KubeClient
-from kubeapi.errors import KubeApiError, describe_unreachable, shorten
+from kubeapi.errors import UNREADABLE, KubeApiError, describe_unreachable, shorten
+from kubeapi.streams import read_at_most
 
 ANSWER_S: Final = 4.0
 """So long one answer serves all pages; daemons measure every five seconds."""
@@ -19,6 +22,10 @@ POD_S: Final = 60.0
 MAX_KEPT: Final = 256
 """Nodes whose answers are kept."""
 TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
+
+
+OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Where the kubelet writes a pod's own namespace."""
 
 
 class CardCourse(msgspec.Struct, frozen=True):
@@ -51,6 +58,7 @@ class TelemetrySource:
         client: of the API server.
         session: to ask pods directly, at `port`; None: through the API server.
         port: of the daemons.
+        namespace: of the installation; pods elsewhere are not asked.
         now_s: monotonic seconds.
     """
 
@@ -59,11 +67,13 @@ class TelemetrySource:
         client: KubeClient,
         session: aiohttp.ClientSession | None = None,
         port: int = 0,
+        namespace: str = DAEMON_NAMESPACE,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._session = session
         self._port = port
+        self._namespace = namespace
         self._now_s = now_s
         self._pods: dict[str, tuple[float, DaemonPod]] = {}
         self._answers: dict[str, tuple[float, NodeCourse]] = {}
@@ -87,13 +97,13 @@ class TelemetrySource:
             pod = await self._find_pod(node)
             if pod is None:
                 return NodeCourse(error="no pod of the node's daemon runs")
-            return msgspec.json.decode(await self._read(pod), type=NodeCourse)
+            return _drop_impossible(msgspec.json.decode(await self._read(pod), type=NodeCourse))
         except aiohttp.ClientConnectorError as error:
             why = f"{error.host}:{error.port} does not answer: {describe_unreachable(error)}"
-        except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
-            why = str(error) or type(error).__name__
         except UnicodeError:
             why = "the daemon answers something else than JSON"
+        except (InputError, KubeApiError, aiohttp.ClientError, TimeoutError, *UNREADABLE) as error:
+            why = str(error) or type(error).__name__
         self._pods.pop(node, None)
         return NodeCourse(error=shorten(why))
 
@@ -101,7 +111,7 @@ class TelemetrySource:
         kept = self._pods.get(node)
         if kept is not None and self._now_s() - kept[0] < POD_S:
             return kept[1]
-        pod = (await find_daemons(self._client, node)).get(node)
+        pod = (await find_daemons(self._client, node, self._namespace)).get(node)
         if pod is not None:
             self._pods[node] = self._now_s(), pod
         return pod
@@ -113,7 +123,35 @@ class TelemetrySource:
         url = f"http://{host}:{self._port}/telemetry"
         async with self._session.get(url, timeout=TIMEOUT, allow_redirects=False) as answer:
             answer.raise_for_status()
-            return await answer.read()
+            return await read_at_most(url, answer.content.iter_any(), MAX_BYTES)
+
+
+def _drop_impossible(course: NodeCourse) -> NodeCourse:
+    """Leave out values that no card can have."""
+    cards = tuple(
+        msgspec.structs.replace(
+            card,
+            now={
+                name: value
+                for name, value in card.now.items()
+                if not isinstance(value, float) or is_possible(value)
+            },
+            history={
+                name: tuple(value if value is None or is_possible(value) else None for value in column)
+                for name, column in card.history.items()
+            },
+        )
+        for card in course.cards
+    )
+    return msgspec.structs.replace(course, cards=cards)
+
+
+def read_own_namespace(file: Path = OWN_NAMESPACE) -> str:
+    """Read the namespace of the pod that this process runs in, empty outside of pods."""
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeError):
+        return ""
 
 
 def explain_no_telemetry(text: str) -> Callable[[str], Any]:

@@ -5,14 +5,14 @@ Nothing of this stands in Nodes: it changes every few seconds, and nobody schedu
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from deviceplugin.gpus.api.telemetry import CardTelemetry
 from gpupack.daemon_pods import DAEMON_NAMES, DAEMON_NAMESPACE
-from gpupack.inventory.fetching import PODS_PATH, list_all
+from gpupack.inventory.fetching import list_all
 from gpupack.inventory.records import NodeRow
 
 if TYPE_CHECKING:
@@ -21,11 +21,23 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 5.0
 AT_A_TIME: Final = 32
 """Daemons that are asked at the same time."""
+MAX_BYTES: Final = 4 * 2**20
+"""Bytes of an answer that are read, by far more than a node's cards need."""
+MOST: Final = 1e6
+"""The largest value of a card that is believed, whatever its unit; those below 0 are not believed either."""
+
+
+class _DaemonOwner(msgspec.Struct, frozen=True, rename="camel"):
+    kind: str = ""
+    controller: bool | None = None
 
 
 class _DaemonMetadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     namespace: str = "default"
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    owner_references: tuple[_DaemonOwner, ...] | None = None
 
 
 class _DaemonSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -67,28 +79,46 @@ class TelemetryByNode:
     problem: str = ""
 
 
-async def find_daemons(client: "KubeClient", node: str = "") -> dict[str, DaemonPod]:
+async def find_daemons(
+    client: "KubeClient", node: str = "", namespace: str = DAEMON_NAMESPACE
+) -> dict[str, DaemonPod]:
     """Find the running pods of node daemons, by node.
+
+    Whoever may create a pod may give it any label and owner. So only pods of a DaemonSet in the namespace of
+    the installation are taken. Of several on a node it is the oldest that is not terminating.
 
     Args:
         client: of the API server.
         node: only of this node; empty for all.
+        namespace: of the installation.
 
     Raises:
         InputError: the server answers with something else.
         KubeApiError: no right to list them, or no server.
     """
-    from kubeapi.errors import Forbidden  # noqa: PLC0415 - as in fetching
+    from kubeapi.paths import quote_segment  # noqa: PLC0415 - as in fetching
 
     params = {"labelSelector": f"app.kubernetes.io/name in ({','.join(DAEMON_NAMES)})"}
     if node:
         params["fieldSelector"] = f"spec.nodeName={node}"
-    try:
-        pods = await list_all(client, PODS_PATH, DaemonPod, "pods", **params)
-    except Forbidden:
-        path = f"/api/v1/namespaces/{DAEMON_NAMESPACE}/pods"
-        pods = await list_all(client, path, DaemonPod, "pods", **params)
-    return {pod.spec.node_name: pod for pod in pods if pod.spec.node_name and pod.status.phase == "Running"}
+    path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods"
+    pods = await list_all(client, path, DaemonPod, "pods", **params)
+    found: dict[str, DaemonPod] = {}
+    for pod in sorted(pods, key=_rank_pod):
+        if pod.spec.node_name and _is_believed(pod, namespace):
+            found.setdefault(pod.spec.node_name, pod)
+    return found
+
+
+def _is_believed(pod: DaemonPod, namespace: str) -> bool:
+    owners = pod.metadata.owner_references or ()
+    of_daemon_set = any(owner.controller and owner.kind == "DaemonSet" for owner in owners)
+    return of_daemon_set and pod.metadata.namespace == namespace and pod.status.phase == "Running"
+
+
+def _rank_pod(pod: DaemonPod) -> tuple[bool, str, str]:
+    metadata = pod.metadata
+    return metadata.deletion_timestamp is not None, metadata.creation_timestamp, metadata.name
 
 
 async def ask_daemon(client: "KubeClient", pod: DaemonPod, *, history: bool) -> bytes:
@@ -97,30 +127,33 @@ async def ask_daemon(client: "KubeClient", pod: DaemonPod, *, history: bool) -> 
     The API server chooses the first port of the pod, which is the daemon's only one.
 
     Raises:
-        KubeApiError: there is no way to it, or it knows no such question.
+        KubeApiError: there is no way to it, it knows no such question, or it answers more than `MAX_BYTES`.
     """
     from kubeapi.paths import quote_segment  # noqa: PLC0415
 
     name, namespace = quote_segment(pod.metadata.name), quote_segment(pod.metadata.namespace)
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/proxy/telemetry"
-    return await client.get(path, timeout_s=TIMEOUT_S, history=int(history))
+    return await client.get_at_most(path, MAX_BYTES, timeout_s=TIMEOUT_S, history=int(history))
 
 
-async def fetch_telemetry(client: "KubeClient", nodes: Collection[str]) -> TelemetryByNode:
+async def fetch_telemetry(
+    client: "KubeClient", nodes: Collection[str], namespace: str = DAEMON_NAMESPACE
+) -> TelemetryByNode:
     """Ask the daemons of some nodes what their cards do. What fails is said, and takes nothing else down.
 
     Args:
         client: of the API server.
         nodes: names of those with cards.
+        namespace: of the installation.
     """
     from gpupack.errors import InputError  # noqa: PLC0415
-    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    from kubeapi.errors import UNREADABLE, KubeApiError  # noqa: PLC0415
 
     if not nodes:
         return TelemetryByNode()
     try:
-        daemons = await find_daemons(client, next(iter(nodes)) if len(nodes) == 1 else "")
-    except (InputError, KubeApiError) as error:
+        daemons = await find_daemons(client, next(iter(nodes)) if len(nodes) == 1 else "", namespace)
+    except (InputError, KubeApiError, *UNREADABLE) as error:
         return TelemetryByNode(problem=f"what cards do is not known: {error}")
     gate, problems = asyncio.Semaphore(AT_A_TIME), []
     found: dict[str, Mapping[str, CardTelemetry]] = {}
@@ -134,7 +167,7 @@ async def fetch_telemetry(client: "KubeClient", nodes: Collection[str]) -> Telem
             async with gate:
                 body = await ask_daemon(client, pod, history=False)
             found[node] = read_answer(body)
-        except (KubeApiError, msgspec.MsgspecError, UnicodeError) as error:
+        except (KubeApiError, *UNREADABLE) as error:
             problems.append((node, str(error) or type(error).__name__))
 
     await asyncio.gather(*(ask(node) for node in nodes))
@@ -142,13 +175,24 @@ async def fetch_telemetry(client: "KubeClient", nodes: Collection[str]) -> Telem
 
 
 def read_answer(body: bytes) -> dict[str, CardTelemetry]:
-    """Read what a daemon answers, by the UUID of a card or MIG instance.
+    """Read what a daemon answers, by the UUID of a card or MIG instance; values that cannot be are left out.
 
     Raises:
-        MsgspecError: it is something else.
+        MsgspecError: it is something else. `kubeapi.errors.UNREADABLE` has all that may be raised.
     """
     answer = msgspec.json.decode(body, type=_DaemonAnswer)
-    return {uuid: card.now for card in answer.cards for uuid in card.cards}
+    return {uuid: _drop_impossible(card.now) for card in answer.cards for uuid in card.cards}
+
+
+def is_possible(value: float) -> bool:
+    """Tell whether a card can have such a value."""
+    return 0 <= value <= MOST
+
+
+def _drop_impossible(told: CardTelemetry) -> CardTelemetry:
+    values = ((each.name, getattr(told, each.name)) for each in fields(told))
+    wrong = [name for name, value in values if isinstance(value, float) and not is_possible(value)]
+    return replace(told, **dict.fromkeys(wrong)) if wrong else told
 
 
 def _describe_problems(problems: Sequence[tuple[str, str]]) -> str:

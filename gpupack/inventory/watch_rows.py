@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Generic, TypeVar
 
 from allocator.claims import CLAIMS_PATH, ClaimObject
+from gpupack.daemon_pods import DAEMON_NAMESPACE
 from gpupack.inventory.fetching import NODES_PATH, PODS_PATH, connect, serves_claims
 from gpupack.inventory.objects import InventoryNode, NodesAndPods
 from gpupack.inventory.records import NodeRow
@@ -101,6 +102,7 @@ async def watch(
     *,
     context: str | None = None,
     telemetry: bool = False,
+    daemons_in: str = DAEMON_NAMESPACE,
     gap_s: float = GAP_S,
 ) -> None:
     """Write the rows to standard output, now and after every change, until it is closed or we are cancelled.
@@ -113,6 +115,7 @@ async def watch(
         options: how.
         context: of the kubeconfig; None for its current one.
         telemetry: also what cards do, asked again every `TELEMETRY_S` seconds.
+        daemons_in: namespace of the node daemons.
         gap_s: least seconds between two states.
 
     Raises:
@@ -129,7 +132,7 @@ async def watch(
         tasks = [asyncio.create_task(view.run()) for view in (nodes, pods) if view is not None]
         screen = _Screen(nodes, pods, claims, names, options)
         if telemetry:
-            tasks.append(asyncio.create_task(_follow_telemetry(client, screen, changed.set)))
+            tasks.append(asyncio.create_task(_follow_telemetry(client, screen, changed.set, daemons_in)))
         try:
             with _closed(changed.set) as closed:
                 while not closed():
@@ -150,12 +153,14 @@ async def watch(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow_telemetry(client: KubeClient, screen: "_Screen", changed: Callable[[], None]) -> None:
+async def _follow_telemetry(
+    client: KubeClient, screen: "_Screen", changed: Callable[[], None], namespace: str
+) -> None:
     """Ask again and again what the cards do that are shown, until cancelled."""
     while True:
         nodes = screen.nodes_with_cards
         if nodes:
-            screen.telemetry = await fetch_telemetry(client, nodes)
+            screen.telemetry = await fetch_telemetry(client, nodes, namespace)
             changed()
         await asyncio.sleep(TELEMETRY_S if nodes else LOOK_S)
 

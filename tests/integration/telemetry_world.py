@@ -34,14 +34,40 @@ SYSTEM_PODS = "/api/v1/namespaces/gpupack-system/pods"
 SELECTOR = "app.kubernetes.io/name in (gpupack-node,gpupack-node-dra)"
 
 
+# What anybody who may create pods on node `a` can make, by what is wrong with it.
+FOREIGN_PODS: dict[str, dict[str, Any]] = {
+    "namespace": {"namespace": "team", "creationTimestamp": "2025-01-01T00:00:00Z"},
+    "no owner": {"ownerReferences": None, "creationTimestamp": "2025-01-01T00:00:00Z"},
+    "another kind": {
+        "ownerReferences": [{"kind": "ReplicaSet", "controller": True}, {"kind": "DaemonSet"}],
+        "creationTimestamp": "2025-01-01T00:00:00Z",
+    },
+    "younger": {"creationTimestamp": "2026-01-03T00:00:00Z"},
+    "terminating": {
+        "creationTimestamp": "2025-01-01T00:00:00Z",
+        "deletionTimestamp": "2026-01-04T00:00:00Z",
+    },
+}
+
+
+def foreign_pod(wrong: str) -> dict[str, Any]:
+    return daemon_pod("a", **{"name": "foreign", **FOREIGN_PODS[wrong]})
+
+
 def gpu_node(name: str) -> dict[str, Any]:
     cards = [CardRecord(f"GPU-{name}-{at}", at, "NVIDIA L40S", 45459, 0, True) for at in range(2)]
     return node(name, NodeWords.of(1024, [44, 44], [8, 0], 1_763_000_000_000), cards=dump_cards(cards))
 
 
-def daemon_pod(name: str, phase: str = "Running") -> dict[str, Any]:
+def daemon_pod(name: str, /, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": f"gpupack-node-{name}", "namespace": "gpupack-system"},
+        "metadata": {
+            "name": f"gpupack-node-{name}",
+            "namespace": "gpupack-system",
+            "creationTimestamp": "2026-01-02T00:00:00Z",
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}],
+            **metadata,
+        },
         "spec": {"nodeName": name},
         "status": {"phase": phase},
     }
@@ -90,11 +116,13 @@ class Cluster:
             return web.json_response(
                 {"kind": "NodeList", "metadata": {}, "items": [gpu_node(name) for name in self.histories]}
             )
-        if request.path in (PODS, SYSTEM_PODS):
-            daemons = request.query.get("labelSelector") == SELECTOR
-            return web.json_response(
-                {"kind": "PodList", "metadata": {}, "items": self.pods if daemons else []}
-            )
+        if request.path.endswith("/pods"):
+            daemons = self.pods if request.query.get("labelSelector") == SELECTOR else []
+            paths = {PODS: daemons}
+            for pod in daemons:
+                paths.setdefault(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods", []).append(pod)
+            items = paths.get(request.path, [])
+            return web.json_response({"kind": "PodList", "metadata": {}, "items": items})
         name = request.path.removeprefix(f"{SYSTEM_PODS}/gpupack-node-").removesuffix("/proxy/telemetry")
         if name in self.answers:
             return self.answers.pop(name)

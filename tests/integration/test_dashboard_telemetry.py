@@ -10,9 +10,17 @@ from aiohttp import web
 
 from benchmarks.dashboard import make_up_course, shown
 from benchmarks.fleet import Fleet
-from gpupack.dashboard.telemetry import ANSWER_S, POD_S, NodeCourse, TelemetrySource
+from gpupack.dashboard.telemetry import ANSWER_S, POD_S, NodeCourse, TelemetrySource, read_own_namespace
 from gpupack.inventory.fetching import connect
-from tests.integration.telemetry_world import Cluster, cluster, daemon_pod
+from gpupack.inventory.telemetry import MAX_BYTES
+from tests.integration.telemetry_world import (
+    FOREIGN_PODS,
+    SYSTEM_PODS,
+    Cluster,
+    cluster,
+    daemon_pod,
+    foreign_pod,
+)
 
 __all__ = ["cluster"]
 
@@ -50,7 +58,7 @@ async def test_many_pages_are_one_question(cluster, tmp_path):
         assert asked(cluster, "/proxy/") == 2
         now_s[0] = POD_S
         await source.fetch("a")
-        assert [path for path, _ in cluster.asked].count("/api/v1/pods") == 2
+        assert [path for path, _ in cluster.asked].count(SYSTEM_PODS) == 2
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,48 @@ async def test_what_is_not_known_is_said(cluster, tmp_path, change, error):
     assert error in course.error
 
 
-@pytest.mark.parametrize("body", [b"soup", b"[]", b"\xff", b'{"cards": [{"uuid": 1}]}'])
+@pytest.mark.parametrize("wrong", FOREIGN_PODS)
+async def test_a_pod_of_somebody_else_is_not_asked(cluster, tmp_path, wrong):
+    cluster.pods.append(foreign_pod(wrong))
+    async with source_of(cluster, tmp_path) as (source, _):
+        assert (await source.fetch("a")).error == ""
+    assert asked(cluster, "foreign") == 0
+
+
+async def test_an_installation_elsewhere_has_its_daemons_there(cluster, tmp_path):
+    cluster.pods.append(daemon_pod("a", name="gpupack-node-b", namespace="gpu"))
+    async with source_of(cluster, tmp_path, namespace="gpu") as (source, _):
+        await source.fetch("a")
+    assert asked(cluster, "/namespaces/gpu/pods/gpupack-node-b/proxy/") == 1
+
+
+def test_a_pod_knows_its_own_namespace(tmp_path):
+    file = tmp_path / "namespace"
+    assert read_own_namespace(file) == ""
+    file.write_text("gpu\n")
+    assert read_own_namespace(file) == "gpu"
+
+
+async def test_values_that_cannot_be_are_left_out(cluster, tmp_path):
+    now = {"power_w": 1e308, "temperature_c": 31, "throttle_reasons": []}
+    history = {"age_s": [5, 0], "power_w": [1e308, 7]}
+    told = {"cards": [{"uuid": "GPU-a-0", "cards": [], "now": now, "history": history}]}
+    cluster.answers = {"a": web.json_response(told)}
+    async with source_of(cluster, tmp_path) as (source, _):
+        (card,) = (await source.fetch("a")).cards
+    assert card.now == {"temperature_c": 31.0, "throttle_reasons": ()}
+    assert card.history == {"age_s": (5.0, 0.0), "power_w": (None, 7.0)}
+
+
+DEEP = b'{"x":' + b"[" * 100_000
+LONG = b'{"cards": []}' + b" " * MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"soup", b"[]", b"\xff", b'{"cards": [{"uuid": 1}]}', DEEP, LONG],
+    ids=["text", "list", "bytes", "number", "deep", "long"],
+)
 async def test_a_daemon_that_answers_something_else_is_asked_again(cluster, tmp_path, body):
     cluster.answers = {"a": web.Response(body=body)}
     async with source_of(cluster, tmp_path) as (source, now_s):
@@ -84,8 +133,9 @@ async def test_in_the_cluster_pods_are_asked_directly(cluster, tmp_path):
     answer = {"cards": [{"uuid": "GPU-a-0", "cards": ["GPU-a-0"], "now": {"power_w": 7.0}, "history": {}}]}
 
     async def tell(_request):
-        return web.json_response(answer)
+        return answers.pop() if answers else web.json_response(answer)
 
+    answers = [web.Response(body=LONG)]
     app = web.Application()
     app.router.add_get("/telemetry", tell)
     runner = web.AppRunner(app)
@@ -99,10 +149,12 @@ async def test_in_the_cluster_pods_are_asked_directly(cluster, tmp_path):
         aiohttp.ClientSession() as session,
         source_of(cluster, tmp_path, session=session, port=port) as (source, now_s),
     ):
+        assert f"an answer above {MAX_BYTES} bytes" in (await source.fetch("a")).error
+        now_s[0] = ANSWER_S
         course = await source.fetch("a")
         assert (course.error, course.cards[0].now) == ("", {"power_w": 7.0})
         await runner.cleanup()
-        now_s[0] = ANSWER_S
+        now_s[0] = 2 * ANSWER_S
         assert str(port) in (await source.fetch("a")).error
     assert asked(cluster, "/proxy/") == 0
 

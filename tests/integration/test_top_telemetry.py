@@ -10,9 +10,10 @@ from aiohttp import web
 from deviceplugin.gpus.api.source import GpuProcess
 from gpupack.embedded import EmbeddedCluster
 from gpupack.inventory.rendering import RenderOptions
+from gpupack.inventory.telemetry import MAX_BYTES
 from gpupack.inventory.watch_rows import watch
 from tests.integration.cli_world import in_process
-from tests.integration.telemetry_world import PODS, SYSTEM_PODS, cluster, daemon_pod
+from tests.integration.telemetry_world import FOREIGN_PODS, SYSTEM_PODS, cluster, daemon_pod, foreign_pod
 
 __all__ = ["cluster"]
 
@@ -71,7 +72,24 @@ def test_the_system_namespace_is_enough(cluster, run, tmp_path):
     cluster.forbidden = ("/api/v1/pods",)
     _, out, _ = cluster.run(run, tmp_path, "-o", "wide")
     assert "302/350W" in out
-    assert [path for path, _ in cluster.asked][1:3] == [PODS, SYSTEM_PODS]
+    assert cluster.asked[1][0] == SYSTEM_PODS
+
+
+@pytest.mark.parametrize("wrong", FOREIGN_PODS)
+@pytest.mark.parametrize("last", [True, False])
+def test_a_pod_of_somebody_else_is_not_asked(cluster, run, tmp_path, wrong, last):
+    cluster.pods.insert(2 if last else 0, foreign_pod(wrong))
+    _, out, _ = cluster.run(run, tmp_path, "-o", "wide")
+    assert "302/350W" in out
+    assert [path for path, _ in cluster.asked if "foreign" in path] == []
+
+
+def test_an_installation_elsewhere_is_named_by_its_queue(cluster, run, tmp_path):
+    """Nothing answers for that namespace, so that the line says what was asked."""
+    cluster.forbidden = ("/namespaces/gpu/pods",)
+    _, out, _ = cluster.run(run, tmp_path, "-o", "wide", "--queue-service", "gpu/gpupack-queue")
+    assert "no right: /api/v1/namespaces/gpu/pods" in out.splitlines()[-1]
+    assert [path for path, _ in cluster.asked if path == SYSTEM_PODS] == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +120,16 @@ def test_what_is_not_known_is_said_in_a_line(cluster, run, tmp_path, change, lin
 
 
 @pytest.mark.parametrize(
-    "body", [b"soup", b"[]", b'{"cards": [{"cards": ["GPU-a-0"], "now": {"power_w": "much"}}]}', b"\xff"]
+    "body",
+    [
+        b"soup",
+        b"[]",
+        b'{"cards": [{"cards": ["GPU-a-0"], "now": {"power_w": "much"}}]}',
+        b"\xff",
+        b'{"x":' + b"[" * 100_000,
+        b'{"cards": []}' + b" " * MAX_BYTES,
+    ],
+    ids=["text", "list", "word", "bytes", "deep", "long"],
 )
 def test_a_daemon_that_answers_something_else(cluster, run, tmp_path, body):
     """One daemon takes the others' values nowhere."""
@@ -111,6 +138,21 @@ def test_a_daemon_that_answers_something_else(cluster, run, tmp_path, body):
     assert status == 0
     assert out.splitlines()[-1].startswith("what cards do is not known of a: ")
     assert "31C" in out
+
+
+@pytest.mark.parametrize("value", [1e308, -1.0, 1e7])
+def test_values_that_cannot_be_are_not_shown(cluster, run, tmp_path, value):
+    now = {"power_w": value, "power_limit_w": value, "sm_clock_mhz": 2190, "temperature_c": value}
+    cluster.answers = {"a": web.json_response({"cards": [{"cards": ["GPU-a-0"], "now": now}]})}
+    _, out, _ = cluster.run(run, tmp_path, "-o", "wide")
+    head, line = out.splitlines()[:2]
+    assert line[head.index("UTIL") : head.index("SLOWED")].split() == ["-", "-", "-", "-", "2190MHz"]
+
+
+def test_an_error_of_any_length_is_said_in_a_line(cluster, run, tmp_path):
+    cluster.answers = {"a": web.Response(body=b"x" * (MAX_BYTES + 1), status=500)}
+    _, out, _ = cluster.run(run, tmp_path, "-o", "wide")
+    assert f"an answer above {MAX_BYTES} bytes" in out.splitlines()[-1]
 
 
 def test_words_of_a_daemon_leave_the_terminal_alone(cluster, run, tmp_path):
