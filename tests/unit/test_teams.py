@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from allocator.names import resource_name
 from gpupack.diagnose.listing import PodList
 from gpupack.errors import InputError
 from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
@@ -83,6 +84,27 @@ def test_a_pod_elsewhere_is_as_one_that_is_not() -> None:
         with pytest.raises(InputError) as error:
             explain_own_pod(cluster, TEAM, name, None)
         assert str(error.value) == f'no pod "{name}" in namespace "{TEAM}"'
+
+
+def test_a_list_reads_the_cluster_once_for_each_other_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it takes long on a large cluster, and the page waits meanwhile."""
+    others = []
+    for at in range(5):
+        made = Pod(f"p{at}", 4 + at, namespace=TEAM).object()
+        name = resource_name(512 if at else 256)
+        made["spec"]["containers"][0]["resources"] = {"limits": {name: str(4 + at)}}
+        others.append(made)
+    cluster = cluster_of((Node("n1", (16,)),), also=tuple(others))
+    units: list[int] = []
+    read = Cluster.__post_init__
+
+    def count(view: Cluster) -> None:
+        units.append(view.unit_mib)
+        read(view)
+
+    monkeypatch.setattr(Cluster, "__post_init__", count)
+    assert len(list_own_pods(cluster, TEAM, "rs/app", NOW, None).pods) == 5
+    assert sorted(units) == [256, 512]
 
 
 @pytest.mark.parametrize(
