@@ -62,7 +62,8 @@ test-random: $(VENV)/.dev ## Property tests with examples and histories of a ran
 	@echo "seed $(SEED): make test-random SEED=$(SEED) runs this again"
 	@GPUPACK_RANDOM_EXAMPLES=1 GPUPACK_UNDERCOUNT_FIRST_SEED=$(SEED) \
 	  GPUPACK_UNDERCOUNT_STEPS=$${GPUPACK_UNDERCOUNT_STEPS:-30000} \
-	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) \
+	  GPUPACK_QUEUE_FIRST_SEED=$(SEED) GPUPACK_QUEUE_STEPS=$${GPUPACK_QUEUE_STEPS:-8000} \
+	  GPUPACK_AUTOSCALE_FIRST_SEED=$(SEED) \
 	  GPUPACK_CLAIMS_FIRST_SEED=$(SEED) GPUPACK_CLAIMS_STEPS=$${GPUPACK_CLAIMS_STEPS:-20000} \
 	  $(PYTEST) tests/unit tests/property -m 'hypothesis or histories' --hypothesis-seed=$(SEED) -n 4 --dist worksteal -q \
 	  || { echo "failed with seed $(SEED): make test-random SEED=$(SEED) runs it again" >&2; exit 1; }
