@@ -115,7 +115,7 @@ class OwnNode:
     def _remember(self, node: NodeObject) -> None:
         """Tell the ledger which pods the words contained before this daemon started, and on which cards.
 
-        The release before did not write the cards.
+        A daemon of an older version did not write the cards.
         """
         (holds, problem), cards = node.read_accounted_pods_or_error(), node.read_cards() or ()
         if problem is not None:

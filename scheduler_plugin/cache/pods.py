@@ -69,7 +69,7 @@ class PodRecord:
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
             requeued.
         planned_uuids: UUIDs of the cards that the queue planned for it; preferred where they are free.
-        is_requeued: True if the queue took its admission back, see `is_requeued`.
+        is_requeued: True if the queue requeued it after an admission, see `is_requeued`.
     """
 
     uid: str
@@ -240,7 +240,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
 
 
 def is_requeued(pod: PodLite) -> bool:
-    """Return True if the queue took a pod's admission back: no node may take it until its turn comes.
+    """Return True if the queue requeued a pod after an admission: no node may take it until its turn comes.
 
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """

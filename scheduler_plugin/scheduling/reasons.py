@@ -13,7 +13,7 @@ from allocator.names import MIB_PER_GIB, POD_CONTAINERS, POD_MIXED_MODELS
 from allocator.request import Demand
 from scheduler_plugin.cache.node_arrays import Exclusion
 
-REQUEUED: Final = "its admission was taken back: it waits in its queue again"
+REQUEUED: Final = "it was requeued: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""
 
 EventText = Callable[[Sequence[Demand], CardRules, int], str]

@@ -147,7 +147,7 @@ def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
     ("remembered", "promised"),
     [
         pytest.param({"c1": 5, "c9": 1}, [0, 5], id="the cards that it was on"),
-        pytest.param(None, [8, 8], id="every card whole where the release before did not write them"),
+        pytest.param(None, [8, 8], id="every card whole where an older version did not write them"),
     ],
 )
 def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_gone(remembered, promised):

@@ -194,7 +194,7 @@ def test_what_the_node_said_before_is_remembered_once():
 @pytest.mark.parametrize(
     "units",
     [
-        pytest.param("", id="the release before"),
+        pytest.param("", id="an older version"),
         pytest.param(',"units":[{"2":3}]', id="a card that the inventory lacks"),
     ],
 )

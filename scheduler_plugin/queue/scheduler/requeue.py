@@ -1,9 +1,9 @@
-"""Find admissions to take back: those without a Binding, and pods of drained queues. Pure.
+"""Find admitted pods to requeue: those without a Binding, and pods of drained queues. Pure.
 
-An admission that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps
-it from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
-could not be placed anew as it is: its admission has pinned it to a node, or others of its gang run already. A
-pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
+A requeue is one of two writes. The pod gets an annotation that keeps it from being placed, and waits in its
+queue again. Or it is removed, where a controller makes it again and it could not be placed anew as it is: its
+admission has pinned it to a node, or others of its gang run already. A pod that no quota counts, for its
+queue is not for its namespace, only loses its room: its turn never comes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ REMOVED_S: Final = (5.0, 60.0)
 
 
 class RequeueFinder:
-    """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
+    """Finds admitted pods to requeue, and names them until they are: a budget may protect one from removal.
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
@@ -52,11 +52,11 @@ class RequeueFinder:
         self._refused[pod.uid] = Requeue(pod, why, remove=False)
 
     def forget_pod(self, uid: str) -> None:
-        """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
+        """Forget a pod that is gone: who stands by requeues nothing, and sees all pods too."""
         self._refused.pop(uid, None)
 
     def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
-        """Find what is taken back now.
+        """Find what is requeued now.
 
         Args:
             config: The configuration.
