@@ -122,13 +122,13 @@ class OwnNode:
             log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
         if holds is None:
             return
-        found: dict[str, dict[str, int] | None] = {}
+        cards_by_pod: dict[str, dict[str, int] | None] = {}
         for uid in holds.uids:
             units = holds.units.get(uid)
             known = units is not None and all(position < len(cards) for position in units)
-            found[uid] = (
+            cards_by_pod[uid] = (
                 {cards[position].uuid: count for position, count in units.items()}
                 if units is not None and known
                 else None
             )
-        self._account.ledger.restore_published(found)
+        self._account.ledger.restore_published(cards_by_pod)

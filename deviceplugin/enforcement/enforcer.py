@@ -158,16 +158,16 @@ class Enforcer:
         self._wake.set()
 
     def _on_log(self, name: str) -> None:
-        found = parse_log_name(name)
-        if found is None:
+        entry = parse_log_name(name)
+        if entry is None:
             return
         if (self._logs / name).is_symlink():
-            self._logged[found[0]] = found[1]
-            uid = self._unnamed.get(found[0])
+            self._logged[entry[0]] = entry[1]
+            uid = self._unnamed.get(entry[0])
             if uid is not None:
                 self._dirty.add(uid)
         else:
-            self._logged.pop(found[0], None)
+            self._logged.pop(entry[0], None)
 
     def _read_logs(self) -> None:
         """Learn whose cgroups are whose from the kubelet's links that are there."""

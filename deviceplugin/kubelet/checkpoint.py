@@ -207,5 +207,5 @@ def _read(text: bytes, at: int) -> CheckpointEntry:
     return CheckpointEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
 
 
-def _stamp(found: os.stat_result) -> FileVersion:
-    return FileVersion(found.st_ino, found.st_mtime_ns, found.st_size)
+def _stamp(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_ino, status.st_mtime_ns, status.st_size)

@@ -110,16 +110,16 @@ def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
     """Name the resources and annotations for which `publish_reason` wants the Node patched."""
     words, holds = node.read_words(), node.read_accounted_pods()
-    found = []
+    differing = []
     if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
-        found.append(f"{PACKED_PREFIX}*")
+        differing.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
-        found.append(PACKED_REVISION)
+        differing.append(PACKED_REVISION)
     if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen_version:
-        found.append(NODE_HOLDS)
+        differing.append(NODE_HOLDS)
     if node.read_cards() != wanted.inventory:
-        found.append(NODE_CARDS)
-    return found
+        differing.append(NODE_CARDS)
+    return differing
 
 
 def due_s(

@@ -98,15 +98,17 @@ def collect_node_results(
     sums = cluster.kube_checks.find_nodes_short_of_sum(
         query.request.effective_units, percent=query.request.percent
     )
-    found = {nodes.names[row]: Rejection(FilterReason(code).json_name) for row, code in _pairs(out, codes)}
+    rejections_by_node = {
+        nodes.names[row]: Rejection(FilterReason(code).json_name) for row, code in _pairs(out, codes)
+    }
     # A node without GPU memory is that first of all, whatever taints it has.
     for name, rejection in rejections.items():
-        if found.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
-            found[name] = rejection
+        if rejections_by_node.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
+            rejections_by_node[name] = rejection
     for name in sums:
-        found.setdefault(name, Rejection(SUM))
-    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in found)
-    return NodeResults(fits, found, _groups(cluster, query, requirements, found))
+        rejections_by_node.setdefault(name, Rejection(SUM))
+    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in rejections_by_node)
+    return NodeResults(fits, rejections_by_node, _groups(cluster, query, requirements, rejections_by_node))
 
 
 def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
