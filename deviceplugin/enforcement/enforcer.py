@@ -149,7 +149,7 @@ class Enforcer:
             if uid is None:
                 self._rescan_due.set()
             elif uid not in self._pods:
-                # The kubelet wrote its book before it made the pod's cgroup.
+                # The kubelet wrote its checkpoint before it made the pod's cgroup.
                 self._account.read_checkpoint()
                 self._account_changed = True
             self._dirty.update({uid} if uid else ())
@@ -222,7 +222,7 @@ class Enforcer:
         """
         self._watch.retry()
         if self._watch.problem is not None:
-            # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
+            # The kubelet wrote its checkpoint before it made the pod's cgroup. It may be unwatched, too.
             self._account.read_checkpoint()
         holders = set(await asyncio.to_thread(self._folders.list_parents))
         for gone in self._holders - holders:

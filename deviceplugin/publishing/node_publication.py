@@ -14,7 +14,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
 
 SETTLE_S: Final = 1.0
-"""How long a gain waits for the book to show whose it is, so that words and holds change together."""
+"""How long a gain waits for the checkpoint to show whose it is, so that words and holds change together."""
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""
@@ -131,7 +131,7 @@ def due_s(
         reason: from `publish_reason`.
         since_s: when the reason was first seen.
         last_s: the last patch.
-        settled: the kubelet's book shows everything that was handed out.
+        settled: the kubelet's checkpoint shows everything that was handed out.
         gap_s: least time between two patches that only bring gains.
     """
     if reason != "gained":

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.autoscale.sums import CPU, MEMORY, UNITS
+from gpupack.autoscale.sum_view import CPU, MEMORY, UNITS
 from gpupack.whatif.objects import KubePod, is_placeholder
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.arrays import LongArray

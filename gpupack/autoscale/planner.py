@@ -22,7 +22,7 @@ from gpupack.autoscale.shapes import (
     learn_shapes,
     read_layouts,
 )
-from gpupack.autoscale.sums import (
+from gpupack.autoscale.sum_view import (
     UNITS,
     NodeVerdicts,
     SumView,
