@@ -311,7 +311,7 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         (view.memory_capacity, view.memory_used),
         (view.gpu_capacity, view.gpu_used),
     ):
-        share += (capacity[rows] - used[rows]) / (3.1 * max(1, int(capacity.max())))
+        share += (capacity - used)[rows] / (3.1 * max(1, int(capacity.max())))
     np.clip(share, 0.0, 0.999, out=share)
     return np.round(share, DECIMALS, out=share)
 
