@@ -98,9 +98,8 @@ def collect_node_results(
     sums = cluster.kube_checks.find_nodes_short_of_sum(
         query.request.effective_units, percent=query.request.percent
     )
-    rejections_by_node = {
-        nodes.names[row]: Rejection(FilterReason(code).json_name) for row, code in _pairs(out, codes)
-    }
+    by_code = {int(reason): Rejection(reason.json_name) for reason in FilterReason}
+    rejections_by_node = {nodes.names[row]: by_code[code] for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
     for name, rejection in rejections.items():
         if rejections_by_node.get(name) != Rejection(FilterReason.NO_WORDS.json_name):

@@ -415,7 +415,7 @@ class Extender:
         kept = candidates.rows(self.state.nodes) == self._find_reserved_row(pod)
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
-            reason = FilterReason(code)
+            reason = FilterReason.from_code(code)
             text = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())

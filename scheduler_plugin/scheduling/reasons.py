@@ -143,6 +143,11 @@ class FilterReason(IntEnum):
         reason.event_text, reason.sentence, reason.exclusion = event_text, sentence, exclusion
         return reason
 
+    @classmethod
+    def from_code(cls, code: int) -> Self:
+        """Return the reason of a code of `filtering.explain_rejections`."""
+        return tuple(cls)[code - 1]
+
     @property
     def metric_label(self) -> str:
         """Label `reason` of metrics: `not_free`."""
