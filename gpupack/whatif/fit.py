@@ -212,18 +212,18 @@ def count_fit_by_node(
         there = (nodes.size[rows] > 0) & (each > 0)
         sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
         return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
-    counts: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     if query.request.rules.same_model:
         mixed = nodes.mixed_models[rows]
         for row in rows[mixed].tolist():
-            counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+            found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
         rows = rows[~mixed]
     sizes = group_by_card_size(nodes, rows)
     for size, at in sizes.uniform:
-        counts += _filled(cluster, with_units_for(query, size), rows[at], most)
+        found += _filled(cluster, with_units_for(query, size), rows[at], most)
     for row in rows[sizes.mixed].tolist():
-        counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
-    return counts
+        found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+    return found
 
 
 def _filled(
@@ -243,16 +243,16 @@ def _filled(
                 for row in rows.tolist()
             }
         )
-    counts: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
         placed = _take(query.policy_request, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
-        counts.update(nodes.names[row] for row in left.tolist())
-        more = [counts[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
+        found.update(nodes.names[row] for row in left.tolist())
+        more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
         left, free = left[more], free[more]
-    return counts
+    return found
 
 
 def _take(

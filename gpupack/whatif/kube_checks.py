@@ -385,17 +385,17 @@ class KubeSchedulerChecks:
 
 def list_unchecked_rules(pod: KubePod) -> list[str]:
     """Name what kube-scheduler looks at for a pod and nodes and pods do not tell."""
-    rules = []
+    found = []
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
-            rules.append(f"the volume of claim {volume.persistent_volume_claim.claim_name}")
+            found.append(f"the volume of claim {volume.persistent_volume_claim.claim_name}")
         elif volume.ephemeral is not None:
-            rules.append("an ephemeral volume")
+            found.append("an ephemeral volume")
     if pod.spec.resource_claims:
-        rules.append("claims of resources (DRA)")
+        found.append("claims of resources (DRA)")
     if any(each.when_unsatisfiable == "DoNotSchedule" for each in pod.spec.topology_spread_constraints or ()):
-        rules.append("topology spread")
-    return rules
+        found.append("topology spread")
+    return found
 
 
 def list_host_ports(pod: KubePod) -> frozenset[int]:

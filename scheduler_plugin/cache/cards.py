@@ -1,4 +1,4 @@
-"""Cards of one node, from its row of the arrays: for code that looks at one node at a time."""
+"""A row's cards as the scalar code of `allocator` reads them."""
 
 from collections.abc import Iterable, Sequence
 

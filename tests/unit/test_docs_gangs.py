@@ -15,6 +15,7 @@ import yaml
 from gpupack.diagnose.listing import parse_workload
 from gpupack.whatif.objects import KubePod
 from scheduler_plugin.queue.cache.pods import read_gang
+from scheduler_plugin.queue.controller.status import explain_waiting
 from tests.queue_world import QueueWorld
 from tests.unit.test_queue_pod_groups import NEW, FeedWorld, group
 
@@ -36,7 +37,10 @@ def templates_of(document: Any) -> list[tuple[Any, int]]:
         case "PyTorchJob":
             return [(each["template"], each["replicas"]) for each in spec["pytorchReplicaSpecs"].values()]
         case "RayCluster":
-            workers = [(each["template"], each["replicas"]) for each in spec["workerGroupSpecs"]]
+            workers = [
+                (each["template"], each["replicas"] * each.get("numOfHosts", 1))
+                for each in spec["workerGroupSpecs"]
+            ]
             return [(spec["headGroupSpec"]["template"], 1), *workers]
         case "LeaderWorkerSet":
             group, replicas = spec["leaderWorkerTemplate"], spec["replicas"]
@@ -54,10 +58,10 @@ def test_every_kind_has_an_example():
     assert kinds == {"Job", "JobSet", "PyTorchJob", "TrainingRuntime", "RayCluster", "LeaderWorkerSet"}
 
 
-ANNOTATED = [document for document in EXAMPLES if document["kind"] != "TrainingRuntime"]
+ONE_GANG = [each for each in EXAMPLES if each["kind"] not in {"TrainingRuntime", "LeaderWorkerSet"}]
 
 
-@pytest.mark.parametrize("document", ANNOTATED, ids=lambda document: document["kind"])
+@pytest.mark.parametrize("document", ONE_GANG, ids=lambda document: document["kind"])
 def test_all_pods_of_an_example_are_one_gang_in_one_queue(document):
     templates = templates_of(document)
     pods = sum(number for _, number in templates)
@@ -92,8 +96,11 @@ def make_pods(document: Any, world: QueueWorld) -> list[str]:
     for template, count in templates_of(document):
         metadata = template["metadata"]
         limits = template["spec"]["containers"][0]["resources"]["limits"]
-        for _ in range(count):
+        for at in range(count):
             names.append(f"train-{len(names)}")
+            if document["kind"] == "LeaderWorkerSet":
+                group = {"leaderworkerset.sigs.k8s.io/group-index": str(at % document["spec"]["replicas"])}
+                labels = {**labels, **group}
             world.pod(
                 names[-1],
                 limits["gpupack.io/gpu-memory-gib"],
@@ -109,7 +116,7 @@ def make_pods(document: Any, world: QueueWorld) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("document", ANNOTATED, ids=lambda document: document["kind"])
+@pytest.mark.parametrize("document", ONE_GANG, ids=lambda document: document["kind"])
 def test_pods_as_the_controller_makes_them_go_together(document: Any) -> None:
     world = QueueWorld("queues: [{name: research}]")
     world.node("n1", (80, 80, 80))
@@ -120,6 +127,22 @@ def test_pods_as_the_controller_makes_them_go_together(document: Any) -> None:
     world.node("n1", (80, 80, 80))
     assert make_pods(document, world) == names
     assert sorted(world.admitted()) == names
+
+
+def test_each_group_of_a_leader_worker_set_is_a_gang() -> None:
+    (document,) = [each for each in EXAMPLES if each["kind"] == "LeaderWorkerSet"]
+    world = QueueWorld("queues: [{name: research}]")
+    world.node("n1", (80, 80, 80))
+    names = make_pods(document, world)
+    gangs = [pod.gang for pod in explain_waiting(world.queue, world.now)]
+    assert sorted(gangs) == ["serve-0"] * 4 + ["serve-1"] * 4
+    # There is room for six pods: one group runs whole, of the other none.
+    admitted = world.admitted()
+    assert sorted(admitted) == names[::2]
+    for name in admitted:
+        world.delete(f"uid-{name}")
+    world.delete(f"uid-{names[-1]}")
+    assert world.admitted() == []  # one is missing
 
 
 def test_pods_of_a_train_job_are_the_gang_of_its_pod_group() -> None:

@@ -1,4 +1,4 @@
-"""docs/methods.md shows what `python -m benchmarks.methods` prints of the five placement methods."""
+"""The five methods' figures, as one command prints them and docs/methods.md shows them."""
 
 import json
 import re

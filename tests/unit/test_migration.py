@@ -1,6 +1,7 @@
 """`gpupack migrate`: what becomes of manifests of HAMi, gpushare and NVIDIA's plugin."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +12,8 @@ from gpupack.errors import InputError
 from gpupack.migration.documents import migrate
 from gpupack.migration.requests import MigrationOptions
 from gpupack.migration.yamltext import MAX_VALUES
+
+GANGS_PAGE = Path(__file__).parents[2] / "docs/howto/gangs.md"
 
 OPTIONS = MigrationOptions(
     unit_mib=1024, gpushare_unit_mib=1024, gpu_gib=None, scheduler_name="gpupack-scheduler"
@@ -493,6 +496,22 @@ def test_pod_templates_are_found_wherever_they_stand(kind, spec, paths):
             template = template[int(step) if step.isdigit() else step]
         assert limits_of(template) == {GIB: 2}
         assert template["spec"]["schedulerName"] == "gpupack-scheduler"
+
+
+GANGS = re.findall(r"```yaml\n(.*?)```", GANGS_PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", GANGS, ids=lambda text: yaml.safe_load(text)["kind"])
+def test_documents_of_controllers_keep_their_comments(text):
+    theirs = text.replace(GIB, "aliyun.com/gpu-mem")
+    lines = [f"{line}  # {number}" for number, line in enumerate(theirs.splitlines())]
+    done = migrate("\n".join(["# of a team", *lines, "# the end", ""]), "f", OPTIONS)
+    assert (done.complete, done.notes) == (True, [])
+    numbers = [f"# {number}" for number in range(len(lines))]
+    assert re.findall(r"#.*", done.text) == ["# of a team", *numbers, "# the end"]
+    ours, added = re.subn(r"\n *schedulerName: gpupack-scheduler", "", done.text)
+    assert yaml.safe_load(ours) == yaml.safe_load(text)
+    assert added == text.count(GIB) > 0
 
 
 def test_a_note_says_which_template_it_is_about():

@@ -230,3 +230,34 @@ def test_a_gang_that_is_made_again_whole_waits_until_it_is_complete(world: Queue
     world.delete(gang[1])
     world.pod("again-1", 4, gang="G", size=2)
     assert sorted(world.admitted()) == ["again-0", "again-1"]
+
+
+def test_a_member_that_is_made_again_does_not_wait_for_the_end_of_the_one_before(world: QueueWorld) -> None:
+    """On a lost node that may last for days."""
+    gang = _gang(world, 2)
+    for uid in gang:
+        world.bind(uid)
+    world.change(gang[1], metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
+    again = world.pod("again", 4, gang="G", size=2)
+    assert world.admitted() == ["again"]
+    world.bind(again)
+    world.pod("too-many", 4, gang="G", size=2)
+    assert world.admitted() == []
+    (why,) = explain_waiting(world.queue, world.now)
+    assert why.message == "it has 3 pods and gpupack.io/gang-size is 2"
+
+
+def test_a_gang_that_is_made_again_whole_waits_for_the_end_of_the_one_before(world: QueueWorld) -> None:
+    """A JobSet makes its Jobs again one by one, each when the one before is gone."""
+    gang = _gang(world, 2)
+    for uid in gang:
+        world.bind(uid)
+        world.change(uid, metadata={"deletionTimestamp": "2026-01-01T00:10:00Z"})
+    for at in range(2):
+        world.pod(f"again-{at}", 4, gang="G", size=2)
+    assert world.admitted() == []
+    messages = {why.message for why in explain_waiting(world.queue, world.now)}
+    assert messages == {"all 2 pods of its gang are ready, and 2 earlier ones still end"}
+    for uid in gang:
+        world.delete(uid)
+    assert sorted(world.admitted()) == ["again-0", "again-1"]

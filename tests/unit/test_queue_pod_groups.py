@@ -16,6 +16,7 @@ from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache import pod_groups
 from scheduler_plugin.queue.cache.pod_groups import (
     GROUP_LABELS,
+    WORKER_GROUP_LABELS,
     GroupedMetadata,
     PodGroup,
     PodGroupSizes,
@@ -40,6 +41,17 @@ def test_the_label_names_a_gang(label: str) -> None:
 def test_an_annotation_comes_before_the_label() -> None:
     assert read_gang({POD_GANG: "own", POD_GANG_SIZE: "2"}, {NEW: "train"}) == ("own", 2, "")
     assert read_gang({POD_GANG_SIZE: "2"}, {OLD: "older", NEW: "train"}) == ("train", 2, "")
+
+
+def test_a_group_of_a_leader_worker_set_is_a_gang_for_pods_that_say_a_size() -> None:
+    of_set, index = WORKER_GROUP_LABELS
+    labels = {of_set: "serve", index: "3"}
+    assert read_gang({POD_GANG_SIZE: "4"}, labels) == ("serve-3", 4, "")
+    assert read_gang({}, labels) == ("", 1, "")
+    assert read_gang({POD_GANG: "all", POD_GANG_SIZE: "8"}, labels) == ("all", 8, "")
+    assert read_gang({POD_GANG_SIZE: "2"}, {**labels, NEW: "train"}) == ("train", 2, "")
+    name, size, fault = read_gang({POD_GANG_SIZE: "4"}, {of_set: "serve"})
+    assert (name, size, fault[:12]) == ("", 1, "annotation g")
 
 
 def test_a_size_that_nobody_says_is_a_fault_with_what_to_do() -> None:
@@ -273,3 +285,16 @@ def test_why_counts_pods_of_a_group() -> None:
     found = find_gang(cluster, pod)
     assert found is not None
     assert (found.name, found.size, found.pods) == ("train", 3, 3)
+
+
+def test_why_counts_pods_of_a_group_of_a_leader_worker_set() -> None:
+    of_set, index = WORKER_GROUP_LABELS
+    pods = [
+        Pod(f"s{at}", 12, labels=((of_set, "serve"), (index, str(at // 2))), policies=((POD_GANG_SIZE, "2"),))
+        for at in range(4)
+    ]
+    items = [Node("n1", (16, 16)).object(()), *(pod.object() for pod in pods)]
+    cluster = Cluster.from_json(json.dumps({"kind": "List", "items": items}))
+    found = find_gang(cluster, cluster.find_pod("default", "s3"))
+    assert found is not None
+    assert (found.name, found.size, found.pods) == ("serve-1", 2, 2)

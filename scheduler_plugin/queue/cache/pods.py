@@ -30,7 +30,11 @@ from scheduler_plugin.cache.objects import (
     PodLiteStatus,
 )
 from scheduler_plugin.cache.pods import is_requeued
-from scheduler_plugin.queue.cache.pod_groups import GroupedMetadata, read_group_label
+from scheduler_plugin.queue.cache.pod_groups import (
+    GroupedMetadata,
+    read_group_label,
+    read_worker_group,
+)
 from scheduler_plugin.queue.capacity.free_capacity import NodeFacts
 from scheduler_plugin.scheduling.reasons import REQUEUED
 
@@ -121,7 +125,7 @@ class PodQueueInfo:
         gated: It waits for its admission: it has our gate, is requeued, or waits to be bound by batch mode.
         has_gate: It has our gate.
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
-        requeued: It was requeued after an admission, see `is_requeued`.
+        requeued: Its admission was taken back, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
         job: Its job, within its namespace.
@@ -250,7 +254,8 @@ def read_gang(
 
     Args:
         annotations: Of the pod.
-        labels: Of the pod: the label of a PodGroup names a gang where no annotation does.
+        labels: Of the pod: the label of a PodGroup names a gang where no annotation does. Labels of a
+            LeaderWorkerSet do where neither does, and the pod says a size.
         group_size: `minMember` of that PodGroup, which counts where no annotation says a size.
         groups_fault: Why PodGroups cannot be read, empty where they can be.
     """
@@ -258,6 +263,8 @@ def read_gang(
     if fault:
         return "", 1, fault
     label, group = read_group_label(labels)
+    if not (gang or group) and text is not None:
+        gang = read_worker_group(labels)
     if not (gang or group):
         alone = f"annotation {POD_GANG_SIZE} without {POD_GANG}; allowed: both or none"
         return "", 1, alone if text is not None else ""

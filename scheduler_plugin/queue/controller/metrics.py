@@ -48,7 +48,7 @@ class QueueMetrics:
             for name, text in (
                 ("admitted", "Pods admitted."),
                 ("borrowed", "Pods admitted on what others lent."),
-                ("requeued", "Admitted pods that were requeued: others have their room."),
+                ("taken_back", "Admitted pods whose room was given to others."),
                 ("reclaimed", "Pods evicted because a lender needed what their queue had borrowed."),
             )
         }
@@ -77,7 +77,7 @@ class QueueMetrics:
         for name, by_queue in (
             ("admitted", counts.admitted),
             ("borrowed", counts.borrowed),
-            ("requeued", counts.requeued),
+            ("taken_back", counts.requeued),
             ("reclaimed", counts.reclaimed),
         ):
             for queue, count in by_queue.items():

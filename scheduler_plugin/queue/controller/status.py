@@ -304,7 +304,7 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
     nodes, demands = queue.state.nodes, requirements.request.demands
     rows = np.flatnonzero(nodes.usable)
     codes = explain_rejections(nodes, queue.capacity.make_query(requirements), rows)
-    closest = FilterReason.from_code(min(codes.tolist()))
+    closest = FilterReason(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
         others = _describe_other_needs(queue, requirements)
@@ -350,7 +350,10 @@ def _rank_unfinished_pod(queue: Queue, uid: str) -> tuple[int, str]:
 
 
 def _explain_incomplete_gang(pod: QueuedPod, gang: Gang) -> str:
-    return f"{len(gang.ready_uids)} of {pod.queue_info.gang_size} pods of its gang are ready"
+    size, ready = pod.queue_info.gang_size, len(gang.ready_uids)
+    if ready == size < len(gang.members):
+        return f"all {size} pods of its gang are ready, and {len(gang.members) - size} earlier ones still end"
+    return f"{ready} of {size} pods of its gang are ready"
 
 
 def _explain_missing_cards(

@@ -181,10 +181,13 @@ class Gangs:
             gang.is_whole = gang.is_whole or all(pod.phase is Phase.BOUND for pod in admitted)
         gang.fault = gang.explain_disagreement(pods)
         size = pods[0].queue_info.gang_size if pods else 0
-        if not gang.fault and len(pods) > size:
-            gang.fault = f"it has {len(pods)} pods and gpupack.io/gang-size is {size}"
+        # What is made again in the place of pods that end comes before they have.
+        count = sum(not pod.queue_info.ending for pod in pods)
+        if not gang.fault and count > size:
+            gang.fault = f"it has {count} pods and gpupack.io/gang-size is {size}"
         goes = bool(pods) and not gang.fault
-        goes = goes and (len(gang.ready_uids) == size or self._can_join(gang, pods, admitted))
+        is_complete = len(gang.ready_uids) == len(pods) == size
+        goes = goes and (is_complete or self._can_join(gang, pods, admitted))
         workload = self._make_workload(gang, pods, admitted) if goes else None
         if gang.waiting_queue:
             waiting = self._queues[gang.waiting_queue].waiting

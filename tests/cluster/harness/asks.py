@@ -1,5 +1,6 @@
 """Pods that ask for memory, rightly and wrongly, and whether the product's own code takes them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,12 +18,18 @@ from tests.cluster.harness.controlplane import RESOURCE
 
 
 def annotated(
-    gib: int | str, annotations: dict[str, str], init: int | None = None, **more: Any
+    gib: int | str,
+    annotations: dict[str, str],
+    init: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """A pod with annotations under our prefix and, with `init`, an init container that asks."""
     before = [] if init is None else [w.container("init", gib=init, **more)]
     own = {f"gpupack.io/{key}": value for key, value in annotations.items()}
-    return w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
+    pod = w.pod("p", w.container(limits={RESOURCE: gib}), init=before, annotations=own)
+    pod["metadata"]["labels"] = dict(labels or {})
+    return pod
 
 
 def python_refuses(pod: dict[str, Any]) -> bool:
@@ -87,6 +94,17 @@ TABLE = [
             id=f"gang {gang!r} of {size}",
         )
         for gang, size in GANGS
+    ),
+    *(
+        pytest.param(
+            annotated(8, {"gang-size": "4"}, labels=labels), id=f"gang size beside {next(iter(labels))}"
+        )
+        for labels in (
+            {"scheduling.x-k8s.io/pod-group": "g"},
+            {"pod-group.scheduling.sigs.k8s.io": "g"},
+            {"leaderworkerset.sigs.k8s.io/name": "g", "leaderworkerset.sigs.k8s.io/group-index": "0"},
+            {"leaderworkerset.sigs.k8s.io/group-index": "0"},
+        )
     ),
     pytest.param(annotated(8, {"cards": "2"}, init=2), id="cards beside an init container"),
     pytest.param(annotated(8, {"cards": "2"}, init=2, sidecar=True), id="cards beside a sidecar"),
