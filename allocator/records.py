@@ -62,13 +62,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Holds is the list of pods that a node's packed capacity accounts for.
+    """Holds is the annotation `gpupack.io/holds`: the pods and claims whose units a node's words contain.
 
     Attributes:
         seen: resourceVersion of the newest pod event that the words take into account.
         uids: pods whose units the words certainly contain.
-        units: by those pods' UIDs: units by position of the card in the words. Empty where the node does not
-            say, as the release before did not.
+        units: by those pods' UIDs: units by position of the card in the words. Empty where a daemon of a
+            version that did not write them wrote the annotation.
         claims: units by position of the card of the ResourceClaims that the words certainly contain, by UID;
             without those that the extender writes for a pod: of these the pod's UID tells. A claim that is
             allocated anew has other cards.
@@ -81,7 +81,7 @@ class Holds:
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A container's memory on a card: how it is held, as `CardRecord.held`, and MiB used, as of lately."""
+    """A container's memory on a card: what limits it, as `CardRecord.held`, and MiB used, as of lately."""
 
     held: str
     used: _Natural | None = None
@@ -99,8 +99,8 @@ class CardRecord(msgspec.Struct, frozen=True, gc=False):
         healthy: whether pods can have it.
         links: NVLinks to each card of the node in the order of the words, one digit of base 36 each; empty
             where there are none, and then not written. Readers that do not know it pass it over.
-        held: how its containers' memory is held: `driver`, `mps`, `accounted`, or what a later release knows;
-            empty where the release before wrote the record, which did not say, and then not written.
+        held: what limits its containers' memory: `driver`, `mps`, `accounted`, or what a later version knows.
+            Empty where a daemon of a version without the field wrote the record, and then not written.
         memory_mode: `numa` where the operating system manages the card's memory; empty where the driver does,
             and then not written.
         driver: `detached` while the daemon has let the card's driver go; else empty, and then not written.

@@ -27,7 +27,7 @@ import msgspec
 
 from allocator.names import QUEUE_GATE
 from benchmarks.browser import Tab, chromium
-from benchmarks.fleet import Fleet
+from benchmarks.fleet import TEAMS, Fleet
 from benchmarks.machine import machine, percentile, resident_mib
 from deviceplugin.gpus.api.source import GpuCard, GpuProcess, GpuSample
 from deviceplugin.gpus.simulated.telemetry import simulate_telemetry
@@ -35,14 +35,19 @@ from deviceplugin.monitoring.sampling import SAMPLE_S
 from deviceplugin.monitoring.telemetry import HISTORY_S, TelemetryHistory
 from gpupack.dashboard.app import Dashboard, start_listening
 from gpupack.dashboard.board import ClusterBoard
-from gpupack.dashboard.handlers import DashboardHandlers
+from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
+from gpupack.dashboard.member import MemberDashboard, MemberPages
 from gpupack.dashboard.records import CardDetail
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import NodeCourse, explain_no_telemetry
 from gpupack.dashboard.trend import Trend, TrendPoint
 from gpupack.whatif.objects import KubeNode, KubePod
+from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation
 from standins.apiserver.server import ApiServer
+
+View = tuple[str, str, tuple[int, int], bool]
+"""Name of a picture, fragment of the URL, size, whether it is dark."""
 
 CHANGES: Final = 100
 GAP_S: Final = 0.05
@@ -84,7 +89,7 @@ async def shown(
         with dashboard.hub.open_page():
             await dashboard.refresh_advice()
         pages = DashboardHandlers(
-            dashboard.board,
+            BoardAnswers(dashboard.board),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: True,
@@ -297,23 +302,67 @@ async def screenshots(folder: Path) -> None:
         for pod in fleet.pending_objects():
             if pod["metadata"]["name"] in queued:
                 pod["spec"]["schedulingGates"] = [{"name": QUEUE_GATE}]
-                dashboard.board.put_pod(msgspec.convert(pod, KubePod))
+            else:
+                pod["metadata"]["labels"][GROUP_LABELS[0]] = "finetune"
+            dashboard.board.put_pod(msgspec.convert(pod, KubePod))
+        for team in TEAMS:
+            group = {"metadata": {"name": "finetune", "namespace": team}, "spec": {"minMember": 4}}
+            dashboard.board.put_group(msgspec.convert(group, PodGroup))
         with dashboard.hub.open_page():
             await dashboard.refresh_advice()
-        for name, view, size, dark in views:
-            await tab.size(*size, phone=size is PHONE)
-            await tab.dark(dark=dark)
-            await tab.open("about:blank")
-            await tab.open(url + view)
-            await tab.until("document.querySelector('.sums') && document.fonts.status === 'loaded'")
-            if "node=" in view:
-                await tab.until("document.querySelector('.pods') && document.querySelector('.spark')")
-            await tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            picture = await tab.picture()
-            (folder / f"{name}.png").write_bytes(picture)
-            print(f"{name}.png: {len(picture) / 1024:.0f} KiB")
+        await picture_views(tab, url, views, folder)
+        async with shown_to_member(dashboard.board, TEAMS[0]) as member_url:
+            shared = _find_shared_card(dashboard.board, TEAMS[0])
+            view = ("team", f"#/cards?group=model&{shared}", (1320, 800), False)
+            await picture_views(tab, member_url, [view], folder)
         if tab.faults:
             raise SystemExit("\n".join(tab.faults))
+
+
+def _find_shared_card(board: ClusterBoard, namespace: str) -> str:
+    """Find a card with pods of a namespace beside others; as in the page's URL."""
+    for name in sorted(board.tiles):
+        detail = board.make_detail(name)
+        for number, card in enumerate(detail.cards if detail is not None else ()):
+            if {pod.namespace == namespace for pod in card.pods} == {True, False}:
+                return f"node={name}&card={number}"
+    raise LookupError(f"no card has pods of {namespace} beside others")
+
+
+@asynccontextmanager
+async def shown_to_member(board: ClusterBoard, namespace: str) -> AsyncIterator[str]:
+    """Serve the page of a member of a namespace; gives its URL."""
+    pages = MemberPages(board)
+
+    async def ask(question: str, query: dict[str, str | int]) -> bytes:
+        answer = pages.answer_page if question == "page" else pages.answer_node
+        texts = {key: str(value) for key, value in query.items()}
+        return msgspec.json.encode(await answer(board.get_cluster(), namespace, texts))
+
+    member = MemberDashboard("https://api.example.com:6443", namespace, ask)
+    await member.refresh()
+    no_telemetry = explain_no_telemetry("it is told to those who may list nodes")
+    handlers = DashboardHandlers(member, member.hub, member.refresh, lambda: True, None, no_telemetry, ())
+    async with AsyncExitStack() as stack:
+        yield await start_listening(handlers, Settings(http="127.0.0.1:0"), stack)
+
+
+async def picture_views(tab: Tab, url: str, views: Iterable[View], folder: Path) -> None:
+    """Write a picture of each view of a page."""
+    for name, view, size, dark in views:
+        await tab.size(*size, phone=size is PHONE)
+        await tab.dark(dark=dark)
+        await tab.open("about:blank")
+        await tab.open(url + view)
+        await tab.until("document.querySelector('.sums') && document.fonts.status === 'loaded'")
+        if "node=" in view:
+            await tab.until("document.querySelector('.pods')")
+        if name == "drawer":
+            await tab.until("document.querySelector('.spark')")
+        await tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        picture = await tab.picture()
+        (folder / f"{name}.png").write_bytes(picture)
+        print(f"{name}.png: {len(picture) / 1024:.0f} KiB")
 
 
 def _tenant(name: str, nominal: int, used: int, running: int, waiting: int) -> dict[str, Any]:

@@ -40,11 +40,11 @@ class Settings(HttpAddress):
     kubeconfig: str | None = kubeconfig_option()
     device_plugin_dir: Path = option(
         Path("/var/lib/kubelet/device-plugins"),
-        help="Folder of the kubelet's device plugin sockets and of its book of devices.",
+        help="Folder of the kubelet's device plugin sockets and of its checkpoint of devices.",
     )
     pod_resources_socket: Path = option(
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        help="The kubelet's PodResources socket; asked which pods it has taken up, and to clean its book.",
+        help="The kubelet's PodResources socket; asked which pods it takes up, and to clean its checkpoint.",
     )
     http: str = option("127.0.0.1:8911", help="HOST:PORT of /healthz /readyz /metrics.")
     card_policy: str = option(DEFAULT_CARD_POLICY, help="For pods nobody assigned a card.")

@@ -61,6 +61,11 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(_ELSEWHERE.get(name, "gpupack.api")), name)
 
 
+def __dir__() -> list[str]:
+    """Name what there is, loaded or not: `help(gpupack)` and completion ask."""
+    return sorted({*globals(), *__all__})
+
+
 def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 

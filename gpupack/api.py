@@ -235,11 +235,13 @@ def simulate(
         Means over the seeds by policy, with the keys of `mean` in `gpupack simulate --json`.
 
     Raises:
-        InputError: no node has cards, or a unit of no whole number of MiB.
+        InputError: no node has cards, a unit of no whole number of MiB, or a text in place of a list.
         SettingsError: a policy that there is not, or a number out of its range.
         TraceError: no pod asks for GPU memory, or no card has a unit of it.
     """
     require_cards(cluster)
+    if isinstance(policies, str):
+        raise InputError(f"policies is {shown(policies)}; allowed: a list of names")
     if unit_mib is not None:
         unit_mib = _whole("unit_mib", unit_mib, MAX_UNIT_MIB)
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:

@@ -39,15 +39,15 @@ class CardViews:
 
     def list_differences(self) -> list[str]:
         """Tell where views differ, and of units that the extender still assumes."""
-        found = [
+        differences = [
             f"{self.node}: views of the {what} differ: "
             + ", ".join(f"{who} {list(units)}" for who, units in said.items())
             for what, said in (("sizes", self.sizes), ("units used", self.used))
             if len(set(said.values())) > 1
         ]
         if any(self.assumed):
-            found.append(f"{self.node}: the extender still assumes {list(self.assumed)}")
-        return found
+            differences.append(f"{self.node}: the extender still assumes {list(self.assumed)}")
+        return differences
 
 
 def collect_views(cluster: EmbeddedCluster, node: EmbeddedNode) -> CardViews:

@@ -82,17 +82,17 @@ def _configurations(file: str, text: str) -> Iterator[tuple[str, str]]:
     if not manifests:
         yield file, text
         return
-    found = False
+    has_any = False
     for manifest in manifests:
         data = manifest.get("data")
         if manifest.get("kind") != "ConfigMap" or not isinstance(data, dict):
             continue
         if isinstance(inner := data.get(CONFIG_KEY), str):
-            found = True
+            has_any = True
             metadata = manifest.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
             yield f"{file}: ConfigMap {name or 'without a name'}, {CONFIG_KEY}", inner
-    if not found:
+    if not has_any:
         how = (
             "; allowed too: the output of `kubectl kustomize DIR`"
             if any(map(_is_kustomization, manifests))

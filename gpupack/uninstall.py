@@ -225,20 +225,20 @@ def list_warnings(pods: Collection[InstalledPod]) -> list[str]:
         pod.text for pod in living if pod.asks_for_memory and not pod.spec.nodeName and not pod.is_gated
     )
     holding = sorted(pod.text for pod in living if pod.asks_for_memory and pod.spec.nodeName)
-    found = []
+    warnings = []
     if holding:
-        found.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
+        warnings.append(f"{_count(holding, 'pod')} {_verb(holding, 'hold')} GPU memory: {_some(holding)}")
     if waiting:
-        found.append(
+        warnings.append(
             f"{_count(waiting, 'pod')} {_verb(waiting, 'wait')} for GPU memory and will not start without "
             f"gpupack: {_some(waiting)}"
         )
     if gated:
-        found.append(
+        warnings.append(
             f"{_count(gated, 'pod')} {_verb(gated, 'wait')} behind the gate {QUEUE_GATE}, which only "
             f"gpupack queue takes away: {_some(gated)}"
         )
-    return found
+    return warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +322,8 @@ class Uninstaller:
         Raises:
             KubeApiError: the API server refused.
         """
-        found = [pod for pod in pods if pod.is_placeholder]
-        for pod in [] if self._dry_run else found:
+        placeholders = [pod for pod in pods if pod.is_placeholder]
+        for pod in [] if self._dry_run else placeholders:
             options = {
                 "apiVersion": "v1",
                 "kind": "DeleteOptions",
@@ -332,7 +332,7 @@ class Uninstaller:
             }
             with suppress(NotFound, Conflict):
                 await self._client.delete(make_pod_path(pod.metadata.namespace, pod.metadata.name), options)
-        return sorted(pod.text for pod in found)
+        return sorted(pod.text for pod in placeholders)
 
     async def clean_nodes(
         self, names: Sequence[str], pods: Collection[InstalledPod]
@@ -358,36 +358,36 @@ class Uninstaller:
                 )
             except NotFound:
                 return None
-            found = find_traces(node)
-            if not found:
+            traces = find_traces(node)
+            if not traces:
                 return None
             if why or self._dry_run:
-                return CleanOutcome(name, found, cleaned=not why, why=why)
+                return CleanOutcome(name, traces, cleaned=not why, why=why)
             try:
-                await self._remove_traces(node, found)
+                await self._remove_traces(node, traces)
             except NotFound:
                 return None
             except Conflict:
                 if not left:
                     raise
             else:
-                return CleanOutcome(name, found, cleaned=True)
+                return CleanOutcome(name, traces, cleaned=True)
         return None
 
-    async def _remove_traces(self, node: CleanedNode, found: Traces) -> None:
+    async def _remove_traces(self, node: CleanedNode, traces: Traces) -> None:
         """Remove what was found, the taint before all else."""
         name, version = node.metadata.name, node.metadata.resourceVersion
-        if found.taints:
+        if traces.taints:
             left = [
                 {key: value for key, value in msgspec.to_builtins(taint).items() if value}
                 for taint in node.spec.taints or ()
-                if taint.key not in found.taints
+                if taint.key not in traces.taints
             ]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
             answer = await self._client.patch(f"/api/v1/nodes/{quote_segment(name)}", body)
             version = msgspec.json.decode(answer, type=CleanedNode).metadata.resourceVersion
-        if found.resources or found.annotations or found.labels:
-            await self._client.patch_node_status(name, found.patch(version))
+        if traces.resources or traces.annotations or traces.labels:
+            await self._client.patch_node_status(name, traces.patch(version))
 
 
 def _items(page: bytes, kind: Any, server: str) -> list[Any]:

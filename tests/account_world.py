@@ -1,4 +1,4 @@
-"""The node's account with a book that tests write."""
+"""The node's account with a checkpoint that tests write."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from allocator.ledger import Ledger
 from deviceplugin.allocation.allocation_service import AllocationService, MakeGrant
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.container_grant import ContainerGrant
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, cards, pod
 
 
@@ -38,7 +38,7 @@ def allocation_service(account: LedgerService, unit_mib: int = 1024, **parts: An
 
 
 class Node:
-    """An account with its book; `bind` is a pod that comes into view.
+    """An account with its checkpoint; `bind` is a pod that comes into view.
 
     Attributes:
         listed: UIDs that PodResources lists, None where it does not answer.
@@ -47,9 +47,9 @@ class Node:
     """
 
     def __init__(self, *sizes: int, step_s: float = 0.0, **options) -> None:
-        self.book, self.clock = FakeBook(), SteppingClock(step_s)
+        self.checkpoint, self.clock = FakeCheckpoint(), SteppingClock(step_s)
         self.ledger = Ledger(cards(*sizes))
-        self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.asked = self.lists = 0
         self.listed: set[str] | None = set()
         self.make_grant: MakeGrant = lambda _: ContainerGrant()
@@ -82,10 +82,10 @@ class Node:
     def linger(self, uid: str, given: frozenset[str]) -> None:
         """A pod that runs is deleted by force, the kubelet offers its IDs again."""
         self.bind(pod(uid, len(given), "c0"))
-        self.book.write(uid, given)
+        self.checkpoint.write(uid, given)
         self.account.read_checkpoint()
         self.ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
-        self.book.drop(uid)
+        self.checkpoint.drop(uid)
         self.account.read_checkpoint()
         self.ledger.remove_pod(uid, self.account.now_s())
 

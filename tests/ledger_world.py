@@ -1,4 +1,4 @@
-"""One ledger with a kubelet, its book and an API server around it; none of them lies, each may be late."""
+"""One ledger with a kubelet, its checkpoint and an API server around it; none lies, each may be late."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -57,7 +57,7 @@ def pod(
 
 @dataclass
 class World:
-    """`pods` is what the API server has, `book` the kubelet's; each method is one thing that happens.
+    """`pods` is what the API server has, `checkpoint` the kubelet's; each method is one thing that happens.
 
     Attributes:
         sick: the kubelet does not offer these cards.
@@ -66,12 +66,12 @@ class World:
     ledger: Ledger
     now: float = 1000.0
     pods: dict[str, Pod] = field(default_factory=dict)
-    book: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    checkpoint: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     sick: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, *sizes: int, policy: str = "least-used") -> "World":
-        """A ledger that has read an empty book and an empty list of pods."""
+        """A ledger that has read an empty checkpoint and an empty list of pods."""
         world = cls(Ledger(cards(*sizes), policy=policy))
         world.write()
         world.sync()
@@ -94,14 +94,16 @@ class World:
     # The kubelet.
 
     def offered(self) -> frozenset[str]:
-        """What the kubelet would offer: everything healthy that its book does not have."""
+        """What the kubelet would offer: everything healthy that its checkpoint does not have."""
         facts = self.ledger.accounts
         healthy = {text for text, card in facts.card_of.items() if card not in self.sick}
-        return frozenset(healthy - facts.percent_ids).difference(*self.book.values())
+        return frozenset(healthy - facts.percent_ids).difference(*self.checkpoint.values())
 
     def write(self) -> None:
-        """The kubelet writes its book, the daemon reads it."""
-        entries = [CheckpointEntry(uid, name, RESOURCE, given) for (uid, name), given in self.book.items()]
+        """The kubelet writes its checkpoint, the daemon reads it."""
+        entries = [
+            CheckpointEntry(uid, name, RESOURCE, given) for (uid, name), given in self.checkpoint.items()
+        ]
         self.ledger.apply_checkpoint(entries, self.now)
 
     def ask(self, size: int, *taken_up: str, must: frozenset[str] = frozenset()) -> AllocationRequest:
@@ -123,17 +125,17 @@ class World:
 
     def taken_up(self, uid: str | None) -> frozenset[str]:
         """Whom PodResources lists while one asks."""
-        return frozenset() if uid is None else frozenset({uid, *(owner for owner, _ in self.book)})
+        return frozenset() if uid is None else frozenset({uid, *(owner for owner, _ in self.checkpoint)})
 
     def allocate(self, given: frozenset[str], uid: str | None = None) -> dict[str, int]:
-        """Allocate, checked like a question; the book does not show it yet. Returns units by card."""
+        """Allocate, checked like a question; the checkpoint does not show it yet. Returns units by card."""
         listed = frozenset(("ns", f"pod-{each}") for each in self.taken_up(uid)) or None
         self.ledger.read_request(given, given, len(given), listed).choose_ids()
         return self.ledger.allocate(given, self.now, listed)
 
     def show(self, uid: str, given: frozenset[str], container: str = "main") -> None:
         """The kubelet writes that a container has devices."""
-        self.book[uid, container] = given
+        self.checkpoint[uid, container] = given
         self.write()
 
     def hand(self, size: int, uid: str = "unknown", container: str = "main") -> dict[str, int]:
@@ -156,13 +158,13 @@ class World:
         return units
 
     def drop(self, uid: str) -> None:
-        """The kubelet takes a pod out of its book."""
-        self.book = {key: given for key, given in self.book.items() if key[0] != uid}
+        """The kubelet takes a pod out of its checkpoint."""
+        self.checkpoint = {key: given for key, given in self.checkpoint.items() if key[0] != uid}
         self.write()
 
-    def lose_book(self) -> None:
-        """The kubelet starts without its book; containers run on."""
-        self.book.clear()
+    def lose_checkpoint(self) -> None:
+        """The kubelet starts without its checkpoint; containers run on."""
+        self.checkpoint.clear()
         self.ledger.apply_kubelet_restart()
         self.write()
 
@@ -203,7 +205,7 @@ class World:
         return units
 
     def end(self, uid: str) -> None:
-        """Deleted, dropped from the book, and nothing of it runs, everything seen."""
+        """Deleted, dropped from the checkpoint, and nothing of it runs, everything seen."""
         self.delete(uid)
         self.drop(uid)
         self.look(*self.pods)

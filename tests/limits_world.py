@@ -1,4 +1,4 @@
-"""A node's cgroups as folders of a test, a book, simulated limits, and the enforcer between them."""
+"""A node's cgroups as folders of a test, a checkpoint, simulated limits, and the enforcer between them."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ from deviceplugin.gpus.api.memory_limits import LimitReading
 from deviceplugin.gpus.simulated.memory_limits import SimulatedLimits
 from deviceplugin.option_values import AUTO
 from tests.account_world import allocation_service
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids
 
@@ -72,7 +72,7 @@ class LimitsWorld:
         (self.root / "cgroup.controllers").write_text("memory\n")
         self.mode, self.rescan_s = mode, rescan_s
         self.driver = Driver({"c0": 8 * GIB, "c1": 8 * GIB})
-        self.book = FakeBook()
+        self.checkpoint = FakeCheckpoint()
         self.names: dict[str, dict[str, str]] = {}
         self.told: list[tuple[str, str, str]] = []
         self.running: asyncio.Task[None] | None = None
@@ -82,8 +82,8 @@ class LimitsWorld:
         self.make()
 
     def make(self) -> None:
-        """A daemon that starts, knowing nothing; the book, the cgroups and the driver are as they were."""
-        self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE)
+        """A daemon that starts, knowing nothing; checkpoint, cgroups and driver are as they were."""
+        self.account = LedgerService(Ledger(cards(8, 8)), self.checkpoint.read, RESOURCE)
         self.supports = LimitCapability(self.account, self.driver, mode=self.mode)
         self.enforcement = MemoryEnforcement(self.supports)
         self.answers = allocation_service(
@@ -117,17 +117,17 @@ class LimitsWorld:
             await asyncio.sleep(0.005)
 
     def give(self, uid: str, container: str, numbers: range | list[int], card: str = "c0") -> None:
-        """Write into the book that a container got these units of a card, and have it read."""
-        before = self.book.written.get((uid, container, RESOURCE), frozenset())
-        self.book.write(uid, before | ids(card, *numbers), container=container)
+        """Write into the checkpoint that a container got these units of a card, and have it read."""
+        before = self.checkpoint.written.get((uid, container, RESOURCE), frozenset())
+        self.checkpoint.write(uid, before | ids(card, *numbers), container=container)
         self.account.read_checkpoint()
 
     def over(self, uid: str) -> None:
-        """Let a pod be over: out of the book, out of the API server's list, and without cgroups."""
+        """Let a pod be over: out of the checkpoint, out of the API server's list, and without cgroups."""
         ledger = self.account.ledger
         ledger.record_cgroup_probe([uid], [uid], self.account.now_s())
         shutil.rmtree(self.pod(uid))
-        self.book.drop(uid)
+        self.checkpoint.drop(uid)
         self.account.read_checkpoint()
         now_s = self.account.now_s()
         ledger.apply_pod_list([], now_s, now_s)

@@ -1,4 +1,4 @@
-"""What a kubelet's PodResources service lists, for tests: the daemon itself only has it clean its book."""
+"""What a kubelet's PodResources service lists, for tests: the daemon only has it clean its checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

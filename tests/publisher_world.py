@@ -13,7 +13,7 @@ from deviceplugin.allocation.own_node import OwnNode
 from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.publisher import NodePublisher
 from kubeapi.errors import Conflict, KubeApiError
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import Containers, cards, ids, pod
 
@@ -72,7 +72,9 @@ class Bench:
     def __init__(self, gap_s: float = 2.0) -> None:
         self.now_s = 100.0
         self.api = FakeApi()
-        self.account = LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB, clock=lambda: self.now_s)
+        self.account = LedgerService(
+            Ledger(cards(8, 8)), FakeCheckpoint().read, GIB, clock=lambda: self.now_s
+        )
         self.ledger = self.account.ledger
         self.nodes = OwnNode(self.account, "n1")
         self.pods = OwnPods(self.account, GIB, lambda: None)
@@ -91,7 +93,7 @@ class Bench:
 
     def complete(self) -> None:
         self.ledger.apply_pod_list([], self.now_s, self.now_s)
-        self.book()
+        self.checkpoint()
 
     def bind(self, containers: int | Containers) -> None:
         """Pod `a` is bound to c0."""
@@ -105,19 +107,19 @@ class Bench:
         self.bind(3)
         self.allocate(0, 1, 2)
         if written:
-            self.book(a=ids("c0", 0, 1, 2))
+            self.checkpoint(a=ids("c0", 0, 1, 2))
             self.ledger.record_cgroup_probe(["a"], ["a"], self.now_s)
 
-    def book(self, **held: frozenset[str]) -> None:
-        """The kubelet writes its book: IDs by pod."""
+    def checkpoint(self, **held: frozenset[str]) -> None:
+        """The kubelet writes its checkpoint: IDs by pod."""
         self.ledger.apply_checkpoint(
             [CheckpointEntry(uid, "main", GIB, ids) for uid, ids in held.items()], self.now_s
         )
 
     def end(self, **held: frozenset[str]) -> None:
-        """Pod `a` is deleted, its containers and its entry are gone; the book has `held`."""
+        """Pod `a` is deleted, its containers and its entry are gone; the checkpoint has `held`."""
         self.ledger.remove_pod("a", self.now_s)
-        self.book(**held)
+        self.checkpoint(**held)
         self.ledger.record_cgroup_probe(["a"], [], self.now_s)
 
     def undo(self) -> None:

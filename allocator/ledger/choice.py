@@ -155,7 +155,7 @@ class AllocationRequest:
         )
         return (own + alone.per_card) * size // WHOLE - own * size // WHOLE
 
-    def _room(self, account: PodAccount | None, each: int, *, belongs: bool) -> Units:
+    def _room(self, account: PodAccount | None, units_each: int, *, belongs: bool) -> Units:
         """Units by card that the container can have beside what others have or may have.
 
         The kubelet must offer them, of percent as many as are asked for: what units they stand for it does
@@ -176,7 +176,7 @@ class AllocationRequest:
         for uuid, card in accounts.cards.items():
             offered = counts.get(uuid, 0)
             if self.percent:
-                offered = card.size_units if offered >= each else 0
+                offered = card.size_units if offered >= units_each else 0
             room[uuid] = min(offered, card.size_units - taken[uuid]) if card.healthy else 0
         return room
 

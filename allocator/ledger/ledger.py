@@ -104,8 +104,8 @@ class Ledger:
         Returns:
             Whether anything changed.
         """
-        pressure = {uuid: count for uuid, count in units.items() if uuid in self._accounts.cards and count}
-        changed, self._accounts.unaccounted_use = pressure != self._accounts.unaccounted_use, pressure
+        in_use = {uuid: count for uuid, count in units.items() if uuid in self._accounts.cards and count}
+        changed, self._accounts.unaccounted_use = in_use != self._accounts.unaccounted_use, in_use
         return changed
 
     # The kubelet.
@@ -117,15 +117,15 @@ class Ledger:
         has no more count for nobody.
         """
         accounts = self._accounts
-        book: dict[str, dict[str, frozenset[str]]] = {}
+        checkpoint: dict[str, dict[str, frozenset[str]]] = {}
         for entry in entries:
-            mine = book.setdefault(entry.uid, {})
+            mine = checkpoint.setdefault(entry.uid, {})
             other = mine.get(entry.container)
             mine[entry.container] = entry.ids if other is None else entry.ids | other
         accounts.checkpoint_read_at_s = now_s
         shown: dict[frozenset[str], tuple[str, str]] = {}
-        for uid in accounts.pods.keys() | book.keys():
-            account, mine = self._known(uid), book.get(uid, {})
+        for uid in accounts.pods.keys() | checkpoint.keys():
+            account, mine = self._known(uid), checkpoint.get(uid, {})
             if account.checkpoint_ids != mine:
                 shown |= {ids: (uid, c) for c, ids in mine.items() if account.checkpoint_ids.get(c) != ids}
                 over = account.ended_at_s if mine or account.ended_at_s is None else now_s

@@ -26,7 +26,7 @@ class CardList:
     be offered instead, or the driver has lost it. All this happens between two answers to the kubelet.
 
     Cards may change while no daemon runs, as where another layout takes effect with a reboot. A daemon that
-    starts names the pods of such cards once it has read the kubelet's book and a list of pods.
+    starts names the pods of such cards once it has read the kubelet's checkpoint and a list of pods.
 
     Args:
         account: the ledger, made of the first list.

@@ -132,7 +132,7 @@ class LedgerService:
         entries = () if contents is None else contents.entries
         self.other_unit_pods.apply_entries(entries)
         self.ledger.apply_checkpoint([e for e in entries if e.resource in self._resources], self.now_s())
-        # Whoever waits for the first book that can be read.
+        # Whoever waits for the first checkpoint that can be read.
         self._wake()
         if self.change_key() != before:
             self.notify_subscribers()

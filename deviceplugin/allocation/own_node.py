@@ -115,20 +115,20 @@ class OwnNode:
     def _remember(self, node: NodeObject) -> None:
         """Tell the ledger which pods the words contained before this daemon started, and on which cards.
 
-        The release before did not write the cards.
+        A daemon of an older version did not write the cards.
         """
         (holds, problem), cards = node.read_accounted_pods_or_error(), node.read_cards() or ()
         if problem is not None:
             log.warning("what the words held before cannot be read, taken as nothing", error=str(problem))
         if holds is None:
             return
-        found: dict[str, dict[str, int] | None] = {}
+        cards_by_pod: dict[str, dict[str, int] | None] = {}
         for uid in holds.uids:
             units = holds.units.get(uid)
             known = units is not None and all(position < len(cards) for position in units)
-            found[uid] = (
+            cards_by_pod[uid] = (
                 {cards[position].uuid: count for position, count in units.items()}
                 if units is not None and known
                 else None
             )
-        self._account.ledger.restore_published(found)
+        self._account.ledger.restore_published(cards_by_pod)

@@ -45,14 +45,14 @@ class Reconciler:
     Args:
         account: the ledger.
         pods: The node's pods.
-        changes: yields after each write of the kubelet's book.
+        changes: yields after each write of the kubelet's checkpoint.
         cgroups: the containers.
-        clean: makes the kubelet clean its book and write it.
+        clean: makes the kubelet clean its checkpoint and write it.
         pace: waits.
 
     Attributes:
-        can_register: set once the book has been read for the first time, or is torn: then the kubelet, which
-            believes it no more than we do, writes it anew when it has our list of devices.
+        can_register: set once the checkpoint has been read for the first time, or is torn. Then the kubelet,
+            which believes it no more than we do, writes it anew when it has our list of devices.
         cgroup_problem: why cgroups could not be read at the last look, None where they could.
     """
 
@@ -130,7 +130,7 @@ class Reconciler:
             # What was written before a container ran must be known before it is said to run.
             self._refresh()
             before = self._account.change_key()
-            # While the book cannot be read, what else it has is unknown: nothing is released.
+            # While the checkpoint cannot be read, what else it has is unknown: nothing is released.
             known = uids - probe.unknown if self._account.checkpoint_problem is None else probe.alive
             ledger.record_cgroup_probe(known, probe.alive, began_s)
             if self._account.change_key() != before:

@@ -88,7 +88,7 @@ class CdiNames:
 
         What cannot be read now, as without a file descriptor left, has what was read of it last.
         """
-        found: dict[str, frozenset[str]] = {}
+        devices: dict[str, frozenset[str]] = {}
         try:
             paths = sorted(folder.iterdir())
         except OSError as error:
@@ -98,12 +98,12 @@ class CdiNames:
             if path.suffix not in {".json", ".yaml", ".yml"} or path.name == FILE_NAME:
                 continue
             try:
-                found.update(self._devices_of(path))
+                devices.update(self._devices_of(path))
             except (OSError, ValueError) as error:
                 self._tell(str(path), f"CDI specification {path} cannot be read: {error}")
                 if isinstance(error, OSError) and not is_gone(error) and path in self._read:
-                    found.update(self._read[path][1])
-        return found
+                    devices.update(self._read[path][1])
+        return devices
 
     def _devices_of(self, path: Path) -> Devices:
         """Read a specification, unless it is the one that was read before: NVIDIA's takes a second to parse.
@@ -178,7 +178,7 @@ def _nodes_of(device: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(node["path"]) for node in nodes if isinstance(node, dict) and "path" in node)
 
 
-def match_device_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor) -> dict[str, str]:
+def match_device_names(cards: Sequence[GpuCard], devices: Devices, vendor: Vendor) -> dict[str, str]:
     """Name cards by the devices that the vendor's specifications have: UUIDs, else indexes.
 
     An index is the driver's as of when the specification was written, often at boot: where a card has gone
@@ -188,10 +188,10 @@ def match_device_names(cards: Sequence[GpuCard], found: Devices, vendor: Vendor)
     Indexes are not used where a card is partitioned: ours count the instances.
     """
     kind = vendor.cdi_kind
-    names = {card.uuid: f"{kind}={card.uuid}" for card in cards if card.uuid in found}
+    names = {card.uuid: f"{kind}={card.uuid}" for card in cards if card.uuid in devices}
     if names or any(card.parent is not None or card.uuid.startswith("MIG-") for card in cards):
         return names
-    numbered = {name: nodes for name, nodes in found.items() if name.isdecimal()}
+    numbered = {name: nodes for name, nodes in devices.items() if name.isdecimal()}
     by_node = {node: name for name, nodes in numbered.items() for node in nodes if vendor.is_card_node(node)}
     chosen = {}
     for card in cards:

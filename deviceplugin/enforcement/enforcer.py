@@ -149,7 +149,7 @@ class Enforcer:
             if uid is None:
                 self._rescan_due.set()
             elif uid not in self._pods:
-                # The kubelet wrote its book before it made the pod's cgroup.
+                # The kubelet wrote its checkpoint before it made the pod's cgroup.
                 self._account.read_checkpoint()
                 self._account_changed = True
             self._dirty.update({uid} if uid else ())
@@ -158,16 +158,16 @@ class Enforcer:
         self._wake.set()
 
     def _on_log(self, name: str) -> None:
-        found = parse_log_name(name)
-        if found is None:
+        entry = parse_log_name(name)
+        if entry is None:
             return
         if (self._logs / name).is_symlink():
-            self._logged[found[0]] = found[1]
-            uid = self._unnamed.get(found[0])
+            self._logged[entry[0]] = entry[1]
+            uid = self._unnamed.get(entry[0])
             if uid is not None:
                 self._dirty.add(uid)
         else:
-            self._logged.pop(found[0], None)
+            self._logged.pop(entry[0], None)
 
     def _read_logs(self) -> None:
         """Learn whose cgroups are whose from the kubelet's links that are there."""
@@ -222,7 +222,7 @@ class Enforcer:
         """
         self._watch.retry()
         if self._watch.problem is not None:
-            # The kubelet wrote its book before it made the pod's cgroup; the book may be unwatched too.
+            # The kubelet wrote its checkpoint before it made the pod's cgroup. It may be unwatched, too.
             self._account.read_checkpoint()
         holders = set(await asyncio.to_thread(self._folders.list_parents))
         for gone in self._holders - holders:

@@ -103,7 +103,7 @@ class MpsClients:
 
         Where that cannot be found out, what it said last stays true: its clients run on.
         """
-        found: dict[str, MpsClientLimits] = {}
+        states: dict[str, MpsClientLimits] = {}
         before, unread = self._states, ""
         for card in self._account.ledger.installed:
             try:
@@ -111,15 +111,15 @@ class MpsClients:
             except OSError as error:
                 state, unread = before.get(card.uuid), str(error)
             if state is not None:
-                found[card.uuid] = state
+                states[card.uuid] = state
         if unread and not self._unread:
             log.warning("whether services answer cannot be read, what they said last stays", error=unread)
-        self._states, self._unread = found, unread
-        for uuid in found.keys() - before.keys():
-            log.info("card has a service that holds its clients", card=uuid, clients=found[uuid].clients)
-        for uuid in before.keys() - found.keys():
+        self._states, self._unread = states, unread
+        for uuid in states.keys() - before.keys():
+            log.info("card has a service that holds its clients", card=uuid, clients=states[uuid].clients)
+        for uuid in before.keys() - states.keys():
             log.warning("card's service does not answer: its memory is accounted only", card=uuid)
-        if found.keys() != before.keys():
+        if states.keys() != before.keys():
             self._account.notify_subscribers()
 
     def _close(self) -> None:
@@ -136,7 +136,7 @@ class MpsClients:
 
 
 def containers_by_card(facts: NodeAccounts) -> Counter[str]:
-    """Count the containers with a part of each card, in the book or just granted; who has several: on one."""
+    """Count the containers with a part of each card, in the checkpoint or just granted, once each."""
     booked = (ids for one in facts.pods.values() for ids in (one.known_ids | one.pending_ids).values())
     firsts = (next(iter(ids), "") for ids in booked)
     return Counter(facts.card_of.get(first, "") for first in firsts)

@@ -20,7 +20,7 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
         Only resources of which there is at least one.
     """
     patterns = [(f"{vendor.domain}/", vendor.foreign_resources) for vendor in list_vendors()]
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in resources:
         for name, value in (part or {}).items():
             if not any(name.startswith(prefix) and re.fullmatch(form, name) for prefix, form in patterns):
@@ -30,18 +30,18 @@ def count_foreign_gpus(*resources: Mapping[str, Any] | None) -> dict[str, int]:
             except (QuantityError, TypeError):
                 continue  # the API server keeps no such thing
             if count > 0:
-                found[name] = max(count, found.get(name, 0))
-    return dict(sorted(found.items()))
+                counts[name] = max(count, counts.get(name, 0))
+    return dict(sorted(counts.items()))
 
 
-def describe_foreign(found: Mapping[str, int]) -> str:
+def describe_foreign(counts: Mapping[str, int]) -> str:
     """Say what was found, and what to do about it.
 
     Args:
-        found: From `count_foreign_gpus`.
+        counts: From `count_foreign_gpus`.
     """
-    offers = ", ".join(f"{name}: {count}" for name, count in found.items())
-    domains = {name.partition("/")[0] for name in found}
+    offers = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    domains = {name.partition("/")[0] for name in counts}
     advice = "; ".join(
         vendor.foreign_advice
         for vendor in list_vendors()

@@ -92,17 +92,17 @@ class ProcessOwners:
 
     def owners(self, pids: Iterable[int]) -> dict[int, str | None]:
         """Return pid -> UID of its pod, None where it has none; pids nothing is known of are left out."""
-        found: dict[int, ProcessPlace | None] = {}
+        places: dict[int, ProcessPlace | None] = {}
         for pid in pids:
             try:
                 text = (self._proc / str(pid) / "cgroup").read_text("utf-8", "replace")
             except OSError:
                 if pid in self._last:
-                    found[pid] = self._last[pid]
+                    places[pid] = self._last[pid]
             else:
-                found[pid] = find_process_place(text)
-        self._last = found
-        return {pid: place.uid if place is not None else None for pid, place in found.items()}
+                places[pid] = find_process_place(text)
+        self._last = places
+        return {pid: place.uid if place is not None else None for pid, place in places.items()}
 
 
 class PodCgroups:

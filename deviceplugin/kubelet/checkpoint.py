@@ -29,7 +29,7 @@ _SETTLED_NS: Final = 50_000_000
 _LAYOUT: Final = "allowed: the checkpoint of Kubernetes 1.22 to 1.37"
 _MESSAGE_CHARS: Final = 256
 MOST_BYTES: Final = 64 * 2**20
-"""A kubelet's book of 50 000 IDs, and a thousand pods that hold all of them, takes a tenth of it."""
+"""A kubelet's checkpoint of 50 000 IDs, and a thousand pods that hold all of them, takes a tenth of it."""
 
 
 class FileVersion(NamedTuple):
@@ -179,7 +179,7 @@ def _decode(
 ) -> tuple[Checkpoint, dict[bytes, CheckpointEntry]]:
     """Do the same, given the entries of the version before by their texts: nearly all are as they were.
 
-    A thousand pods take 1 ms in place of 4, and the kubelet writes its book with each Allocate.
+    A thousand pods take 1 ms in place of 4, and the kubelet writes its checkpoint with each Allocate.
     """
     try:
         decoded = _DECODER.decode(data).Data
@@ -207,5 +207,5 @@ def _read(text: bytes, at: int) -> CheckpointEntry:
     return CheckpointEntry(entry.PodUID, entry.ContainerName, entry.ResourceName, ids)
 
 
-def _stamp(found: os.stat_result) -> FileVersion:
-    return FileVersion(found.st_ino, found.st_mtime_ns, found.st_size)
+def _stamp(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_ino, status.st_mtime_ns, status.st_size)

@@ -5,8 +5,8 @@ plugin is asked for its devices nothing else is taken up. So the list says whose
 the question itself does not.
 
 Left alone the kubelet drops the entries of pods that ended at its next allocation only. Measured on 1.36.3: a
-List drops them from its memory and writes nothing, a ListAndWatch message writes the book and drops nothing;
-so first the one, then the other (docs/kubelet-checkpoint.md).
+List drops them from its memory and writes nothing, a ListAndWatch message writes the checkpoint and drops
+nothing; so first the one, then the other (docs/kubelet-checkpoint.md).
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class PodResources:
         )
         if told is None:
             log.warning(
-                "the kubelet does not clean its book, ended pods stay charged, "
+                "the kubelet does not clean its checkpoint, ended pods stay charged, "
                 "and whose devices it asks for is guessed",
                 error=self.problem,
             )

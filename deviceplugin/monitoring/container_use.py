@@ -154,7 +154,7 @@ class ContainerUseReader:
 
     def _measured(self) -> dict[str, dict[str, dict[str, int | None]]]:
         """MiB by card, pod and container's ID, as far as the driver tells processes apart."""
-        found: dict[str, dict[str, dict[str, int | None]]] = {}
+        measured: dict[str, dict[str, dict[str, int | None]]] = {}
         places = self._sampler.places
         for sample in self._sampler.samples:
             if sample.error is not None or sample.processes is None:
@@ -162,7 +162,7 @@ class ContainerUseReader:
             if any(process.pid not in places for process in sample.processes):
                 # It may be anybody's.
                 continue
-            pods = found.setdefault(sample.uuid, {})
+            pods = measured.setdefault(sample.uuid, {})
             for process in sample.processes:
                 place = places[process.pid]
                 if place is not None:
@@ -172,7 +172,7 @@ class ContainerUseReader:
                     of_pod[place.container_id] = (
                         (before_mib or 0) + (process.used_mib or 0) if known else None
                     )
-        return found
+        return measured
 
 
 def _order(row: ContainerUse) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class CardListHandler(Protocol):
 
 
 class CardSampler:
-    """Turns measurements into pressure, and trouble into unhealthy cards.
+    """Turns measurements into unaccounted use, and trouble into unhealthy cards.
 
     Args:
         account: the ledger.
@@ -345,15 +345,17 @@ class CardSampler:
         owners: Mapping[int, str | None],
         promises: Mapping[str, Mapping[str, int]],
     ) -> None:
-        pressure, before, self.uses = {}, self.uses, {}
+        unaccounted, before, self.uses = {}, self.uses, {}
         for sample in samples:
             use = measure_unaccounted_use(
                 sample, owners, promises.get(sample.uuid, {}), before.get(sample.uuid)
             )
             self.uses[sample.uuid] = use
-            pressure[sample.uuid] = use.extra_units(self._unit_mib)
-        if self._account.ledger.set_unaccounted_use(pressure):
-            log.info("use beyond promise", units={uuid: units for uuid, units in pressure.items() if units})
+            unaccounted[sample.uuid] = use.extra_units(self._unit_mib)
+        if self._account.ledger.set_unaccounted_use(unaccounted):
+            log.info(
+                "use beyond promise", units={uuid: units for uuid, units in unaccounted.items() if units}
+            )
             self._account.notify_subscribers()
 
     def _promises(self) -> dict[str, dict[str, int]]:

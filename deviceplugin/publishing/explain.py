@@ -16,18 +16,18 @@ def explain_node(facts: NodeAccounts) -> dict[str, Any]:
                 "size": card.size_units,
                 "used": units,
                 "charged": promised[uuid],
-                "pressure": facts.unaccounted_use.get(uuid, 0),
+                "unaccounted_use": facts.unaccounted_use.get(uuid, 0),
                 "healthy": card.healthy,
                 "cordoned": card.cordoned,
             }
             for (uuid, card), units in zip(facts.cards.items(), charges.used_units(facts), strict=True)
         ],
-        "book": [
+        "checkpoint": [
             {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
             for uid, account in facts.pods.items()
             for name, ids in account.checkpoint_ids.items()
         ],
-        "given": [
+        "pending": [
             {"pod": uid, "container": name, "cards": facts.units_by_card(ids)}
             for uid, account in facts.pods.items()
             for name, ids in account.pending_ids.items()
@@ -43,8 +43,8 @@ def explain_node(facts: NodeAccounts) -> dict[str, Any]:
                 "pod": f"{account.pod.namespace}/{account.pod.name}",
                 "assigned": account.pod.assigned,
                 "admitted": account.admitted,
-                "ran": account.has_run,
-                "over": not account.is_live,
+                "has_run": account.has_run,
+                "is_live": account.is_live,
                 "in_holds": account.is_complete,
             }
             for account in facts.pods.values()

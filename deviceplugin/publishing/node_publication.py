@@ -14,7 +14,7 @@ from deviceplugin.allocation.objects import NodeObject
 from deviceplugin.option_values import PUBLISH_GAP_S
 
 SETTLE_S: Final = 1.0
-"""How long a gain waits for the book to show whose it is, so that words and holds change together."""
+"""How long a gain waits for the checkpoint to show whose it is, so that words and holds change together."""
 
 LAST_REVISION: Final = (1 << PAYLOAD_BITS) - 2
 """The highest that is written or kept: one more still fits, so that it shows what came to the end."""
@@ -110,16 +110,16 @@ def _holds_differ(wanted: NodePublication, holds: Holds) -> bool:
 def differences(wanted: NodePublication, node: NodeObject, owed: int) -> list[str]:
     """Name the resources and annotations for which `publish_reason` wants the Node patched."""
     words, holds = node.read_words(), node.read_accounted_pods()
-    found = []
+    differing = []
     if words is None or (words.layout, words.sizes, words.used) != (wanted.layout, wanted.sizes, wanted.used):
-        found.append(f"{PACKED_PREFIX}*")
+        differing.append(f"{PACKED_PREFIX}*")
     elif words.revision > LAST_REVISION:
-        found.append(PACKED_REVISION)
+        differing.append(PACKED_REVISION)
     if holds is None or _holds_differ(wanted, holds) or not owed <= holds.seen <= wanted.seen_version:
-        found.append(NODE_HOLDS)
+        differing.append(NODE_HOLDS)
     if node.read_cards() != wanted.inventory:
-        found.append(NODE_CARDS)
-    return found
+        differing.append(NODE_CARDS)
+    return differing
 
 
 def due_s(
@@ -131,7 +131,7 @@ def due_s(
         reason: from `publish_reason`.
         since_s: when the reason was first seen.
         last_s: the last patch.
-        settled: the kubelet's book shows everything that was handed out.
+        settled: the kubelet's checkpoint shows everything that was handed out.
         gap_s: least time between two patches that only bring gains.
     """
     if reason != "gained":

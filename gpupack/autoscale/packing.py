@@ -132,18 +132,18 @@ class Packer:
 
     def shapes_for(self, kind: EquivalentPods) -> frozenset[str]:
         """Names of the shapes of which an empty node takes a pod of a kind."""
-        found = self._taking.get(id(kind))
-        if found is None:
+        shapes = self._taking.get(id(kind))
+        if shapes is None:
             cluster = self._shapes.cluster
             what_if = WhatIf(cluster, make_query(cluster, kind.request, kind.requirements), kind.requirements)
             names = cluster.state.nodes.names
-            found = (
+            shapes = (
                 frozenset(names[row] for row in what_if.find_rows().tolist())
                 if cluster.nodes
                 else frozenset()
             )
-            self._taking[id(kind)] = found
-        return found
+            self._taking[id(kind)] = shapes
+        return shapes
 
     def share_shapes(self, kind: EquivalentPods, other: EquivalentPods) -> None:
         """Note that pods of a kind are some of those of another one."""
@@ -169,8 +169,8 @@ class Packer:
         """
         order = sorted(kinds, key=_sort_by_size, reverse=True)
         left = {id(kind): list(kind.pods) for kind in order if self.shapes_for(kind)}
-        found: list[NewNode] = []
-        while len(found) < most and any(left.values()):
+        new_nodes: list[NewNode] = []
+        while len(new_nodes) < most and any(left.values()):
             there = [kind for kind in order if left.get(id(kind))]
             names = frozenset().union(*(self.shapes_for(kind) for kind in there))
             nodes = [self._fill(name, there, left) for name in self._examples(names, there)]
@@ -180,8 +180,8 @@ class Packer:
             taken = {pod.uid for pod, _ in best.pods}
             for kind in there:
                 left[id(kind)] = [pod for pod in left[id(kind)] if pod.uid not in taken]
-            found.append(best)
-        return found
+            new_nodes.append(best)
+        return new_nodes
 
     def _examples(self, names: frozenset[str], kinds: Sequence[EquivalentPods]) -> list[str]:
         """Leave out shapes that take the same pods and have the same of everything as another one."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from allocator.names import PLACEHOLDER_FOR, PLACEHOLDER_LABEL, PLACEHOLDER_SCHEDULER
 from gpupack.autoscale.packing import NewNode
-from gpupack.autoscale.sums import CPU, MEMORY, UNITS
+from gpupack.autoscale.sum_view import CPU, MEMORY, UNITS
 from gpupack.whatif.objects import KubePod, is_placeholder
 from kubeapi.selectors import NodeTerm
 from scheduler_plugin.cache.arrays import LongArray
@@ -152,23 +152,27 @@ def make_placeholder(
 
 
 def _term(term: NodeTerm, added: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    term_object: dict[str, Any] = {}
     expressions = [
         {
-            "key": each.key,
-            "operator": each.operator,
-            **({"values": list(each.values)} if each.values else {}),
+            "key": requirement.key,
+            "operator": requirement.operator,
+            **({"values": list(requirement.values)} if requirement.values else {}),
         }
-        for each in term.match_expressions or ()
+        for requirement in term.match_expressions or ()
     ]
     if expressions or added:
-        found["matchExpressions"] = [*expressions, *added]
+        term_object["matchExpressions"] = [*expressions, *added]
     if term.match_fields:
-        found["matchFields"] = [
-            {"key": each.key, "operator": each.operator, "values": list(each.values or ())}
-            for each in term.match_fields
+        term_object["matchFields"] = [
+            {
+                "key": requirement.key,
+                "operator": requirement.operator,
+                "values": list(requirement.values or ()),
+            }
+            for requirement in term.match_fields
         ]
-    return found
+    return term_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from gpupack.autoscale.shapes import (
     learn_shapes,
     read_layouts,
 )
-from gpupack.autoscale.sums import (
+from gpupack.autoscale.sum_view import (
     UNITS,
     NodeVerdicts,
     SumView,
@@ -134,7 +134,7 @@ class _Outcomes:
 
     def sort_out(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
         """Keep the pods that kube-scheduler found unschedulable, and that nothing else holds up."""
-        found = []
+        unschedulable = []
         for pod in pods:
             if pod.record.is_gated:
                 self.note(pod, Outcome.GATED)
@@ -143,8 +143,8 @@ class _Outcomes:
             elif not pod.is_unschedulable:
                 self.note(pod, Outcome.NOT_TRIED)
             else:
-                found.append(pod)
-        return found
+                unschedulable.append(pod)
+        return unschedulable
 
 
 @dataclass
@@ -225,7 +225,7 @@ class Planner:
         now_s: float,
     ) -> list[EquivalentPods]:
         """Keep the pods that need a new node now, and that one of the shapes takes."""
-        found = []
+        due = []
         for kind in refused:
             if not packer.shapes_for(kind):
                 outcomes.note_all(kind.pods, Outcome.NO_SHAPE, packer.why_no_shape())
@@ -240,25 +240,25 @@ class Planner:
                 else:
                     pods.append(pod)
             if pods:
-                found.append(EquivalentPods(pods))
-                packer.share_shapes(found[-1], kind)
-        return found
+                due.append(EquivalentPods(pods))
+                packer.share_shapes(due[-1], kind)
+        return due
 
     def _ask(
         self, maker: "_PlaceholderMaker", wanted: Sequence[NewNode], outcomes: "_Outcomes", view: SumView
     ) -> list[Placeholder]:
         """Make the placeholders of nodes, as many as allowed."""
-        found: list[Placeholder] = []
+        placeholders: list[Placeholder] = []
         for node in wanted:
             fit_by_sum = [pod for pod, _ in node.pods if pod.uid in maker.fit_by_sum]
-            if len(found) >= self.rules.most:
+            if len(placeholders) >= self.rules.most:
                 outcomes.note_all(fit_by_sum, self.rules.refusal)
                 continue
             made = maker.placeholder(node, view)
             outcomes.note_all(fit_by_sum, Outcome.NO_LABEL if made is None else Outcome.ASKED)
             if made is not None:
-                found.append(made)
-        return found
+                placeholders.append(made)
+        return placeholders
 
     def _is_expected(self, pod: WaitingPod, now_s: float) -> bool:
         """Tell whether the autoscaler, which sees the need of a pod, will still add a node for it."""
@@ -292,7 +292,7 @@ def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s:
     """
     nodes = cluster.state.nodes
     types: dict[tuple[str, str], Layout] | None = None
-    found: dict[str, Layout] = {}
+    starting: dict[str, Layout] = {}
     for name, node in cluster.nodes.items():
         usable = bool(nodes.usable[nodes.rows[name]])
         if usable and node.ready is not False and not has_startup_taint(node):
@@ -300,16 +300,16 @@ def find_starting_nodes(cluster: Cluster, layouts: Mapping[str, Layout], wall_s:
         if wall_s - _created_s(node) >= STARTING_S:
             continue
         if usable:
-            found[name] = layouts[name]
+            starting[name] = layouts[name]
             continue
         types = _map_group_labels(cluster, layouts) if types is None else types
         labels = node.metadata.labels or {}
         likely = next((types[pair] for pair in labels.items() if pair in types), None)
         if likely is not None:
-            found[name] = likely
+            starting[name] = likely
         elif has_startup_taint(node) or labels.get(NODE_LABEL) == "true":
-            found[name] = ()
-    return found
+            starting[name] = ()
+    return starting
 
 
 def _map_group_labels(cluster: Cluster, layouts: Mapping[str, Layout]) -> dict[tuple[str, str], Layout]:

@@ -107,13 +107,13 @@ def find_nodes_to_empty(cluster: Cluster, kept: Mapping[str, KeptNode]) -> dict[
     Returns:
         How many pods would move, by node; they find cards on nodes that stay.
     """
-    found = {}
+    to_empty = {}
     for name, record in cluster.state.node_records.items():
         if name in cluster.nodes and name not in kept:
             pods = len(_list_evictable(cluster, record.pods))
             if 0 < pods <= FEW_MOVES:
-                found[name] = pods
-    return found
+                to_empty[name] = pods
+    return to_empty
 
 
 def _list_evictable(cluster: Cluster, pods: Mapping[str, PodRecord]) -> list[PodRecord]:
@@ -206,7 +206,7 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
         nodes: All nodes.
         kept: Those to keep, by name.
     """
-    found = []
+    node_changes = []
     for node in nodes:
         name, annotations = node.name, node.metadata.annotations or {}
         ours = list_our_annotations(annotations)
@@ -218,8 +218,8 @@ def find_node_changes(nodes: Iterable[KubeNode], kept: Mapping[str, KeptNode]) -
         elif wanted is None and NODE_KEPT in annotations:
             changes = {NODE_KEPT: None, **dict.fromkeys(ours)}
         if changes:
-            found.append(NodeChange(name, changes, wanted))
-    return found
+            node_changes.append(NodeChange(name, changes, wanted))
+    return node_changes
 
 
 def list_our_annotations(annotations: Mapping[str, str]) -> list[str]:

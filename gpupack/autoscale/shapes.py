@@ -177,7 +177,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
         values = tuple([labels.get(key) for key in wanted])
         groups.setdefault((layout, values, lasting_taints(node)), []).append(node)
     daemons = _daemons(cluster)
-    found = []
+    shapes = []
     for number, ((layout, _values, taints), members) in enumerate(
         sorted(groups.items(), key=lambda group: str(group[0]))
     ):
@@ -195,7 +195,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
         cpu, memory = _beside(example, daemons)
         labels = _common_labels(example, members)
         name = f"{labels.get(INSTANCE_TYPE) or describe(layout, cluster.unit_mib)} #{number + 1}"
-        found.append(
+        shapes.append(
             Shape(
                 name,
                 _empty_node(
@@ -214,7 +214,7 @@ def learn_shapes(cluster: Cluster, keys: Collection[str], layouts: Mapping[str, 
                 nodes=frozenset(node.name for node in members),
             )
         )
-    return found
+    return shapes
 
 
 def _common_labels(example: KubeNode, members: Sequence[KubeNode]) -> dict[str, str]:
@@ -352,7 +352,7 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         raise InputError(f"{source}; allowed: `shapes:` with a list, see docs/howto/autoscaling.md")
     if len(document["shapes"]) > MOST_SHAPES:
         raise InputError(f"{source}: {len(document['shapes'])} shapes; allowed: {MOST_SHAPES} at most")
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     names: set[str] = set()
     for number, entry in enumerate(document["shapes"]):
         at = f"shapes[{number}]"
@@ -383,10 +383,10 @@ def read_shapes(text: str, unit_mib: int, source: str = "the file of shapes") ->
         if len(faults) == before:
             total = sum(size for _, size in layout)
             node = _empty_node(str(name), layout, unit_mib, labels, taints, cpu, memory, pods, others)
-            found.append(Shape(str(name), node, layout, total, declared=True))
+            shapes.append(Shape(str(name), node, layout, total, declared=True))
     if faults:
         raise InputError("\n".join(f"{source}: {fault}" for fault in faults))
-    return found
+    return shapes
 
 
 def _cards(value: Any, at: str, unit_mib: int, faults: list[str]) -> Iterable[tuple[str, int]]:
@@ -433,7 +433,7 @@ def _amount(entry: Mapping[str, Any], key: str, at: str, parse: Any, faults: lis
 
 
 def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str | int]:
-    found: dict[str, str | int] = {}
+    resources: dict[str, str | int] = {}
     for name, amount in value.items() if isinstance(value, dict) else [("", value)]:
         try:
             read = (
@@ -444,8 +444,8 @@ def _resources(value: Any, at: str, faults: list[str]) -> dict[str, str | int]:
         if read < 0 or not isinstance(name, str) or name.startswith(f"{DOMAIN}/") or name in _FIELDS:
             faults.append(f"{at} has {shown(name)}: {shown(amount)}; allowed: quantities of other resources")
         else:
-            found[name] = amount
-    return found
+            resources[name] = amount
+    return resources
 
 
 def _labels(value: Any, at: str, faults: list[str]) -> dict[str, str]:

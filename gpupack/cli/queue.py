@@ -145,7 +145,7 @@ def status(
             raw = asyncio.run(queuestatus.fetch_from(url))
         else:
             raw = asyncio.run(queuestatus.fetch(kubeconfig, context, namespace, service))
-        found = queuestatus.read(raw, name)
+        queue_status = queuestatus.read(raw, name)
     except (InputError, ConfigError) as error:
         exit_with_faults(error)
     except KubeApiError as error:
@@ -153,6 +153,6 @@ def status(
     if output == "json":
         import msgspec
 
-        print_lines(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_lines(msgspec.json.format(msgspec.json.encode(queue_status), indent=2).decode())
     else:
-        print_lines(queuestatus.render(found, pods=pods))
+        print_lines(queuestatus.render(queue_status, pods=pods))

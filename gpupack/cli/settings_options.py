@@ -36,34 +36,34 @@ def settings_options(settings: type, first: str = "", last: str = "") -> Callabl
     return add
 
 
-def _make(each: Field[Any], kind: Any, known: Option) -> Callable[[Command], Command]:
-    name = name_option(each)
+def _make(field: Field[Any], kind: Any, known: Option) -> Callable[[Command], Command]:
+    name = name_option(field)
     kind = _strip_none(kind)
-    default = None if each.default is MISSING else each.default
+    default = None if field.default is MISSING else field.default
     more: dict[str, Any] = {"help": known.help or None}
     if known.env:
         more["envvar"] = known.env
     if kind is bool:
         more["show_default"] = known.shown
         negative = known.negative or f"no-{name[2:]}"
-        return click.option(f"{name}/--{negative}", each.name, default=default, **more)
+        return click.option(f"{name}/--{negative}", field.name, default=default, **more)
     if known.metavar or known.allowed:
         more["metavar"] = known.metavar or "|".join(known.allowed)
     if known.repeat:
         callback = name_values if get_origin(kind) is Mapping else None
-        return click.option(name, each.name, multiple=True, callback=callback, **more)
+        return click.option(name, field.name, multiple=True, callback=callback, **more)
     if default is not None:
         more["show_default"] = True
     if isinstance(default, tuple | frozenset):
         entries = default if isinstance(default, tuple) else sorted(default)
         return click.option(
-            name, each.name, default=",".join(map(str, entries)), callback=_reader(kind, known), **more
+            name, field.name, default=",".join(map(str, entries)), callback=_reader(kind, known), **more
         )
     types = {int: int, float: float, Path: click.Path(path_type=Path)}
     if kind in types:
         more["type"] = types[kind]
     names = (known.short, name) if known.short else (name,)
-    return click.option(*names, each.name, default=default, **more)
+    return click.option(*names, field.name, default=default, **more)
 
 
 def _strip_none(kind: Any) -> Any:

@@ -134,7 +134,7 @@ def _with_telemetry(rows: "Sequence[NodeRow]", options: dict[str, Any]) -> "tupl
     return asyncio.run(ask())
 
 
-def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
+def _with_queues(nodes: "Sequence[NodeRow]", options: dict[str, Any], look: dict[str, bool]) -> str:
     """Write nodes, then queues and the pods that wait: as tables, or as one JSON object."""
     import msgspec
 
@@ -150,8 +150,8 @@ def _with_queues(found: "Sequence[NodeRow]", options: dict[str, Any], look: dict
     raw = asyncio.run(queuestatus.fetch(options["kubeconfig"], options["context"], namespace, service))
     status = queuestatus.read(raw)
     if options["output"] != "json":
-        return f"{render(found, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
-    answer = {"nodes": build_records(found, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
+        return f"{render(nodes, options['output'], **look)}\n\n{queuestatus.render(status, pods=True)}"
+    answer = {"nodes": build_records(nodes, pods=look["pods"]), "queue": msgspec.to_builtins(status)}
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 

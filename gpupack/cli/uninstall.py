@@ -70,9 +70,9 @@ async def _run(
         removed = [] if nodes else await uninstaller.remove_placeholders(pods)
         for text in removed:
             print_lines(f"pod {text}: {'would remove' if dry_run else 'removed'} it, a placeholder")
-        left = again = found = 0
+        left = again = traced = 0
         async for outcome in uninstaller.clean_nodes(names, pods):
-            found += 1
+            traced += 1
             if not outcome.cleaned:
                 left += 1
                 print_lines(f"node {outcome.node} stays as it is: {outcome.why}")
@@ -82,7 +82,7 @@ async def _run(
             )
             if outcome.traces.offered and not dry_run:
                 again += 1
-        if not (found or removed):
+        if not (traced or removed):
             print_lines(f"Nothing of gpupack is on {'these nodes' if nodes else 'any node'}.")
         if again:
             print_lines(

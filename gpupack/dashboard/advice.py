@@ -10,6 +10,7 @@ from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import Cluster, FitQuestion, answer_fit
 from gpupack.whatif.answers import FitAnswer
+from gpupack.whatif.gangs import format_gang
 from gpupack.whatif.objects import KubePod
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
@@ -39,6 +40,7 @@ class PendingPod(msgspec.Struct, frozen=True):
         queue: where it waits, as the queue says; empty where no queue has said anything of it.
         position: in that queue, from 1; 0: none.
         reason: the queue's, in one word.
+        gang: name of the gang that it starts with and, in brackets, the number of its pods; else empty.
     """
 
     namespace: str
@@ -53,6 +55,7 @@ class PendingPod(msgspec.Struct, frozen=True):
     queue: str = ""
     position: int = 0
     reason: str = ""
+    gang: str = ""
 
 
 class SizeFit(msgspec.Struct, frozen=True):
@@ -116,6 +119,7 @@ def explain_pending_pod(cluster: Cluster, pod: KubePod, queued: QueuedAs) -> Pen
         queue="" if of_queue is None else of_queue.queue,
         position=0 if of_queue is None else of_queue.position,
         reason="" if of_queue is None else of_queue.reason,
+        gang=format_gang(pod),
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Final, TypeVar
 
 import aiohttp
@@ -15,21 +15,24 @@ from gpupack import __version__
 from gpupack.dashboard import advice, queues
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.board_feed import BoardFeed
-from gpupack.dashboard.handlers import DashboardHandlers
+from gpupack.dashboard.handlers import BoardAnswers, DashboardHandlers
+from gpupack.dashboard.member import MemberClient, MemberDashboard, MemberPages
 from gpupack.dashboard.page_hub import PageHub
 from gpupack.dashboard.settings import Settings
 from gpupack.dashboard.telemetry import TelemetrySource, explain_no_telemetry, read_own_namespace
 from gpupack.dashboard.trend import EVERY_S, Trend, TrendPoint, make_trend_point
 from gpupack.errors import InputError
-from gpupack.inventory.fetching import connect
+from gpupack.inventory.fetching import NODES_PATH, connect
 from gpupack.teams.handlers import MemberHandlers
 from gpupack.teams.reviews import MemberReviewer
 from gpupack.usage.report import UsageKey, build_report
 from gpupack.usage.sampling import UsageSampler
 from gpupack.usage.store import HistoryFile, MemoryStore
 from gpupack.usage.times import parse_span
+from gpupack.whatif.fetching import DEFAULT
 from gpupack.whatif.objects import KubeNode, KubePod
 from kubeapi.client import KubeClient
+from kubeapi.errors import Forbidden, KubeApiError
 from kubeapi.serving import start_serving
 from scheduler_plugin.extender.tls import ServerTls
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
@@ -37,6 +40,8 @@ from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 T = TypeVar("T")
 
 SHUTDOWN_S: Final = 1.0
+PROBE_S: Final = 3.0
+"""For the question whether nodes may be listed."""
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 GAP_S: Final = 0.1
 """Least time between two looks at what changed."""
@@ -203,6 +208,10 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
     settings.check()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(await connect(settings.kubeconfig, settings.context))
+        member = None if settings.teams_http is not None else await _find_member(client, settings.namespace)
+        if member is not None:
+            await _serve_member(settings, client.server, member, stack, stop, started)
+            return
         dashboard = Dashboard(settings, client.server)
         stack.push_async_callback(dashboard.close)
         following = BoardFeed(client, dashboard.board, settings.namespace, dashboard.wake)
@@ -219,7 +228,7 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
             namespace = read_own_namespace() or settings.queue_namespace
             telemetry = TelemetrySource(client, pods, settings.daemon_port, namespace)
         pages = DashboardHandlers(
-            dashboard.board,
+            BoardAnswers(dashboard.board),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: following.is_synced,
@@ -245,6 +254,51 @@ async def serve_cluster(settings: Settings, *, stop: asyncio.Event, started: Cal
                 task.cancel()
 
 
+async def _find_member(client: KubeClient, namespace: str | None) -> MemberClient | None:
+    """Find out whether the user may not list nodes, and is a member of a namespace instead."""
+    namespace = namespace or client.namespace or DEFAULT
+    member = MemberClient(client, namespace)
+    try:
+        await client.get(NODES_PATH, timeout_s=PROBE_S, limit=1)
+    except Forbidden:
+        with suppress(KubeApiError, InputError):
+            await member.renew_token()
+            return member
+    except KubeApiError:  # the page says so
+        pass
+    return None
+
+
+async def _serve_member(
+    settings: Settings,
+    source: str,
+    member: MemberClient,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+    started: Callable[[str], None],
+) -> None:
+    """Serve the page of a member; parameters as of `serve_cluster`."""
+    dashboard = MemberDashboard(source, member.namespace, member.ask)
+
+    async def advise() -> None:
+        """Do nothing: what waits and what fits comes with the page."""
+
+    pages = DashboardHandlers(
+        dashboard,
+        dashboard.hub,
+        advise,
+        lambda: dashboard.is_ready,
+        None,
+        explain_no_telemetry("it is told to those who may list nodes"),
+        settings.allowed_hosts,
+    )
+    started(await start_listening(pages, settings, stack))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(dashboard.run())
+        await stop.wait()
+        task.cancel()
+
+
 async def _answer_members(
     client: KubeClient, board: ClusterBoard, feed: BoardFeed, settings: Settings, stack: AsyncExitStack
 ) -> ServerTls | None:
@@ -264,10 +318,12 @@ async def _answer_members(
                 f"TLS certificate {settings.teams_tls_cert!r}, key {settings.teams_tls_key!r} cannot be "
                 f"used: {error.strerror or error}; allowed: PEM files of one pair"
             ) from error
+    pages = MemberPages(board)
     members = MemberHandlers(
         MemberReviewer(client, time.monotonic),
         lambda: board.get_cluster() if feed.is_synced and not feed.is_failing else None,
         board.find_queued,
+        {"page": pages.answer_page, "node": pages.answer_node},
     )
     runner = web.AppRunner(
         members.make_app(), access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S
@@ -312,7 +368,7 @@ async def serve_file(
             "queues", queues.explain_no_queues("A file does not say what queues there are.")
         )
         pages = DashboardHandlers(
-            dashboard.board,
+            BoardAnswers(dashboard.board),
             dashboard.hub,
             dashboard.refresh_advice,
             lambda: True,

@@ -20,6 +20,7 @@ from gpupack.usage.sampling import PodMemory
 from gpupack.whatif.cluster import Cluster, UnitCounter
 from gpupack.whatif.objects import KubeNode, KubePod
 from scheduler_plugin.cache.published_nodes import serves_claims
+from scheduler_plugin.queue.cache.pod_groups import GroupedPods, PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 PodKey = tuple[str, str]
@@ -41,6 +42,7 @@ class ClusterBoard:
         pod_memory: what pods have on each of them.
         queued: what the queue says of pods that wait in it; None where it has not answered.
         serves_claims: on some node pods get their cards by claims, or did.
+        names_groups: a PodGroup says how many pods start together with some pod, or did.
     """
 
     def __init__(self, unit_mib: int | None = None) -> None:
@@ -52,10 +54,12 @@ class ClusterBoard:
         self.pod_memory: dict[str, tuple[PodMemory, ...]] = {}
         self.queued: dict[PodKey, QueueWhy] | None = None
         self.serves_claims = False
+        self.names_groups = False
         self._on_node: dict[str, dict[PodKey, KubePod]] = {}
         self._claims: dict[str, ClaimObject] = {}
         self._claims_on_node: dict[str, dict[str, ClaimObject]] = {}
         self._dirty: set[str] = set()
+        self._grouped = GroupedPods()
         self._cluster: Cluster | None = None
         self._usual_unit = UnitCounter()
         self._is_unit_fixed = unit_mib is not None
@@ -102,14 +106,21 @@ class ClusterBoard:
         """Take a complete list."""
         self._dirty |= self._on_node.keys()
         self.pods, self._on_node, self._cluster = {}, {}, None
+        listed = set()
         for pod in pods:
             self.put_pod(pod)
+            listed.add(pod.metadata.uid)
+        for uid in self._grouped.uids - listed:
+            self._grouped.remove_pod(uid)
 
     def put_pod(self, pod: KubePod) -> None:
         """Take one that is new or has changed."""
         self.pods = self.pods if self.pods is not None else {}
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key, keep=pod.spec.node_name)
+        if self._grouped.put_pod(pod):
+            self.names_groups = True
+            self._grouped.complete(pod.metadata)
         self.pods[key] = pod
         if pod.spec.node_name:
             self._on_node.setdefault(pod.spec.node_name, {})[key] = pod
@@ -122,6 +133,7 @@ class ClusterBoard:
         key = (pod.metadata.namespace, pod.metadata.name)
         self._off_node(key)
         (self.pods or {}).pop(key, None)
+        self._grouped.remove_pod(pod.metadata.uid)
         if self._cluster is not None:
             self._cluster.drop_pod(pod, pod.metadata.resource_version)
 
@@ -149,6 +161,26 @@ class ClusterBoard:
         self._claims.pop(claim.metadata.uid, None)
         if self._cluster is not None:
             self._cluster.drop_claim(claim, claim.metadata.resource_version)
+
+    def replace_groups(self, groups: Iterable[PodGroup]) -> None:
+        """Take a complete list of PodGroups."""
+        self._complete(self._grouped.replace_groups(groups))
+
+    def put_group(self, group: PodGroup) -> None:
+        """Take one that is new or has changed."""
+        self._complete(self._grouped.put_group(group))
+
+    def drop_group(self, group: PodGroup) -> None:
+        """Take one away; pods that name it keep its size."""
+        self._grouped.delete_group((group.metadata.namespace, group.metadata.name))
+
+    def set_groups_fault(self, fault: str) -> None:
+        """Take why PodGroups cannot be read; empty where they can be, or there are none."""
+        self._complete(self._grouped.set_fault(fault))
+
+    def _complete(self, pods: Iterable[KubePod]) -> None:
+        for pod in pods:
+            self._grouped.complete(pod.metadata)
 
     def _off_nodes(self, uid: str) -> None:
         known = self._claims.get(uid)

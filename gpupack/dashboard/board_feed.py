@@ -12,6 +12,8 @@ from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError
 from kubeapi.paths import quote_segment
 from kubeapi.reflect import Kind, Reflector
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, PodGroup, make_pod_groups_path
+from scheduler_plugin.queue.controller.watching import watch_pod_groups
 
 T = TypeVar("T")
 
@@ -69,6 +71,20 @@ class _BoardSink(Generic[T]):
         self._changed()
 
 
+class _GroupSink(_BoardSink[PodGroup]):
+    """Gives PodGroups to the board, or why they cannot be read."""
+
+    def __init__(self, board: ClusterBoard, changed: Callable[[], None]) -> None:
+        super().__init__(board.replace_groups, board.put_group, board.drop_group, changed)
+        self._board = board
+        self.fault = ""
+
+    def note_fault(self, fault: str) -> None:
+        self.fault = fault
+        self._board.set_groups_fault(fault)
+        self._changed()
+
+
 class BoardFeed:
     """Keeps a board up to date with a cluster.
 
@@ -90,7 +106,7 @@ class BoardFeed:
             board.replace_pods,
             board.put_pod,
             board.drop_pod,
-            changed,
+            self._pods_changed,
         )
         self._board = board
         self._changed = changed
@@ -98,6 +114,10 @@ class BoardFeed:
         self._claims: _BoardSink[ClaimObject] = _BoardSink(
             board.replace_claims, board.put_claim, board.drop_claim, changed
         )
+        self._groups_wanted = asyncio.Event()
+        self._groups = _GroupSink(board, changed)
+        self._client = client
+        self._groups_path = make_pod_groups_path(quote_segment(namespace)) if namespace else POD_GROUPS_PATH
         path = f"/api/v1/namespaces/{quote_segment(namespace)}/pods" if namespace else PODS_PATH
         claims = make_claims_path(quote_segment(namespace)) if namespace else CLAIMS_PATH
         self._nodes.reflector = Reflector(client, NODES_PATH, KubeNode, self._nodes, watch_s=WATCH_S)
@@ -111,11 +131,22 @@ class BoardFeed:
                 if reflector is not None:
                     group.create_task(reflector.run())
             group.create_task(self._follow_claims())
+            group.create_task(self._follow_groups())
 
     def _nodes_changed(self) -> None:
         if self._board.serves_claims:
             self._claims_wanted.set()
         self._changed()
+
+    def _pods_changed(self) -> None:
+        if self._board.names_groups:
+            self._groups_wanted.set()
+        self._changed()
+
+    async def _follow_groups(self) -> None:
+        """Follow PodGroups once a pod names one."""
+        await self._groups_wanted.wait()
+        await watch_pod_groups(self._client, self._groups, path=self._groups_path)
 
     async def _follow_claims(self) -> None:
         """Follow ResourceClaims once a node serves them; where they may not be read, cards look emptier."""
@@ -145,6 +176,9 @@ class BoardFeed:
             if sink.error is not None:
                 said = "are not up to date" if sink.listed else f"cannot be read, so {loss}"
                 found.append(f"{what.capitalize()} {said}: {sink.error}")
+        if self._groups.fault:
+            loss = "pods whose gangs' sizes they say are asked about one by one"
+            found.append(f"PodGroups{where} cannot be read, so {loss}: {self._groups.fault}")
         if self._namespace:
             found.append(f"Only pods of namespace {self._namespace} are read: others on a card have no name.")
         return found

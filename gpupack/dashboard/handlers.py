@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,7 @@ from gpupack.dashboard.telemetry import NodeCourse
 from gpupack.diagnose import explain_pod
 from gpupack.errors import InputError
 from gpupack.whatif import FitQuestion, answer_fit
+from kubeapi.errors import KubeApiError
 
 GAP_S: Final = 0.1
 """Least time between two messages to one page."""
@@ -80,11 +81,69 @@ def load_files() -> dict[str, StaticFile]:
     return found
 
 
+class PageAnswers(Protocol):
+    """Answers what a page asks besides its stream, in JSON."""
+
+    def has_node(self, name: str) -> bool:
+        """Tell whether there is such a node."""
+
+    async def describe_node(self, name: str) -> bytes:
+        """Describe one node's cards with their pods.
+
+        Raises:
+            InputError: there is no such node.
+            KubeApiError: nobody answers; so for the others.
+        """
+
+    def find_nodes_with_pod(self, text: str) -> list[str]:
+        """Find the nodes with a pod whose namespace/name has this in it."""
+
+    async def explain_pod(self, namespace: str, pod: str) -> bytes:
+        """Say what `gpupack why -o json` says.
+
+        Raises:
+            InputError: there is no such pod.
+        """
+
+    async def count_fit(self, query: Mapping[str, str]) -> bytes:
+        """Say what `gpupack fit -o json` says.
+
+        Raises:
+            InputError: something is wrong with the question.
+        """
+
+
+class BoardAnswers:
+    """Answers from a board; see `PageAnswers`."""
+
+    def __init__(self, board: ClusterBoard) -> None:
+        self._board = board
+
+    def has_node(self, name: str) -> bool:
+        return name in (self._board.nodes or {})
+
+    async def describe_node(self, name: str) -> bytes:
+        detail = self._board.make_detail(name)
+        if detail is None:
+            raise InputError(f"no node has the name {shown(name)}")
+        return msgspec.json.encode(detail)
+
+    def find_nodes_with_pod(self, text: str) -> list[str]:
+        return self._board.find_nodes_with_pod(text)
+
+    async def explain_pod(self, namespace: str, pod: str) -> bytes:
+        queued = self._board.find_queued(namespace, pod)
+        return msgspec.json.encode(explain_pod(self._board.get_cluster(), namespace, pod, queued=queued))
+
+    async def count_fit(self, query: Mapping[str, str]) -> bytes:
+        return msgspec.json.encode(answer_fit(self._board.get_cluster(), _read_fit_question(query)))
+
+
 class DashboardHandlers:
     """Answers browsers.
 
     Args:
-        board: the nodes.
+        answers: to what pages ask.
         live: what pages show.
         advise: looks at what waits and what fits, which happens by itself only while a page is open.
         ready: whether there is something to show.
@@ -95,7 +154,7 @@ class DashboardHandlers:
 
     def __init__(
         self,
-        board: ClusterBoard,
+        answers: PageAnswers,
         live: PageHub,
         advise: Callable[[], Awaitable[None]],
         ready: Callable[[], bool],
@@ -103,7 +162,7 @@ class DashboardHandlers:
         telemetry: Callable[[str], Awaitable[NodeCourse]],
         allowed_hosts: tuple[str, ...],
     ) -> None:
-        self._board = board
+        self._answers = answers
         self._hub = live
         self._advise = advise
         self._ready = ready
@@ -181,16 +240,12 @@ class DashboardHandlers:
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /api/node?name=NODE: one node's cards with their pods."""
-        name = request.query.get("name", "")
-        detail = self._board.make_detail(name)
-        if detail is None:
-            return web.json_response({"error": f"no node has the name {shown(name)}"}, status=404)
-        return web.Response(body=msgspec.json.encode(detail), content_type="application/json")
+        return await _answer(self._answers.describe_node(request.query.get("name", "")), 404)
 
     async def telemetry(self, request: web.Request) -> web.Response:
         """GET /api/telemetry?name=NODE: what one node's cards do, and did during the last ten minutes."""
         name = request.query.get("name", "")
-        if self._board.nodes is None or name not in self._board.nodes:
+        if not self._answers.has_node(name):
             error = NodeCourse(error=f"no node has the name {shown(name)}")
             return web.Response(body=msgspec.json.encode(error), content_type="application/json", status=404)
         course = await self._telemetry(name)
@@ -198,33 +253,24 @@ class DashboardHandlers:
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /api/find?pod=TEXT: nodes with a pod whose namespace/name has this in it."""
-        found = self._board.find_nodes_with_pod(request.query.get("pod", ""))
+        found = self._answers.find_nodes_with_pod(request.query.get("pod", ""))
         return web.Response(body=msgspec.json.encode({"nodes": found}), content_type="application/json")
 
     async def why(self, request: web.Request) -> web.Response:
         """GET /api/why?namespace=NAMESPACE&pod=POD: what `gpupack why -o json` says."""
         query = request.query
-        try:
-            namespace, pod = query.get("namespace", "default"), query.get("pod", "")
-            queued = self._board.find_queued(namespace, pod)
-            found = explain_pod(self._board.get_cluster(), namespace, pod, queued=queued)
-        except InputError as error:
-            return web.json_response({"error": str(error)}, status=404)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        return await _answer(
+            self._answers.explain_pod(query.get("namespace", "default"), query.get("pod", "")), 404
+        )
 
     async def fit(self, request: web.Request) -> web.Response:
         """GET /api/fit?units=N&cards=N&model=LIST&percent=1: what `gpupack fit -o json` says."""
-        try:
-            question = _read_fit_question(request.query)
-            found = answer_fit(self._board.get_cluster(), question)
-        except InputError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        return await _answer(self._answers.count_fit(request.query), 400)
 
     async def usage(self, request: web.Request) -> web.Response:
         """GET /api/usage: what this process has sampled; see `gpupack usage --dashboard`."""
         if self._usage is None:
-            return web.json_response({"error": "use is not recorded: the page shows a file"}, status=404)
+            return web.json_response({"error": "use is not recorded here"}, status=404)
         try:
             body = self._usage(request.query)
         except ValueError as error:
@@ -279,6 +325,16 @@ class DashboardHandlers:
             await asyncio.sleep(GAP_S)
             return True
         return False
+
+
+async def _answer(asked: Awaitable[bytes], status: int) -> web.Response:
+    """Answer in JSON; `status`: where something is wrong with the question."""
+    try:
+        return web.Response(body=await asked, content_type="application/json")
+    except InputError as error:
+        return web.json_response({"error": str(error)}, status=status)
+    except KubeApiError as error:
+        return web.json_response({"error": str(error)}, status=502)
 
 
 def _read_fit_question(query: Mapping[str, str]) -> FitQuestion:

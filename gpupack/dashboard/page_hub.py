@@ -3,15 +3,23 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from gpupack.dashboard.board import ClusterBoard
 from gpupack.dashboard.trend import Trend
 
 MAX_PAGES: Final = 64
 """Open at a time."""
+
+
+class TileSource(Protocol):
+    """TileSource has the records of nodes; attributes and methods as of `ClusterBoard`."""
+
+    encoded: dict[str, msgspec.Raw]
+
+    def refresh(self) -> set[str]:
+        """Return the names of the nodes that changed since the last call."""
 
 
 class TooManyPagesError(Exception):
@@ -48,7 +56,7 @@ class PageHub:
         opened: called when a page is opened.
     """
 
-    def __init__(self, board: ClusterBoard, trend: Trend, parts: Mapping[str, Any]) -> None:
+    def __init__(self, board: TileSource, trend: Trend, parts: Mapping[str, Any]) -> None:
         self._board = board
         self.trend = trend
         self._parts = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in parts.items()}

@@ -56,7 +56,7 @@ class Settings(HttpAddress):
         None, metavar="FILE", help="Keep what cards and pods had over time there; for gpupack usage."
     )
     teams_http: str | None = option(
-        None, metavar="HOST:PORT", help="Answer why and fit there to members of namespaces (docs/teams.md)."
+        None, metavar="HOST:PORT", help="Answer members of namespaces there (docs/teams.md)."
     )
     teams_tls_cert: str | None = option(
         None, name="teams-tls-cert-file", metavar="FILE", help="PEM; with the key, that port speaks TLS only."

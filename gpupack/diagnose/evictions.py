@@ -59,7 +59,7 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
     budget = MOST_SETS if what_if.is_alone else MOST_SETS // 6
     complete &= what_if.is_alone
     for count in range(1, MOST_PODS + 1):
-        found: tuple[tuple[int, int, str], EvictionSet] | None = None
+        best: tuple[tuple[int, int, str], EvictionSet] | None = None
         for name in looked_at:
             pods = [pod for pod in usage.list_pods(name) if usage.get_freed_units(pod) and not pod.is_mirror]
             for group in combinations(pods, count):
@@ -68,10 +68,10 @@ def find_fewest_evictions(what_if: WhatIf, usage: PodCardUsage, skip: frozenset[
                     complete = False
                     break
                 cost = (max(pod.priority for pod in group), _units(usage, group), name)
-                if (found is None or cost < found[0]) and can_start_without(what_if, usage, name, group):
-                    found = cost, EvictionSet(name, group, fewest=complete or count == 1)
-        if found is not None:
-            return found[1]
+                if (best is None or cost < best[0]) and can_start_without(what_if, usage, name, group):
+                    best = cost, EvictionSet(name, group, fewest=complete or count == 1)
+        if best is not None:
+            return best[1]
         if budget < 0:
             return None
     return None

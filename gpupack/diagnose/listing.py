@@ -10,7 +10,7 @@ from gpupack.errors import InputError
 from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
 from gpupack.terminal import short_age
 from gpupack.whatif.answers import JsonAnswer, PodExplanation, State
-from gpupack.whatif.cluster import Cluster, read_requested_unit
+from gpupack.whatif.cluster import Cluster
 from gpupack.whatif.objects import KubePod, list_gates
 from kubeapi.errors import make_printable
 from kubeapi.metadata import parse_time
@@ -142,18 +142,7 @@ def _lines(
 ) -> tuple[PodLine, ...]:
     alike: dict[bytes, PodExplanation] = {}
     said = {(each.namespace, each.name): each for each in queued or ()}
-    views: dict[int, Cluster] = {}
-    return tuple(_line(_view_for(pod, cluster, views), pod, now_s, said, alike) for pod in pods)
-
-
-def _view_for(pod: KubePod, cluster: Cluster, views: dict[int, Cluster]) -> Cluster:
-    """Return the cluster in the unit that a pod asks in; each view is made once for a list."""
-    unit = read_requested_unit(pod)
-    if not unit:
-        return cluster
-    if unit not in views:
-        views[unit] = cluster.in_unit(unit)
-    return views[unit]
+    return tuple(_line(cluster, pod, now_s, said, alike) for pod in pods)
 
 
 def _line(

@@ -28,15 +28,15 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
     row = build_rows(TopCluster([node], seated, list(cluster.claims.values())), [name])[0]  # type: ignore[list-item]
     uid = pod.metadata.uid
     memory_of = _memory(pod)
-    found = tuple(
+    pod_cards = tuple(
         _use(card, uid, cluster.unit_mib, memory_of.get(card.uuid or "", []))
         for card in row.cards
         if any(each.uid == uid for each in card.pods)
     )
     notes = [f"node {name}: {row.error}"] if row.error else []
-    if not found:
+    if not pod_cards:
         notes.append("nobody says on which card it is: the node has not published it yet")
-    for card in found:
+    for card in pod_cards:
         promised = card.promised_units + sum(each.units for each in card.neighbours)
         if promised < card.used_units < card.size_units:
             beyond = format_memory(card.used_units - promised, cluster.unit_mib)
@@ -44,7 +44,7 @@ def list_pod_cards(cluster: Cluster, pod: KubePod) -> tuple[tuple[PodCard, ...],
                 f"card {card.card}: {beyond} are in use beyond what pods were promised, by processes of "
                 "others or by pods that use more than they asked for"
             )
-    return found, tuple(notes)
+    return pod_cards, tuple(notes)
 
 
 def _memory(pod: KubePod) -> dict[str, list[MemoryRecord]]:

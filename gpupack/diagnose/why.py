@@ -23,7 +23,13 @@ from gpupack.diagnose.ways_out import find_ways_out
 from gpupack.rebalance.verified_moves import explain_skipped_search
 from gpupack.whatif.answers import PodExplanation, State, WayOut
 from gpupack.whatif.cluster import Cluster, read_requested_unit
-from gpupack.whatif.gangs import WaitingGang, count_on_empty_cluster, find_gang, make_query
+from gpupack.whatif.gangs import (
+    WaitingGang,
+    count_on_empty_cluster,
+    explain_unknown_gang,
+    find_gang,
+    make_query,
+)
 from gpupack.whatif.kube_checks import HostRequirements, list_unchecked_rules
 from gpupack.whatif.node_results import NodeResults, collect_node_results
 from gpupack.whatif.objects import KubePod, is_placeholder, list_gates
@@ -306,6 +312,9 @@ class _PodExplainer:
                 "(docs/install.md); here no pod of that scheduler has cards from it"
             )
         notes += describe_unknowns(self._pod)
+        unknown = explain_unknown_gang(self._pod)
+        if unknown:
+            notes.append(unknown)
         unseen = list_unchecked_rules(self._pod)
         if unseen:
             notes.append(f"not looked at here, and kube-scheduler looks at it: {', '.join(unseen)}")

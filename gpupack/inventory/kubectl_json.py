@@ -81,40 +81,40 @@ def read_items(
 
 def _read(text: str | bytes, kinds: Mapping[str, type[Any] | None], *, single: bool) -> dict[str, list[Any]]:
     items, places = _split(text, single=single)
-    found: dict[str, list[Any]] = {kind: [] for kind in kinds}
+    by_kind: dict[str, list[Any]] = {kind: [] for kind in kinds}
     left_out: _Item | None = None
     for number, raw in enumerate(items):
         place = places.format(number)
         item = _decode(raw, _Item, place)
         kind = kinds.get(item.kind)
         if kind is not None:
-            found[item.kind].append(_decode(raw, kind, place))
+            by_kind[item.kind].append(_decode(raw, kind, place))
         elif item.kind in kinds:
             left_out = left_out or item
         else:
             raise _make_other_kind_error(item)
-    if left_out is not None and not any(found.values()):
+    if left_out is not None and not any(by_kind.values()):
         raise _make_other_kind_error(left_out)
-    return found
+    return by_kind
 
 
 def _split(text: str | bytes, *, single: bool) -> tuple[list[msgspec.Raw], str]:
     """Part a list into its items, with the form of their places in it."""
     try:
-        found = msgspec.json.decode(text, type=_Input)
+        document = msgspec.json.decode(text, type=_Input)
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
             kind = msgspec.json.decode(text, type=_EmptyList).kind
             raise _OtherContentError(f"the input is a {shown(kind)} without items") from None
         raise
-    if found.items is not UNSET:
-        return found.items, "$.items[{}]"
-    if found.metadata is not UNSET and single:
+    if document.items is not UNSET:
+        return document.items, "$.items[{}]"
+    if document.metadata is not UNSET and single:
         return [msgspec.Raw(text)], "$"
-    if found.kind.endswith("List"):
-        raise _OtherContentError(f"the input is a {shown(found.kind)} without items")
-    if found.kind and not single:
-        raise _OtherContentError(f"the input is a {shown(found.kind)}, not a list")
+    if document.kind.endswith("List"):
+        raise _OtherContentError(f"the input is a {shown(document.kind)} without items")
+    if document.kind and not single:
+        raise _OtherContentError(f"the input is a {shown(document.kind)}, not a list")
     return msgspec.json.decode(text, type=_List).items, "$.items[{}]"  # says that there are none
 
 

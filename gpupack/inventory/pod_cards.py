@@ -137,16 +137,16 @@ def _order(pod: PodRow) -> tuple[str, str, str]:
 
 def _memory(pod: PodLite) -> dict[str, tuple[int | None, str]]:
     """MiB used and what holds it, by card, as `allocation` tells; None where it does not of one container."""
-    found: dict[str, tuple[int | None, str]] = {}
+    memory: dict[str, tuple[int | None, str]] = {}
     with suppress(AllocatorError):
         allocation = load_allocation((pod.metadata.annotations or {}).get(POD_ALLOCATION, ""))
         cards = allocation.memory.values() if allocation.uid == pod.metadata.uid else ()
         for uuid, record in (pair for card in cards for pair in card.items()):
-            before_mib, _ = found.get(uuid, (0, ""))
+            before_mib, _ = memory.get(uuid, (0, ""))
             known = before_mib is not None and record.used is not None
             used_mib = (before_mib or 0) + (record.used or 0) if known else None
-            found[uuid] = used_mib, make_printable(record.held)
-    return found
+            memory[uuid] = used_mib, make_printable(record.held)
+    return memory
 
 
 def _cards_of(

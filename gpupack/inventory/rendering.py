@@ -26,6 +26,10 @@ _FILLS: Final = ((1.0, Style(color="red")), (0.75, Style(color="yellow")), (0.0,
 
 _TELEMETRY_TITLES: Final = ("UTIL", "BW", "TEMP", "POWER", "CLOCK", "SLOWED BY")
 
+_REASONS_NAMED: Final = 2
+_REASON_WIDTH: Final = 32
+"""Characters of a reason; NVML's longest has fewer."""
+
 _MARKS: Final = {"unhealthy": "!", "cordoned": "*"}
 _NOBODY: Final = PodRow("", "", "", 0, "unknown")
 _FIRST_REVISION_MS: Final = 1_500_000_000_000
@@ -164,15 +168,24 @@ def _inventory_cells(card: CardRow) -> list[Cell]:
 def _telemetry_cells(told: CardTelemetry) -> list[Cell]:
     """Format what a card does; `-` for what nobody tells."""
     limit = "" if told.power_limit_w is None else f"/{told.power_limit_w:.0f}"
-    slowed = [make_printable(reason) for reason in told.throttle_reasons or () if reason != IDLE]
     return [
         Cell(_measure(told.utilization_percent, "%")),
         Cell(_measure(told.memory_utilization_percent, "%")),
         Cell(_measure(told.temperature_c, "C")),
         Cell(_measure(told.power_w, f"{limit}W")),
         Cell(_measure(told.sm_clock_mhz, "MHz")),
-        Cell(",".join(slowed) or ("-" if told.throttle_reasons is None else "none")),
+        Cell(_format_slowed(told.throttle_reasons)),
     ]
+
+
+def _format_slowed(reasons: Sequence[str] | None) -> str:
+    """Format why a card's clocks are low: two reasons, the hardware's own first, and the number of others."""
+    if reasons is None:
+        return "-"
+    slowed = sorted((each for each in reasons if each != IDLE), key=lambda each: not each.startswith("hw_"))
+    named = ",".join(make_printable(each)[:_REASON_WIDTH] for each in slowed[:_REASONS_NAMED])
+    more = len(slowed) - _REASONS_NAMED
+    return (f"{named} +{more}" if more > 0 else named) or "none"
 
 
 def _measure(value: float | None, unit: str) -> str:

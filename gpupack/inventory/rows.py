@@ -156,7 +156,7 @@ def _build_cards(
 
 
 def _with_held(cards: Sequence[CardRow], holds: Holds) -> tuple[CardRow, ...]:
-    """Add what the words hold of pods; the release before did not say it by card."""
+    """Add the units of accounted pods by card; a daemon of an older version did not write them by card."""
     if holds.uids and not holds.units:
         return tuple(cards)
     held: Counter[int] = Counter()

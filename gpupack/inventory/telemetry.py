@@ -156,7 +156,7 @@ async def fetch_telemetry(
     except (InputError, KubeApiError, *UNREADABLE) as error:
         return TelemetryByNode(problem=f"what cards do is not known: {error}")
     gate, problems = asyncio.Semaphore(AT_A_TIME), []
-    found: dict[str, Mapping[str, CardTelemetry]] = {}
+    by_node: dict[str, Mapping[str, CardTelemetry]] = {}
 
     async def ask(node: str) -> None:
         pod = daemons.get(node)
@@ -166,12 +166,12 @@ async def fetch_telemetry(
         try:
             async with gate:
                 body = await ask_daemon(client, pod, history=False)
-            found[node] = read_answer(body)
+            by_node[node] = read_answer(body)
         except (KubeApiError, *UNREADABLE) as error:
             problems.append((node, str(error) or type(error).__name__))
 
     await asyncio.gather(*(ask(node) for node in nodes))
-    return TelemetryByNode(found, _describe_problems(problems))
+    return TelemetryByNode(by_node, _describe_problems(problems))
 
 
 def read_answer(body: bytes) -> dict[str, CardTelemetry]:

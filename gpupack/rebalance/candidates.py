@@ -126,17 +126,17 @@ class CandidateFinder:
         free, cards = self._goal.get_free_units(node), self._goal.cards_per_pod
         now = count_on_distinct_cards(self._goal.get_slots(node), cards)
         for number in range(1, min(_MOST_TOGETHER, len(movable_pods)) + 1):
-            found = []
+            groups = []
             for group in islice(combinations(movable_pods, number), _SETS):
                 left = list(free)
                 for movable in group:
                     for card, units in movable.units.items():
                         left[card] += units
                 if count_on_distinct_cards(self._goal.get_slots_with(node, left), cards) > now:
-                    found.append(group)
-            if found:
-                found.sort(key=lambda group: Candidate(node, group).cost)
-                yield from found[:_GROUPS]
+                    groups.append(group)
+            if groups:
+                groups.sort(key=lambda group: Candidate(node, group).cost)
+                yield from groups[:_GROUPS]
                 return
 
     def compute_least_moves(self, more: int) -> int:
@@ -166,7 +166,7 @@ class CandidateFinder:
 
     def _compute_steps(self, node: str, movable_pods: Sequence[MovablePod], most: int) -> list[float]:
         """Moves for each further pod on a node's cards, averaged so that they only grow."""
-        found: list[float] = []
+        steps: list[float] = []
         free, slots = self._goal.get_free_units(node), self._goal.get_slots(node)
         for card, units in enumerate(self._goal.get_units_per_card(node)):
             here = sorted((m.units[card] for m in movable_pods if card in m.units), reverse=True)
@@ -178,8 +178,8 @@ class CandidateFinder:
                 if number is None:
                     break
                 costs.append(number)
-            found += _convex(costs)
-        return found
+            steps += _convex(costs)
+        return steps
 
 
 def _fewest(units: Sequence[int], short: int) -> int | None:

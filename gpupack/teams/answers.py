@@ -48,7 +48,7 @@ def explain_own_pod(
         raise InputError(f"no pod {shown(name)} in namespace {shown(namespace)}") from error
     ways = tuple(way for way in found.ways_out if _is_own(way, namespace))
     cards = tuple(_sum_others(card, namespace) for card in found.cards)
-    return _hide_names(msgspec.structs.replace(found, ways_out=ways, cards=cards), cluster, namespace)
+    return hide_names(msgspec.structs.replace(found, ways_out=ways, cards=cards), cluster, namespace)
 
 
 def list_own_pods(
@@ -70,7 +70,7 @@ def list_own_pods(
         if named is None:
             raise InputError(f"workload {shown(workload)}; allowed: KIND/NAME, such as deploy/web")
         found = list_workload(cluster, namespace, named, now_s, queued, most=MOST_PODS)
-    return _hide_names(found, cluster, namespace)
+    return hide_names(found, cluster, namespace)
 
 
 def count_fit_for_member(cluster: Cluster, namespace: str, question: FitQuestion) -> FitAnswer:
@@ -79,7 +79,7 @@ def count_fit_for_member(cluster: Cluster, namespace: str, question: FitQuestion
     Raises:
         InputError: something is wrong with the question, or no node has cards.
     """
-    return _hide_names(answer_fit(cluster, question), cluster, namespace)
+    return hide_names(answer_fit(cluster, question), cluster, namespace)
 
 
 def _is_own(way: WayOut, namespace: str) -> bool:
@@ -93,12 +93,16 @@ def _sum_others(card: PodCard, namespace: str) -> PodCard:
     others = [pod for pod in card.neighbours if pod.namespace != namespace]
     if not others:
         return card
-    what = HIDDEN if len(others) == 1 else f"{len(others)} pods of other namespaces"
-    total = PodUnits("", what, sum(pod.units for pod in others), (card.card,))
+    total = PodUnits("", name_others(len(others)), sum(pod.units for pod in others), (card.card,))
     return msgspec.structs.replace(card, neighbours=(*own, total))
 
 
-def _hide_names(answer: T, cluster: Cluster, namespace: str) -> T:
+def name_others(count: int) -> str:
+    """Name so many pods of other namespaces."""
+    return HIDDEN if count == 1 else f"{count} pods of other namespaces"
+
+
+def hide_names(answer: T, cluster: Cluster, namespace: str) -> T:
     """Replace every NAMESPACE/NAME of another namespace's pod in the texts of an answer."""
     foreign = {pod.metadata.namespace for pod in cluster.pods.values()} - {namespace}
 

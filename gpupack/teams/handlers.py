@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from scheduler_plugin.queue.controller.status import WaitExplanation as QueueWhy
 
 FindQueued = Callable[[str, str], "Sequence[QueueWhy] | None"]
-Answer = Callable[[Cluster, str, Mapping[str, str]], msgspec.Struct]
+Answer = Callable[[Cluster, str, Mapping[str, str]], Awaitable[msgspec.Struct]]
+"""Answers a question from the cluster, for a namespace; values of the query besides."""
 
 NAMESPACE_BURST, NAMESPACE_REFILL_S = 10, 1.0
 """Questions of one namespace at once, and seconds for one more."""
@@ -57,6 +58,7 @@ class MemberHandlers:
         reviewer: Says who may ask.
         get_cluster: The cluster as it is now; None before it was read.
         find_queued: What the queue says of a pod, by namespace and name.
+        more: Answers to further questions, by their names.
         clock: Monotonic seconds.
         now_s: Seconds since the epoch.
     """
@@ -66,6 +68,7 @@ class MemberHandlers:
         reviewer: MemberReviewer,
         get_cluster: Callable[[], Cluster | None],
         find_queued: FindQueued,
+        more: Mapping[str, Answer] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
@@ -73,6 +76,7 @@ class MemberHandlers:
         self._reviewer = reviewer
         self._get_cluster = get_cluster
         self._find_queued = find_queued
+        self._answers: dict[str, Answer] = {"why": self._explain, "fit": _count, **(more or {})}
         self._clock = clock
         self._now_s = now_s
         self._buckets: dict[str, TokenBucket] = {}
@@ -81,18 +85,11 @@ class MemberHandlers:
     def make_app(self) -> web.Application:
         """Build the application."""
         app = web.Application(client_max_size=1024)
-        app.add_routes([web.get("/why", self.why), web.get("/fit", self.fit)])
+        app.add_routes([web.get(f"/{name}", self.answer) for name in self._answers])
         return app
 
-    async def why(self, request: web.Request) -> web.Response:
+    async def _explain(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
         """GET /why?namespace=NAMESPACE&pod=POD, or &workload=KIND/NAME, or neither: all that wait."""
-        return await self._answer(request, self._explain)
-
-    async def fit(self, request: web.Request) -> web.Response:
-        """GET /fit?namespace=NAMESPACE&units=N,N and what `read_fit_question` reads besides."""
-        return await self._answer(request, _count)
-
-    def _explain(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
         pod = query.get("pod", "")
         if pod:
             return explain_own_pod(cluster, namespace, pod, self._find_queued(namespace, pod))
@@ -100,13 +97,15 @@ class MemberHandlers:
         queued = [each for name in names for each in self._find_queued(namespace, name) or ()]
         return list_own_pods(cluster, namespace, query.get("workload", ""), self._now_s(), queued)
 
-    async def _answer(self, request: web.Request, answer: Answer) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
+        """GET /QUESTION?namespace=NAMESPACE and what the question takes besides."""
+        answer = self._answers[request.path.removeprefix("/")]
         try:
             namespace = await self._check_member(request)
             async with self._turn:
                 cluster = self._read_cluster()
                 _check_lengths(request.query)
-                found = answer(cluster, namespace, request.query)
+                found = await answer(cluster, namespace, request.query)
                 # Others of this process have their turn before the next question is answered.
                 await asyncio.sleep(0)
         except InputError as error:
@@ -150,7 +149,8 @@ class MemberHandlers:
         return bucket.take()
 
 
-def _count(cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
+async def _count(cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
+    """GET /fit?namespace=NAMESPACE&units=N,N and what `read_fit_question` reads besides."""
     return count_fit_for_member(cluster, namespace, read_fit_question(query))
 
 

@@ -138,46 +138,47 @@ def _gib_hours(mib_s: float) -> float:
     return mib_s / MIB_PER_GIB / 3600
 
 
-def format_report(found: UsageReport, output: Output) -> str:
+def format_report(report: UsageReport, output: Output) -> str:
     """Write the report, without a final line break."""
-    columns = UsageKey.parse(found.by).columns
+    columns = UsageKey.parse(report.by).columns
     if output == "json":
-        return msgspec.json.format(msgspec.json.encode(_plain(found, columns)), indent=2).decode()
+        return msgspec.json.format(msgspec.json.encode(_plain(report, columns)), indent=2).decode()
     if output == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*columns, "promised_gib_hours", "used_gib_hours", "measured_gib_hours"])
         writer.writerows(
-            [*row.keys, _number(row.promised), _number(row.used), _number(row.measured)] for row in found.rows
+            [*row.keys, _number(row.promised), _number(row.used), _number(row.measured)]
+            for row in report.rows
         )
         return text.getvalue().rstrip("\n")
     head = [*(column.upper() for column in columns), "PROMISED GiB-h", "USED GiB-h", "MEASURED"]
     total = ReportRow(
         ("TOTAL", *[""] * (len(columns) - 1)),
-        sum(row.promised for row in found.rows),
-        _total_used(found),
-        sum(row.measured for row in found.rows),
+        sum(row.promised for row in report.rows),
+        _total_used(report),
+        sum(row.measured for row in report.rows),
     )
     body = [
         [*row.keys, _number(row.promised, 2), _number(row.used, 2) or "-", _percent(row)]
-        for row in (*found.rows, total)
+        for row in (*report.rows, total)
     ]
     lines = [
         Line([Cell(text, HEADER) for text in head]),
         *(Line([Cell(text) for text in line]) for line in body),
     ]
-    hours = (found.until - found.since) / 3600
-    known = f"{found.source}: {found.sampled_hours:.1f} of {hours:.1f} hours are known"
+    hours = (report.until - report.since) / 3600
+    known = f"{report.source}: {report.sampled_hours:.1f} of {hours:.1f} hours are known"
     return "\n".join([*(line.rstrip() for line in align_columns(lines, colour=False)), "", known])
 
 
-def _plain(found: UsageReport, columns: tuple[str, ...]) -> dict[str, Any]:
+def _plain(report: UsageReport, columns: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "since": found.since,
-        "until": found.until,
-        "sampled_hours": round(found.sampled_hours, 3),
-        "source": found.source,
-        "by": found.by,
+        "since": report.since,
+        "until": report.until,
+        "sampled_hours": round(report.sampled_hours, 3),
+        "source": report.source,
+        "by": report.by,
         "rows": [
             {
                 **dict(zip(columns, row.keys, strict=True)),
@@ -185,13 +186,13 @@ def _plain(found: UsageReport, columns: tuple[str, ...]) -> dict[str, Any]:
                 "used_gib_hours": None if row.used is None else round(row.used, 6),
                 "measured_gib_hours": round(row.measured, 6),
             }
-            for row in found.rows
+            for row in report.rows
         ],
     }
 
 
-def _total_used(found: UsageReport) -> float | None:
-    amounts = [row.used for row in found.rows if row.used is not None]
+def _total_used(report: UsageReport) -> float | None:
+    amounts = [row.used for row in report.rows if row.used is not None]
     return sum(amounts) if amounts else None
 
 

@@ -86,18 +86,18 @@ class InterPodAffinity:
         if not terms:
             return None
         matching = [
-            each
-            for each in self._living
-            if each.metadata.uid not in gone
-            and each.metadata.uid != pod.metadata.uid
-            and all(term.matches(pod, each) for term in terms)
+            other
+            for other in self._living
+            if other.metadata.uid not in gone
+            and other.metadata.uid != pod.metadata.uid
+            and all(term.matches(pod, other) for term in terms)
         ]
         if not matching and all(term.matches(pod, pod) for term in terms):
             return None  # the first of a group that wants to be together
         return [
             (
                 term.topology_key,
-                {self._topology_value(each.spec.node_name, term.topology_key) for each in matching},
+                {self._topology_value(other.spec.node_name, term.topology_key) for other in matching},
             )
             for term in terms
         ]

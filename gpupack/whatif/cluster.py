@@ -42,7 +42,7 @@ class Cluster:
     """Nodes and pods of one moment, and what filter knows of them.
 
     Invariant: `state` is what the extender would have after reading the same lists, more than
-    `rules.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them. There
+    `charges.TOMBSTONE_S` ago: pods that are over count only while their node's words still hold them. There
     pods are without policies that are not known here, see `unknown`; `pods` has them as they are.
 
     Attributes:
@@ -139,7 +139,16 @@ class Cluster:
         """Make a view of the cluster as pods see it that ask in units of so many MiB."""
         if unit_mib == self.unit_mib:
             return self
-        return Cluster(self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims)
+        if unit_mib not in self._views:
+            self._views[unit_mib] = Cluster(
+                self.nodes, self.pods, unit_mib, self.budgets, self.source, self.claims
+            )
+        return self._views[unit_mib]
+
+    @cached_property
+    def _views(self) -> "dict[int, Cluster]":
+        """What `in_unit` made since the last change: a large cluster takes a second."""
+        return {}
 
     # Changes, for those who watch; `now` is in seconds of a clock that only grows, None: the machine's.
 
@@ -181,7 +190,7 @@ class Cluster:
 
     def _expire_and_forget(self, now: float | None) -> None:
         self.state.expire_tombstones(_at(now))
-        for name in ("kube_checks", "rows", "unreadable_nodes"):
+        for name in ("kube_checks", "rows", "unreadable_nodes", "_views"):
             self.__dict__.pop(name, None)
 
     # Questions.
@@ -280,14 +289,14 @@ class Cluster:
         return found.request
 
     def list_waiting_pods(self) -> list[KubePod]:
-        """Pods that ask for cards and have no node, by namespace and name."""
+        """Pods that ask for cards, in whatever unit, and have no node, by namespace and name."""
         found = [
             pod
             for uid, record in self.state.pods.items()
             if not record.node
             and not record.ended
-            and (record.charged is not None or record.error)
             and (pod := self.pods.get(uid)) is not None
+            and (record.charged is not None or record.error or read_requested_unit(pod))
             and not is_placeholder(pod)
         ]
         return sorted(found, key=lambda pod: pod.full_name)

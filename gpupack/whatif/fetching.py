@@ -153,16 +153,19 @@ async def list_cluster(client: "KubeClient", source: ClusterSource, *, budgets: 
 
 
 async def _complete_gangs(client: "KubeClient", pods: Sequence[KubePod]) -> None:
-    """Give pods the sizes of their gangs that PodGroups know; those that may not be read say nothing."""
-    from kubeapi.errors import KubeApiError  # noqa: PLC0415
+    """Give pods the sizes of their gangs that PodGroups know, or why these cannot be read."""
+    from kubeapi.errors import KubeApiError, NotFound  # noqa: PLC0415
 
     grouped = [pod for pod in pods if needs_group(pod.metadata)]
     if not grouped:
         return
     try:
         sizes = PodGroupSizes(await list_all(client, POD_GROUPS_PATH, PodGroup, "PodGroups"))
-    except (KubeApiError, InputError):
+    except NotFound:  # the cluster knows no PodGroups
         return
+    except (KubeApiError, InputError) as error:
+        sizes = PodGroupSizes()
+        sizes.fault = error.reason if isinstance(error, KubeApiError) else str(error)
     for pod in grouped:
         sizes.complete(pod.metadata)
 

@@ -212,18 +212,18 @@ def count_fit_by_node(
         there = (nodes.size[rows] > 0) & (each > 0)
         sums = np.where(there, free // np.maximum(each, 1), 0).sum(axis=1).tolist()
         return Counter({name: min(most[name], number) for name, number in zip(names, sums, strict=True)})
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     if query.request.rules.same_model:
         mixed = nodes.mixed_models[rows]
         for row in rows[mixed].tolist():
-            found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+            counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
         rows = rows[~mixed]
     sizes = group_by_card_size(nodes, rows)
     for size, at in sizes.uniform:
-        found += _filled(cluster, with_units_for(query, size), rows[at], most)
+        counts += _filled(cluster, with_units_for(query, size), rows[at], most)
     for row in rows[sizes.mixed].tolist():
-        found[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
-    return found
+        counts[nodes.names[row]] = _one_by_one(cluster, query, row, most[nodes.names[row]])
+    return counts
 
 
 def _filled(
@@ -243,16 +243,16 @@ def _filled(
                 for row in rows.tolist()
             }
         )
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     left = np.array([row for row in rows.tolist() if most[nodes.names[row]]], dtype=np.intp)
     free: LongArray = nodes.free[left].astype(np.int64)
     while len(left):
         placed = _take(query.policy_request, nodes.size[left].astype(np.int64), free, left, costs)
         left, free = left[placed], free[placed]
-        found.update(nodes.names[row] for row in left.tolist())
-        more = [found[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
+        counts.update(nodes.names[row] for row in left.tolist())
+        more = [counts[nodes.names[row]] < most[nodes.names[row]] for row in left.tolist()]
         left, free = left[more], free[more]
-    return found
+    return counts
 
 
 def _take(

@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from allocator.errors import RequestError
+from allocator.errors import RequestError, shown
 from allocator.names import PERCENT_RESOURCE
 from allocator.place import place
 from allocator.quantity import parse_bytes
@@ -68,9 +68,7 @@ class WaitingGang:
 
 def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
     """Find the gang of a pod that waits; None where it starts alone."""
-    name, size, fault = read_gang(
-        pod.metadata.annotations or {}, pod.metadata.labels, pod.metadata.pod_group_size
-    )
+    name, size, fault = _read_gang(pod)
     if fault or not name or size <= 1:
         return None
     members = [
@@ -97,6 +95,26 @@ def find_gang(cluster: Cluster, pod: KubePod) -> WaitingGang | None:
             requirements = HostRequirements.from_pod(pods[0])
             others.append(GangMembers(make_query(cluster, request, requirements), requirements, len(pods)))
     return WaitingGang(name, size, alike + missing, tuple(others), refused)
+
+
+def format_gang(pod: KubePod) -> str:
+    """Write the name of a pod's gang and, in brackets, its size; empty where the pod starts alone."""
+    name, size, _ = _read_gang(pod)
+    return f"{name} ({size})" if name and size > 1 else ""
+
+
+def _read_gang(pod: KubePod) -> tuple[str, int, str]:
+    meta = pod.metadata
+    return read_gang(meta.annotations or {}, meta.labels, meta.pod_group_size)
+
+
+def explain_unknown_gang(pod: KubePod) -> str:
+    """Say that a pod is asked about by itself because PodGroups cannot be read; empty where they can be."""
+    fault = pod.metadata.pod_groups_fault
+    if not fault or pod.metadata.pod_group_size is not None:
+        return ""
+    name = shown(read_gang_name(pod.metadata))
+    return f"PodGroups cannot be read ({fault}): how many pods of gang {name} start together is not known"
 
 
 def make_query(cluster: Cluster, request: PodRequest, requirements: HostRequirements) -> SchedulingRequest:

@@ -385,17 +385,17 @@ class KubeSchedulerChecks:
 
 def list_unchecked_rules(pod: KubePod) -> list[str]:
     """Name what kube-scheduler looks at for a pod and nodes and pods do not tell."""
-    found = []
+    rules = []
     for volume in pod.spec.volumes or ():
         if volume.persistent_volume_claim is not None:
-            found.append(f"the volume of claim {volume.persistent_volume_claim.claim_name}")
+            rules.append(f"the volume of claim {volume.persistent_volume_claim.claim_name}")
         elif volume.ephemeral is not None:
-            found.append("an ephemeral volume")
+            rules.append("an ephemeral volume")
     if pod.spec.resource_claims:
-        found.append("claims of resources (DRA)")
+        rules.append("claims of resources (DRA)")
     if any(each.when_unsatisfiable == "DoNotSchedule" for each in pod.spec.topology_spread_constraints or ()):
-        found.append("topology spread")
-    return found
+        rules.append("topology spread")
+    return rules
 
 
 def list_host_ports(pod: KubePod) -> frozenset[int]:

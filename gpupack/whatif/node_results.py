@@ -28,7 +28,6 @@ from scheduler_plugin.cache.arrays import IntArray, LongArray, RowArray
 from scheduler_plugin.scheduling.available import describe_available, explain_widened, widen_patterns
 from scheduler_plugin.scheduling.filtering import explain_rejections, filter_nodes
 from scheduler_plugin.scheduling.reasons import (
-    REASONS,
     FilterReason,
     format_amount,
     format_demands,
@@ -37,17 +36,18 @@ from scheduler_plugin.scheduling.reasons import (
 )
 from scheduler_plugin.scheduling.request import SchedulingRequest, compute_units_by_card
 
-_WITHOUT_CARDS: Final = tuple(reason.json_name for reason in REASONS if reason >= FilterReason.NO_PLUGIN)
-"""Reasons for which a node has no cards to speak of."""
+_FILTER_REASONS: Final = {reason.json_name: reason for reason in FilterReason}
+_WITH_CARDS: Final = [name for name, reason in _FILTER_REASONS.items() if reason < FilterReason.NOT_ADMITTED]
+"""Reasons of nodes that have cards which the pod may use."""
 
 ORDER: Final = (
-    FilterReason.HELD_BACK.json_name,
-    FilterReason.NOT_FREE.json_name,
-    FilterReason.CARD_RULES.json_name,
+    *(name for name, reason in _FILTER_REASONS.items() if reason < FilterReason.TOO_SMALL),
     SUM,
-    FilterReason.TOO_SMALL.json_name,
-    FilterReason.NOT_ADMITTED.json_name,
-    FilterReason.NO_SUCH_CARD.json_name,
+    *(
+        name
+        for name, reason in _FILTER_REASONS.items()
+        if reason >= FilterReason.TOO_SMALL and reason.exclusion is None
+    ),
     CPU,
     MEMORY,
     RESOURCE,
@@ -58,22 +58,10 @@ ORDER: Final = (
     SELECTOR,
     CORDONED,
     NOT_READY,
-    *_WITHOUT_CARDS,
+    *(name for name, reason in _FILTER_REASONS.items() if reason.exclusion is not None),
 )
 """Nodes that come closest stand first: filter's reasons as everywhere, kube-scheduler's among them."""
 
-_WITH_CARDS: Final = frozenset(
-    reason.json_name
-    for reason in (
-        FilterReason.HELD_BACK,
-        FilterReason.NOT_FREE,
-        FilterReason.CARD_RULES,
-        FilterReason.TOO_SMALL,
-    )
-)
-_SENTENCES: Final = {
-    reason.json_name: wording.sentence for reason, wording in REASONS.items() if wording.sentence is not None
-}
 _EXAMPLES: Final = 3
 OFFERED: Final = 8
 
@@ -110,15 +98,16 @@ def collect_node_results(
     sums = cluster.kube_checks.find_nodes_short_of_sum(
         query.request.effective_units, percent=query.request.percent
     )
-    found = {nodes.names[row]: Rejection(FilterReason(code).json_name) for row, code in _pairs(out, codes)}
+    by_code = {int(reason): Rejection(reason.json_name) for reason in FilterReason}
+    rejections_by_node = {nodes.names[row]: by_code[code] for row, code in _pairs(out, codes)}
     # A node without GPU memory is that first of all, whatever taints it has.
     for name, rejection in rejections.items():
-        if found.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
-            found[name] = rejection
+        if rejections_by_node.get(name) != Rejection(FilterReason.NO_WORDS.json_name):
+            rejections_by_node[name] = rejection
     for name in sums:
-        found.setdefault(name, Rejection(SUM))
-    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in found)
-    return NodeResults(fits, found, _groups(cluster, query, requirements, found))
+        rejections_by_node.setdefault(name, Rejection(SUM))
+    fits = tuple(nodes.names[row] for row in rows.tolist() if nodes.names[row] not in rejections_by_node)
+    return NodeResults(fits, rejections_by_node, _groups(cluster, query, requirements, rejections_by_node))
 
 
 def _pairs(rows: RowArray, codes: np.ndarray[tuple[int], np.dtype[np.int8]]) -> zip:  # type: ignore[type-arg]
@@ -253,9 +242,9 @@ class _Sentences:
         }.get(rejection.reason)
         if special is not None:
             return special(rows, best, asked)
-        fixed = _SENTENCES.get(rejection.reason)
-        if fixed is not None:
-            return fixed.format(unit=format_memory(1, self._unit))
+        reason = _FILTER_REASONS.get(rejection.reason)
+        if reason is not None:
+            return reason.sentence.format(unit=format_memory(1, self._unit))
         return {
             NOT_READY: "the node is not Ready",
             CORDONED: "the node is cordoned (SchedulingDisabled)",

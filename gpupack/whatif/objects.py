@@ -223,6 +223,6 @@ def is_placeholder(pod: KubePod) -> bool:
 
 
 def list_gates(pod: KubePod) -> list[str]:
-    """Names of a pod's scheduling gates, and of the queue's annotation where its admission was taken back."""
+    """Names of a pod's scheduling gates, and of the queue's annotation where it was requeued."""
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     return [*gates, POD_REQUEUED] if is_requeued(pod) else gates

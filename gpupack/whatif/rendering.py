@@ -138,16 +138,16 @@ def _fit(answer: FitAnswer) -> Iterator[str]:
     yield from _listed("Also:", answer.notes)
 
 
-def _count(found: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
+def _count(count: FitCount, answer: FitAnswer, when: str) -> Iterator[str]:
     percent = answer.asked.endswith("percent")
     units = (
-        f"{found.largest_units} percent" if percent else format_memory(found.largest_units, answer.unit_mib)
+        f"{count.largest_units} percent" if percent else format_memory(count.largest_units, answer.unit_mib)
     )
-    pods = "1 pod" if found.pods == 1 else f"{found.pods} pods"
-    yield f"{pods} of {answer.asked} {'fits' if found.pods == 1 else 'fit'} {when}."
+    pods = "1 pod" if count.pods == 1 else f"{count.pods} pods"
+    yield f"{pods} of {answer.asked} {'fits' if count.pods == 1 else 'fit'} {when}."
     if " + " not in answer.asked:
-        yield f"  The largest request that fits {when}: {units if found.largest_units else 'none'}"
-    shown = sorted(found.nodes, key=lambda node: (-node.pods, node.node))
+        yield f"  The largest request that fits {when}: {units if count.largest_units else 'none'}"
+    shown = sorted(count.nodes, key=lambda node: (-node.pods, node.node))
     for node in shown[:_NODES_SHOWN]:
         tolerations = f", if the pod tolerates {', '.join(node.tolerations)}" if node.tolerations else ""
         yield f"  {node.node}: {node.pods}{tolerations}"

@@ -85,7 +85,7 @@ def make_trace(cluster: Cluster, unit_mib: int | None = None, others: Sequence[s
 
 
 def simulate_all(
-    found: Sequence[Scenario],
+    scenarios: Sequence[Scenario],
     options: SimulationOptions,
     out: Callable[[str], None],
     warn: Callable[[str], None],
@@ -93,7 +93,7 @@ def simulate_all(
     """Run the policies on each cluster, and write what was asked for.
 
     Args:
-        found: The clusters.
+        scenarios: The clusters.
         options: Of the runs; files of nodes and pods are made here.
         out: Takes lines for people.
         warn: Takes a line for every pod that is left out or fits nowhere.
@@ -104,19 +104,19 @@ def simulate_all(
     """
     options.check()
     others = options.other_resources
-    traces = [make_trace(scenario.cluster, scenario.unit_mib, others) for scenario in found]
+    traces = [make_trace(scenario.cluster, scenario.unit_mib, others) for scenario in scenarios]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpupack-") as folder:
-        places = [Path(folder) / str(number) for number in range(len(found))]
+        places = [Path(folder) / str(number) for number in range(len(scenarios))]
         for here, taken in zip(places, traces, strict=True):
             taken.write(here)
             _check_queues(options, str(here / FILES[1]))
-        for number, (scenario, taken, here) in enumerate(zip(found, traces, places, strict=True)):
+        for number, (scenario, taken, here) in enumerate(zip(scenarios, traces, places, strict=True)):
             out(f"{'' if not number else chr(10)}Your pods, cluster {scenario.label}:")
             for note in taken.notes:
                 out(f"  {note}")
             plot = options.plot
-            if plot is not None and len(found) > 1:
+            if plot is not None and len(scenarios) > 1:
                 plot = str(Path(plot) / scenario.label.replace(" ", "-").replace(",", ""))
             result = here / "result.json"
             nodes, pods = (str(here / name) for name in FILES)

@@ -133,7 +133,7 @@ class Committer:
         """
         placement = self._as_planned(pod, query, row) or self._choose(query, row)
         if placement is None:
-            reason = FilterReason(
+            reason = FilterReason.from_code(
                 int(explain_rejections(self.state.nodes, query, np.array([row], dtype=np.intp))[0])
             )
             why = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)

@@ -1,4 +1,4 @@
-"""A row's cards as the scalar code of `allocator` reads them."""
+"""Cards of one node, from its row of the arrays: for code that looks at one node at a time."""
 
 from collections.abc import Iterable, Sequence
 

@@ -69,7 +69,7 @@ class PodRecord:
         is_gated: True if it has scheduling gates, so that kube-scheduler leaves it alone, or is
             requeued.
         planned_uuids: UUIDs of the cards that the queue planned for it; preferred where they are free.
-        is_requeued: True if the queue took its admission back, see `is_requeued`.
+        is_requeued: True if the queue requeued it after an admission, see `is_requeued`.
     """
 
     uid: str
@@ -143,15 +143,15 @@ _parsed_requests: dict[Hashable, ParsedRequest] = {}
 def parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
     """Parse what a pod requests; a fault becomes the attribute `error`."""
     key = _make_request_key(pod, resource)
-    found = _parsed_requests.get(key) if key is not None else None
-    if found is None:
-        found = _parse_pod_request(pod, resource)
+    parsed = _parsed_requests.get(key) if key is not None else None
+    if parsed is None:
+        parsed = _parse_pod_request(pod, resource)
         if key is not None:
             if len(_parsed_requests) >= _MAX_PARSED:
                 # Emptied at once: two threads of a program that uses gpupack as a library are safe so.
                 _parsed_requests.clear()
-            _parsed_requests[key] = found
-    return found
+            _parsed_requests[key] = parsed
+    return parsed
 
 
 def _parse_pod_request(pod: PodLite, resource: str) -> ParsedRequest:
@@ -177,7 +177,7 @@ def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
     lists += [_list_amounts(container.resources) for container in containers if container is not None]
     if (
         len(containers) > _MAX_CONTAINERS
-        or sum(len(each) for pair in lists for each in pair if each) > _MAX_AMOUNTS
+        or sum(len(amounts) for pair in lists for amounts in pair if amounts) > _MAX_AMOUNTS
     ):
         return None
     ours: tuple[tuple[str, str], ...] = ()
@@ -193,7 +193,7 @@ def _make_request_key(pod: PodLite, resource: str) -> Hashable | None:
         resource,
         ours,
         tuple(container and (container.name, container.restart_policy) for container in containers),
-        tuple([tuple(each.items()) if each else None for pair in lists for each in pair]),
+        tuple([tuple(amounts.items()) if amounts else None for pair in lists for amounts in pair]),
     )
 
 
@@ -206,10 +206,10 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
     assigned: Assignment | None = None
     allocated: Assignment | None = None
     meta = pod.metadata
-    found = parse_pod_request(pod, resource)
-    if found.charged is not None:
+    parsed = parse_pod_request(pod, resource)
+    if parsed.charged is not None:
         assigned, allocated = _read_cards(meta.annotations or {}, meta.uid)
-    asked = found.charged is not None
+    asked = parsed.charged is not None
     leaves = meta.deletion_timestamp if asked else None
     requeued = is_requeued(pod)
     return PodRecord(
@@ -220,12 +220,12 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
         node=pod.spec.node_name,
         ended=is_terminal(pod.status.phase),
         priority=pod.spec.priority or 0,
-        cpu_milli=found.cpu_milli,
-        memory_bytes=found.memory_bytes,
-        other_resources=found.other_resources,
-        request=found.request,
-        error=found.error,
-        charged=found.charged,
+        cpu_milli=parsed.cpu_milli,
+        memory_bytes=parsed.memory_bytes,
+        other_resources=parsed.other_resources,
+        request=parsed.request,
+        error=parsed.error,
+        charged=parsed.charged,
         assigned=assigned,
         allocated=allocated,
         nominated=pod.status.nominated_node_name if asked and not pod.spec.node_name else "",
@@ -240,7 +240,7 @@ def read_pod(pod: PodLite, resource: str) -> PodRecord:
 
 
 def is_requeued(pod: PodLite) -> bool:
-    """Return True if the queue took a pod's admission back: no node may take it until its turn comes.
+    """Return True if the queue requeued a pod after an admission: no node may take it until its turn comes.
 
     A scheduling gate cannot be added to a pod again. The annotation is the gate that can.
     """

@@ -127,6 +127,8 @@ class ClusterState:
         return restored
 
     def _pair_node_versions(self, nodes: Iterable[NodeLite]) -> Iterator[tuple[int, int]]:
+        if not self.nodes.rows:
+            return  # each loop decodes a first list anew, see `kubeapi.lists.CompactList`
         for node in nodes:
             record = self.node_records.get(node.metadata.name)
             if record is not None and record.row >= 0:
@@ -258,6 +260,8 @@ class ClusterState:
         return restored
 
     def _pair_pod_versions(self, pods: Iterable[PodLite]) -> Iterator[tuple[int, int]]:
+        if not self.pods:
+            return
         for pod in pods:
             known = self.pods.get(pod.metadata.uid)
             if known is not None:

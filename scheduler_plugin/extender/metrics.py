@@ -13,7 +13,7 @@ from scheduler_plugin.binding.batch_protocol import CommitOutcome
 from scheduler_plugin.cache.node_arrays import Exclusion
 from scheduler_plugin.cache.state import ClusterState
 from scheduler_plugin.extender.unschedulable_pods import INVALID, NOT_REFUSED, UnschedulablePods
-from scheduler_plugin.scheduling.reasons import REASONS
+from scheduler_plugin.scheduling.reasons import FilterReason
 
 if TYPE_CHECKING:
     from kubeapi.events import EventRecorder
@@ -26,7 +26,7 @@ VERBS: Final = ("filter", "prioritize", "bind", "preempt")
 
 _BUCKETS_S: Final = (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016, 0.03, 0.1, 0.5, 1, 5)
 _MIB: Final = 1 << 20
-_REASONS: Final = (*(reason.metric_label for reason in REASONS), INVALID, NOT_REFUSED)
+_REASONS: Final = (*(reason.metric_label for reason in FilterReason), INVALID, NOT_REFUSED)
 
 
 class ViewFreshness(Protocol):

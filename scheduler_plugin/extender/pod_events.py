@@ -48,12 +48,12 @@ class PodReporter:
         self.unschedulable_pods = UnschedulablePods(state.pods)
         state.pod_resolved.connect(self._report_resolved)
 
-    def report_filter(self, found: FilterReply) -> None:
+    def report_filter(self, reply: FilterReply) -> None:
         """A filter call was answered."""
-        if found.unschedulable is not None:
-            self._report_refusal(found.unschedulable)
-        elif found.passed:
-            self._report_no_longer_waiting(found.passed, "a node has room")
+        if reply.unschedulable is not None:
+            self._report_refusal(reply.unschedulable)
+        elif reply.passed:
+            self._report_no_longer_waiting(reply.passed, "a node has room")
 
     def report_bound(self, args: BindArgs, took_s: float) -> None:
         """Report a bound pod."""

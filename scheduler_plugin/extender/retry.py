@@ -119,11 +119,11 @@ class RefusedPodRetrier:
         self._term: float | None = None
         extender.state.pod_resolved.connect(self._forget_pod)
 
-    def record_reply(self, found: FilterReply) -> None:
+    def record_reply(self, reply: FilterReply) -> None:
         """A filter call was answered."""
-        self._refused.pop(found.refused or found.passed, None)
-        if found.asked_nodes is not None:
-            self._add_refused(found.refused, found.asked_nodes)
+        self._refused.pop(reply.refused or reply.passed, None)
+        if reply.asked_nodes is not None:
+            self._add_refused(reply.refused, reply.asked_nodes)
 
     def _add_refused(self, uid: str, among: NodeSet) -> None:
         self._refused[uid] = _RefusedPod(among, self._clock())

@@ -149,35 +149,35 @@ class ExtenderService:
     async def filter(self, body: bytes) -> VerbAnswer:
         """POST /filter."""
         began = perf_counter()
-        found = self.extender.filter(body, self.clock(), self.watcher.stale)
+        reply = self.extender.filter(body, self.clock(), self.watcher.stale)
         took_s = perf_counter() - began
-        if found.refused:
-            found = await self._filter_again(body, found)
-        uid = found.refused or found.passed
+        if reply.refused:
+            reply = await self._filter_again(body, reply)
+        uid = reply.refused or reply.passed
         if self.preemptor is not None and uid:
-            self.preemptor.record_refusal(uid, found.evictable)
+            self.preemptor.record_refusal(uid, reply.evictable)
         if self.retrier is not None and uid:
-            self.retrier.record_reply(found)
-        self.extender.record_attempt(found)
-        self.reporter.report_filter(found)
-        return self._finish("filter", perf_counter() - took_s, found.answer)
+            self.retrier.record_reply(reply)
+        self.extender.record_attempt(reply)
+        self.reporter.report_filter(reply)
+        return self._finish("filter", perf_counter() - took_s, reply.answer)
 
     async def _filter_again(self, body: bytes, refusal: FilterReply) -> FilterReply:
         """Before a pod is refused again, wait for news that kube-scheduler may have had before us."""
-        found, patience, uid = refusal, self.stale_refusal_wait, refusal.refused
+        reply, patience, uid = refusal, self.stale_refusal_wait, refusal.refused
 
         def passes() -> bool:
-            nonlocal found
-            found = self.extender.filter(body, self.clock(), self.watcher.stale)
-            return not found.refused
+            nonlocal reply
+            reply = self.extender.filter(body, self.clock(), self.watcher.stale)
+            return not reply.refused
 
         if patience.should_wait(uid):
             if await patience.activity.wait_until(passes, WAIT_S):
                 patience.record_passed(uid)
-                return found
+                return reply
             patience.record_vain_wait()
         patience.record_refused(uid)
-        return found
+        return reply
 
     async def prioritize(self, body: bytes) -> VerbAnswer:
         """POST /prioritize."""

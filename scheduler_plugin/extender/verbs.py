@@ -200,10 +200,10 @@ class Extender:
         if pod is not None and pod.planned_uuids:
             self._failed_bindings.add(uid, node)
 
-    def record_attempt(self, found: FilterReply) -> None:
+    def record_attempt(self, reply: FilterReply) -> None:
         """Report an answer to kube-scheduler as an attempt, to policies that count attempts."""
-        if found.attempt is not None:
-            self.policies.record_attempt(self.state.nodes, *found.attempt)
+        if reply.attempt is not None:
+            self.policies.record_attempt(self.state.nodes, *reply.attempt)
 
     def _score_fitting(self, placed: bool, query: SchedulingRequest, fitting_rows: RowArray) -> FloatArray:
         """Score nodes that fit; the queue has asked the policy already for a pod that it placed on one."""
@@ -359,18 +359,18 @@ class Extender:
 
     def _make_request(self, pod: PodLite) -> SchedulingRequest | None:
         """Read what the pod asks for; None when it asks for nothing."""
-        found = parse_pod_request(pod, self.state.resource)
-        if found.error:
-            raise RequestError(found.error)
-        if found.request is None:
+        parsed = parse_pod_request(pod, self.state.resource)
+        if parsed.error:
+            raise RequestError(parsed.error)
+        if parsed.request is None:
             return None
         return self.policies.make_request(
             self.state.nodes,
-            found.request,
-            found.cpu_milli,
-            found.memory_bytes,
+            parsed.request,
+            parsed.cpu_milli,
+            parsed.memory_bytes,
             pod.metadata.uid,
-            found.other_resources,
+            parsed.other_resources,
         )
 
     def _find_rows(self, candidates: Candidates) -> tuple[RowArray, RowArray | None]:
@@ -401,9 +401,9 @@ class Extender:
         codes: CodeArray = np.full(
             len(candidates.rows(self.state.nodes)), FilterReason.UNKNOWN_NODE, dtype=np.int8
         )
-        found: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
-        found[~held] = explain_rejections(self.state.nodes, query, rows[~held])
-        codes[slice(None) if at is None else at] = found
+        known_codes: CodeArray = np.full(len(rows), FilterReason.HELD_BACK, dtype=np.int8)
+        known_codes[~held] = explain_rejections(self.state.nodes, query, rows[~held])
+        codes[slice(None) if at is None else at] = known_codes
         if pod.metadata.uid not in self._resolved_uids:
             for learner in self.policies.learners:
                 learner.pending(
@@ -415,7 +415,7 @@ class Extender:
         kept = candidates.rows(self.state.nodes) == self._find_reserved_row(pod)
         groups, counts = [], {}
         for code in np.unique(codes).tolist():
-            reason = FilterReason(code)
+            reason = FilterReason.from_code(code)
             text = format_event_text(reason, query.request.demands, self.state.unit_mib, query.request.rules)
             groups += [
                 (text, curable, np.flatnonzero((codes == code) & (kept == curable)).tolist())
@@ -426,7 +426,7 @@ class Extender:
         evictable: tuple[str, ...] = ()
         # A node that is held back has the cards, and takes the pod soon: nobody need be evicted for it.
         if can_preempt(pod) and not held.any():
-            evictable = self._list_evictable(rows[found == FilterReason.NOT_FREE])
+            evictable = self._list_evictable(rows[known_codes == FilterReason.NOT_FREE])
         refusal = UnschedulablePod(pod.metadata, counts, query, rows)
         among = NodeSet.from_rows(self.state.nodes, rows)
         return FilterReply(

@@ -221,18 +221,18 @@ class Preemptor:
     async def _preempt(self, pod: PodRecord, refusal: RefusedPod) -> None:
         """Choose victims for a pod and evict them."""
         began = self._clock()
-        found = await self._find_best_node(
+        node_name = await self._find_best_node(
             pod, [node for node in refusal.nodes if self._has_possible_victim(node, pod)]
         )
         self._next_search_at = self._clock() + SEARCH_PAUSE_FACTOR * (self._clock() - began)
-        if found is None:
+        if node_name is None:
             self._back_off(pod)
             return
         # Others had their turn meanwhile: look once more at what matters, without waiting from here on.
         if not (self._can_act() and self._is_waiting(pod.uid) and self._can_preempt(pod.uid)):
             return
         pod = self.state.pods[pod.uid]
-        plan = self._make_plans(pod, [found])[0]
+        plan = self._make_plans(pod, [node_name])[0]
         # Where nobody need leave the pod fits by now: kube-scheduler will see that.
         if plan is None or not plan.leaving_or_evicted or (plan.victims and not self._tokens.take()):
             return
@@ -243,7 +243,7 @@ class Preemptor:
         log.info(
             "preempting",
             pod=_format_name(pod),
-            node=found,
+            node=node_name,
             victims=[_format_name(victim) for victim in plan.victims],
         )
         self.began(pod, plan)

@@ -20,7 +20,7 @@ from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.node_arrays import NodeArrays
 from scheduler_plugin.scheduling.card_costs import CardCosts, get_array_costs
 from scheduler_plugin.scheduling.policies.registry import PolicyRequest
-from scheduler_plugin.scheduling.reasons import REASONS, FilterReason
+from scheduler_plugin.scheduling.reasons import FilterReason
 from scheduler_plugin.scheduling.request import (
     SchedulingRequest,
     compute_units_by_card,
@@ -417,9 +417,9 @@ def explain_rejections(nodes: NodeArrays, query: SchedulingRequest, rows: RowArr
         somewhere = bool((ask.admits & (nodes.size > 0)).any())
         codes[admitted < most] = FilterReason.NOT_ADMITTED if somewhere else FilterReason.NO_SUCH_CARD
     excluded = nodes.exclusion[rows]
-    for reason, wording in REASONS.items():
-        if wording.exclusion is not None:
-            codes[excluded == wording.exclusion] = reason
+    for reason in FilterReason:
+        if reason.exclusion is not None:
+            codes[excluded == reason.exclusion] = reason
     if query.request.percent:
         codes[nodes.usable[rows] & ~nodes.percent[rows]] = FilterReason.NO_PLUGIN
     return codes

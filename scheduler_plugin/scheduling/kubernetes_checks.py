@@ -334,19 +334,19 @@ class KubernetesChecks:
     def _find_preceding(self, record: PodRecord, uid: str, name: str, node: _Node, now: float) -> str:
         """Whether a pod of larger priority, which kube-scheduler has not tried yet, would fit here."""
         looked = 0
-        for each in self._untried:
-            pod, other = self._pods[each], self._state.pods.get(each)
+        for other_uid in self._untried:
+            pod, other = self._pods[other_uid], self._state.pods.get(other_uid)
             since = pod.untried_since
-            if each == uid or other is None or since is None or other.priority <= record.priority:
+            if other_uid == uid or other is None or since is None or other.priority <= record.priority:
                 continue
-            if now - since >= UNTRIED_S or self._state.get_assumed(each) is not None:
+            if now - since >= UNTRIED_S or self._state.get_assumed(other_uid) is not None:
                 continue
             looked += 1
             if looked > MOST_UNTRIED:
                 return "a pod of larger priority waits for the node"
             if (
                 not self._find_lasting_rejection(pod, name, node)
-                and not self._find_short_resource(other, each, name, node, 0.0)
+                and not self._find_short_resource(other, other_uid, name, node, 0.0)
                 and self._has_cards(other, name)
             ):
                 return "a pod of larger priority waits for the node"
@@ -392,8 +392,8 @@ def find_resized(pod: HostPod, resource: str) -> dict[str, int]:
         _held(each, statuses.get(each.name)) for each in pod.spec.init_containers or ()
     ]
     now, wanted = parse_pod_request(held, resource), parse_pod_request(pod, resource)
-    found = {"cpu": now.cpu_milli - wanted.cpu_milli, "memory": now.memory_bytes - wanted.memory_bytes}
-    return {name: amount for name, amount in found.items() if amount > 0}
+    beyond = {"cpu": now.cpu_milli - wanted.cpu_milli, "memory": now.memory_bytes - wanted.memory_bytes}
+    return {name: amount for name, amount in beyond.items() if amount > 0}
 
 
 def _held(container: ContainerLite, status: ContainerStatus | None) -> ContainerLite:

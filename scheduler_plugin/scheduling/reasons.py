@@ -1,106 +1,23 @@
-"""Reasons for which filter refuses a node: one table, from which every place that names a reason takes it.
+"""Reasons for which filter refuses a node: an enum of all that is said of each.
 
 The text that kube-scheduler writes into a pod depends on the request's shape alone: a pod whose text changes
 is queued again at once. Numbers that change belong to `gpupack why`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, Self
 
 from allocator.card_rules import NO_RULES, CardRules
 from allocator.names import MIB_PER_GIB, POD_CONTAINERS, POD_MIXED_MODELS
 from allocator.request import Demand
 from scheduler_plugin.cache.node_arrays import Exclusion
 
-REQUEUED: Final = "its admission was taken back: it waits in its queue again"
+REQUEUED: Final = "it was requeued: it waits in its queue again"
 """Said of every node to kube-scheduler, which tries pods that the queue has requeued like any other."""
 
-
-class FilterReason(IntEnum):
-    """Reason for which filter refuses a node. A smaller one is closer to taking the pod.
-
-    `why`, metrics and the queue name the smallest one where nodes are refused for several.
-    """
-
-    NONE = 0
-    HELD_BACK = 1
-    NOT_FREE = 2
-    CARD_RULES = 3
-    TOO_SMALL = 4
-    NOT_ADMITTED = 5
-    NO_SUCH_CARD = 6
-    NO_PLUGIN = 7
-    CORRUPT_WORDS = 8
-    OTHER_UNIT = 9
-    UNKNOWN_NODE = 10
-    NO_WORDS = 11
-
-    @property
-    def metric_label(self) -> str:
-        """Label `reason` of metrics: `not_free`."""
-        return self.name.lower()
-
-    @property
-    def json_name(self) -> str:
-        """Name in JSON answers: `NotFree`."""
-        return self.name.title().replace("_", "")
-
-
-@dataclass(frozen=True, slots=True)
-class ReasonWording:
-    """ReasonWording is every text of one reason; its metric label and JSON name are made of its own name.
-
-    Attributes:
-        event: Text in the pod's condition and Events; None where the text names the request.
-        sentence: What `why` says; `{unit}` is the unit of memory. None where it has the numbers of the nodes.
-        exclusion: Exclusion of the whole node in the cache that is told by this reason.
-        freed_by_ends: The end of other pods can make the node take the pod.
-    """
-
-    event: str | None
-    sentence: str | None
-    exclusion: Exclusion | None = None
-    freed_by_ends: bool = False
-
-
-REASONS: Final = {
-    FilterReason.HELD_BACK: ReasonWording(
-        "held back by the node policy", "held back by the node policy for now", freed_by_ends=True
-    ),
-    FilterReason.NOT_FREE: ReasonWording(None, None, freed_by_ends=True),
-    FilterReason.CARD_RULES: ReasonWording(None, None, freed_by_ends=True),
-    FilterReason.TOO_SMALL: ReasonWording(None, None, freed_by_ends=True),
-    FilterReason.NOT_ADMITTED: ReasonWording(None, None, freed_by_ends=True),
-    FilterReason.NO_SUCH_CARD: ReasonWording(
-        "no card of the cluster that the pod's gpu-model and gpu-uuid admit", None, freed_by_ends=True
-    ),
-    FilterReason.NO_PLUGIN: ReasonWording(
-        "the node's kubelet has no gpupack device plugin at the moment",
-        "the kubelet has no gpupack device plugin now: is the daemon running there?",
-        Exclusion.NO_PLUGIN,
-    ),
-    FilterReason.CORRUPT_WORDS: ReasonWording(
-        "corrupt gpupack words on the node",
-        "the packed words of the node cannot be read: see gpupack top",
-        Exclusion.CORRUPT,
-    ),
-    FilterReason.OTHER_UNIT: ReasonWording(
-        "gpupack words of another unit on the node",
-        "the node counts in another unit than {unit}",
-        Exclusion.OTHER_UNIT,
-    ),
-    FilterReason.UNKNOWN_NODE: ReasonWording(
-        "node not known to the gpupack scheduler yet", "the node is not known yet", Exclusion.VACANT
-    ),
-    FilterReason.NO_WORDS: ReasonWording(
-        "no gpupack words on the node",
-        "no GPU memory is offered there: no gpupack daemon has published cards",
-        Exclusion.NO_WORDS,
-    ),
-}
-"""Every reason with its wording, those of nodes first that come closest to taking the pod."""
+EventText = Callable[[Sequence[Demand], CardRules, int], str]
+"""Writes why a node cannot take a pod: of what it asks for, of its cards' rules, and of the MiB a unit."""
 
 
 def format_memory(units: int, unit_mib: int) -> str:
@@ -140,6 +57,108 @@ def format_rules(demands: Sequence[Demand], rules: CardRules, unit_mib: int) -> 
     return f"{text} ({POD_MIXED_MODELS}: true allows several models)" if rules.same_model else text
 
 
+def _name_not_free(demands: Sequence[Demand], _rules: CardRules, unit_mib: int) -> str:
+    if len(demands) > 1:
+        return f"no cards with {format_demands(demands, unit_mib)} free"
+    cards, amount = demands[0].cards, format_amount(demands[0], unit_mib)
+    return f"no card with {amount} free" if cards == 1 else f"no {cards} cards with {amount} free each"
+
+
+def _name_card_rules(demands: Sequence[Demand], rules: CardRules, unit_mib: int) -> str:
+    return f"no {format_rules(demands, rules, unit_mib)}"
+
+
+def _name_too_small(demands: Sequence[Demand], _rules: CardRules, unit_mib: int) -> str:
+    if len(demands) > 1:
+        return f"no healthy cards that hold {format_demands(demands, unit_mib)} together"
+    cards, size = demands[0].cards, _format_card_size(demands[0], unit_mib)
+    return f"no healthy card {size}" if cards == 1 else f"no {cards} healthy cards {size}"
+
+
+def _name_not_admitted(demands: Sequence[Demand], _rules: CardRules, _unit_mib: int) -> str:
+    cards = "cards" if len(demands) > 1 else "card" if demands[0].cards == 1 else f"{demands[0].cards} cards"
+    return f"no {cards} that the pod's gpu-model and gpu-uuid admit"
+
+
+class FilterReason(IntEnum):
+    """Reason for which filter refuses a node. The first one is closest to taking the pod.
+
+    `why`, metrics and the queue name the first one where nodes are refused for several. Whoever lists reasons
+    takes them from here, so a new one is a member, and the condition in `filtering.explain_rejections`.
+
+    Attributes:
+        event_text: Text in the pod's condition and Events, or what writes it.
+        sentence: What `why` and docs/ask.md say; `{unit}` is the unit of memory. `why` says more where
+            `gpupack.whatif.node_results` has numbers of the nodes.
+        exclusion: Exclusion of the whole node in the cache that is told by this reason. Where there is none
+            the end of other pods can make the node take the pod.
+    """
+
+    event_text: str | EventText
+    sentence: str
+    exclusion: Exclusion | None
+
+    HELD_BACK = "held back by the node policy", "held back by the node policy for now"
+    NOT_FREE = _name_not_free, "the cards are there, and others have them"
+    CARD_RULES = (
+        _name_card_rules,
+        "there is room, but not by the pod's rules: cards of one model for each container, or of its own",
+    )
+    TOO_SMALL = _name_too_small, "no healthy card is large enough, even empty"
+    NOT_ADMITTED = _name_not_admitted, "the pod's gpu-model or gpu-uuid admits no card of the node"
+    NO_SUCH_CARD = (
+        "no card of the cluster that the pod's gpu-model and gpu-uuid admit",
+        "the pod's gpu-model or gpu-uuid admits no card of the cluster",
+    )
+    NO_PLUGIN = (
+        "the node's kubelet has no gpupack device plugin at the moment",
+        "the kubelet has no gpupack device plugin now: is the daemon running there?",
+        Exclusion.NO_PLUGIN,
+    )
+    CORRUPT_WORDS = (
+        "corrupt gpupack words on the node",
+        "the packed words of the node cannot be read: see gpupack top",
+        Exclusion.CORRUPT,
+    )
+    OTHER_UNIT = (
+        "gpupack words of another unit on the node",
+        "the node counts in another unit than {unit}",
+        Exclusion.OTHER_UNIT,
+    )
+    UNKNOWN_NODE = (
+        "node not known to the gpupack scheduler yet",
+        "the node is not known yet",
+        Exclusion.VACANT,
+    )
+    NO_WORDS = (
+        "no gpupack words on the node",
+        "no GPU memory is offered there: no gpupack daemon has published cards",
+        Exclusion.NO_WORDS,
+    )
+
+    def __new__(cls, event_text: str | EventText, sentence: str, exclusion: Exclusion | None = None) -> Self:
+        """Number the reasons from 1, in their order."""
+        reason = int.__new__(cls, number := len(cls.__members__) + 1)
+        reason._value_ = number
+        reason.event_text, reason.sentence, reason.exclusion = event_text, sentence, exclusion
+        return reason
+
+    @classmethod
+    def from_code(cls, code: int) -> Self:
+        """Return the reason of a code of `filtering.explain_rejections`."""
+        return tuple(cls)[code - 1]
+
+    @property
+    def metric_label(self) -> str:
+        """Label `reason` of metrics: `not_free`."""
+        return self.name.lower()
+
+    @property
+    def json_name(self) -> str:
+        """Name in JSON answers: `NotFree`."""
+        return self.name.title().replace("_", "")
+
+
 def format_event_text(
     reason: FilterReason, demands: Sequence[Demand], unit_mib: int, rules: CardRules = NO_RULES
 ) -> str:
@@ -151,24 +170,5 @@ def format_event_text(
         unit_mib: MiB a unit.
         rules: What its cards have to keep together.
     """
-    fixed = REASONS[reason].event
-    if fixed is not None:
-        return fixed
-    if reason is FilterReason.CARD_RULES:
-        return f"no {format_rules(demands, rules, unit_mib)}"
-    if len(demands) > 1:
-        what = format_demands(demands, unit_mib)
-        return {
-            FilterReason.NOT_ADMITTED: "no cards that the pod's gpu-model and gpu-uuid admit",
-            FilterReason.TOO_SMALL: f"no healthy cards that hold {what} together",
-        }.get(reason, f"no cards with {what} free")
-    cards, each = demands[0].cards, format_amount(demands[0], unit_mib)
-    if cards == 1:
-        return {
-            FilterReason.NOT_ADMITTED: "no card that the pod's gpu-model and gpu-uuid admit",
-            FilterReason.TOO_SMALL: f"no healthy card {_format_card_size(demands[0], unit_mib)}",
-        }.get(reason, f"no card with {each} free")
-    return {
-        FilterReason.NOT_ADMITTED: f"no {cards} cards that the pod's gpu-model and gpu-uuid admit",
-        FilterReason.TOO_SMALL: f"no {cards} healthy cards {_format_card_size(demands[0], unit_mib)}",
-    }.get(reason, f"no {cards} cards with {each} free each")
+    text = reason.event_text
+    return text if isinstance(text, str) else text(demands, rules, unit_mib)

@@ -144,8 +144,8 @@ class SimulatedCluster:
             cpu_milli=pod.cpu_milli,
             memory_bytes=pod.memory_mib * MIB,
             demands=tuple(
-                CardDemand(max(1, each * self._usual // WHOLE) if pod.percent else each, pod.cards_each)
-                for each in amounts
+                CardDemand(max(1, amount * self._usual // WHOLE) if pod.percent else amount, pod.cards_each)
+                for amount in amounts
             ),
             admits=admits,
             card_policy=card_policy,
@@ -156,8 +156,8 @@ class SimulatedCluster:
         query = None
         if amounts:
             containers = tuple(
-                ContainerRequest(f"c{number}", each * pod.cards_each, "main")
-                for number, each in enumerate(amounts)
+                ContainerRequest(f"c{number}", amount * pod.cards_each, "main")
+                for number, amount in enumerate(amounts)
             )
             query = SchedulingRequest(
                 PodRequest(

@@ -118,17 +118,17 @@ def _format_wait(queue: Mapping[str, Any], key: str) -> str:
     return "-" if nobody else format_duration(queue["wait_s"][key])
 
 
-def _average_fairness(found: Sequence[float | None]) -> float | None:
-    known = [each for each in found if each is not None]
+def _average_fairness(runs: Sequence[float | None]) -> float | None:
+    known = [each for each in runs if each is not None]
     return round(fmean(known), 4) if known else None
 
 
-def _average_queue(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    waits = [each["wait_s"] for each in found]
+def _average_queue(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    waits = [run["wait_s"] for run in runs]
     return {
-        "weight": found[0]["weight"],
-        "pods": round(fmean(each["pods"] for each in found), 1),
-        "never_started": round(fmean(each["never_started"] for each in found), 1),
+        "weight": runs[0]["weight"],
+        "pods": round(fmean(run["pods"] for run in runs), 1),
+        "never_started": round(fmean(run["never_started"] for run in runs), 1),
         "wait_s": {name: round(fmean(wait[name] for wait in waits), 1) for name in waits[0]},
     }
 

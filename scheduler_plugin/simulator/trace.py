@@ -303,7 +303,7 @@ def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tupl
     parts = [part.strip() for part in text.split("|")]
     percent = all(part.endswith("%") for part in parts)
     most = WHOLE if percent else _MAX_UNITS
-    found = []
+    numbers = []
     for part in parts:
         number, fault = _parse_number(
             where, GPU_UNITS_COLUMN, part.removesuffix("%") if percent else part, most
@@ -311,11 +311,11 @@ def _read_amounts(where: str, row: Mapping[str, str | None], cards: int) -> tupl
         if fault or (not number and len(parts) > 1):
             amounts = f"whole numbers from 1 to {_MAX_UNITS}, or all of them percent from 1% to {WHOLE}%"
             return (), False, f"{where}: {GPU_UNITS_COLUMN} is {_quote_text(text)}; allowed: {amounts}"
-        found.append(number)
-    if cards % len(found):
-        what = f"num_gpu {cards} for {len(found)} containers of {GPU_UNITS_COLUMN} {_quote_text(text)}"
+        numbers.append(number)
+    if cards % len(numbers):
+        what = f"num_gpu {cards} for {len(numbers)} containers of {GPU_UNITS_COLUMN} {_quote_text(text)}"
         return (), False, f"{where}: {what}; allowed: as many cards for each"
-    return (tuple(found), percent, "") if any(found) else ((), False, "")
+    return (tuple(numbers), percent, "") if any(numbers) else ((), False, "")
 
 
 def _read_names(text: str | None) -> frozenset[str]:

@@ -26,7 +26,7 @@ LONGEST = (
     "test_limits",
     "test_dra_installed",
     "test_queue",
-    "test_book",
+    "test_kubelet_checkpoint",
     "test_autoscale",
     "test_repartition",
 )

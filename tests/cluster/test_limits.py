@@ -1,6 +1,6 @@
 """Memory limits on a real kubelet's containers: the shipped daemon finds each cgroup, and growth is refused.
 
-The cards are simulated and so are their limits; kubelet, containerd, cgroups and the book are real.
+The cards are simulated and so are their limits; kubelet, containerd, cgroups and the checkpoint are real.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_every_container_is_held_to_its_own_share(cluster):
     told = until(lambda: cluster.allocation("held").get("memory", {}).get("main"), "allocation annotation")
     assert told[card]["held"] == "driver"
 
-    # The simulated driver forgets with its process; a daemon that starts knows everything from the book.
+    # The simulated driver forgets with its process; a daemon that starts has the checkpoint.
     cluster.daemon.kill()
     cluster.daemon.start()
     for pod, container, mib in (

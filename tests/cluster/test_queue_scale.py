@@ -81,9 +81,9 @@ def test_what_kube_scheduler_refuses_gives_its_room_back_and_those_like_it_wait(
             until(lambda: _is_unschedulable(fleet, "g0"), "kube-scheduler's answer", 20)
     like = "gang default/g asks for the same and could not be bound; one at a time is tried again"
     until(lambda: _why(queue, "h0") == _why(queue, "h1") == f"HeldBack {like}", "h is held back", 8)
-    assert "it waits in its queue again" in fleet.wait_event("g0", "TakenBack")
+    assert "it waits in its queue again" in fleet.wait_event("g0", "Requeued")
     fleet.create(gated("single", 80, affinity=NO_SUCH_POD))
-    assert "kube-scheduler found no node for it" in fleet.wait_event("single", "TakenBack")
+    assert "kube-scheduler found no node for it" in fleet.wait_event("single", "Requeued")
     fleet.create(gated("like-it", 80, affinity=NO_SUCH_POD))
     until(lambda: _why(queue, "like-it").startswith("HeldBack"), "it is held back", 8)
     fleet.create(gated("other", 79))

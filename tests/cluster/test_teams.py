@@ -210,6 +210,30 @@ def test_a_member_is_answered_and_names_of_others_are_not_told(
     assert dashboard.alive
 
 
+def test_a_member_has_the_dashboard_of_the_namespace(cluster: Cluster, dashboard: Dashboard) -> None:
+    """Beside the member, with the member's rights: own pods, and a sum of the others."""
+    (page,) = free_ports(1)
+    kubeconfig = cluster.use_identity(USER, cluster.token(TEAM, USER))
+    folder = cluster.home / f"member-{page}"
+    folder.mkdir()
+    mine = Dashboard(kubeconfig, folder, page, f"--namespace={TEAM}")
+    mine.start()
+    try:
+        state = mine.http("/api/state")
+        (node,) = json.loads(state)["nodes"]
+        detail = mine.http(f"/api/node?name={node['name']}")
+        why = json.loads(mine.http(f"/api/why?namespace={TEAM}&pod=waits"))
+    finally:
+        mine.stop()
+    assert [card[2] for card in node["cards"]] == [0, 14]
+    assert [pod["name"] for pod in json.loads(state)["pending"]["pods"]] == ["waits"]
+    pods = [(pod["name"], pod["units"]) for pod in json.loads(detail)["cards"][1]["pods"]]
+    assert pods == [("mine", 8), ("a pod of another namespace", 6)]
+    assert why["text"].startswith("waits: 0 of 1 nodes")
+    assert "secret" not in state + detail
+    assert dashboard.alive
+
+
 def test_a_pod_elsewhere_is_as_one_that_is_not(cluster: Cluster, dashboard: Dashboard) -> None:
     del dashboard
     said = {

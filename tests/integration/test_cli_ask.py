@@ -303,13 +303,32 @@ def test_why_of_a_workload(run, cluster_file):
     assert (status, err) == (2, "gpupack: the file has no pod of Deployment/none in namespace 'default'\n")
 
 
-async def test_why_reads_the_size_of_a_gang_from_its_pod_group(run, tmp_path):
+GROUPS = {
+    "metadata": {},
+    "items": [{"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 3}}],
+}
+FORBIDDEN = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no right"}
+ALONE = '  - PodGroups cannot be read (Forbidden): how many pods of gang "g" start together is not known'
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "says", "note"),
+    [
+        (200, GROUPS, "its gang starts together, and 2 of its 3 pods fit at once now", False),
+        (403, FORBIDDEN, "kube-scheduler will try it again", True),
+        (
+            404,
+            {"kind": "Status", "code": 404, "reason": "NotFound"},
+            "kube-scheduler will try it again",
+            False,
+        ),
+    ],
+)
+async def test_why_reads_the_size_of_a_gang_from_its_pod_group(run, tmp_path, status, answer, says, note):
     """Two pods of the group are there, each fits by itself, and the group has three."""
-    groups = {"metadata": {}, "items": [{"metadata": {"name": "g", "namespace": "default"}, "spec": {}}]}
-    groups["items"][0]["spec"]["minMember"] = 3
 
     async def intercept(request):
-        return web.json_response(groups) if request.path.endswith("/podgroups") else None
+        return web.json_response(answer, status=status) if request.path.endswith("/podgroups") else None
 
     async with ApiServer() as api:
         made = node_object("n1", (16, 16), (0, 0), version=1, allocatable_units=32)
@@ -323,6 +342,7 @@ async def test_why_reads_the_size_of_a_gang_from_its_pod_group(run, tmp_path):
             api.add_pod({**pod, "status": {}})
         api.http.intercept = intercept
         config = api.kubeconfig(tmp_path / "kubeconfig")
-        status, out, err = await asyncio.to_thread(run, "why", "g0", "--kubeconfig", config)
-    assert (status, err) == (0, "")
-    assert "its gang starts together, and 2 of its 3 pods fit at once now" in out
+        ended, out, err = await asyncio.to_thread(run, "why", "g0", "--kubeconfig", config)
+    assert (ended, err) == (0, "")
+    assert says in out
+    assert (ALONE in out.splitlines()) == note

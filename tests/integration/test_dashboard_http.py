@@ -13,6 +13,7 @@ from benchmarks.fleet import Fleet
 from gpupack.dashboard.app import serve_cluster
 from gpupack.dashboard.page_hub import MAX_PAGES
 from gpupack.dashboard.settings import Settings
+from scheduler_plugin.queue.controller import watching
 from standins.apiserver.server import ApiServer
 from tests.cluster_builders import container, node_object
 
@@ -287,6 +288,46 @@ async def test_without_the_right_to_pods_cards_are_shown_and_the_page_says_so(ap
         )
 
 
+async def test_pod_groups_are_followed_once_a_pod_names_one(api, session, monkeypatch):
+    monkeypatch.setattr(watching, "LOOK_S", 0.05)
+    groups = {"metadata": {"resourceVersion": "1"}, "items": []}
+    groups["items"].append({"metadata": {"name": "g", "namespace": "default"}, "spec": {"minMember": 2}})
+    allowed = False
+    asked = []
+
+    async def intercept(request):
+        if not request.path.startswith("/apis/scheduling.x-k8s.io/"):
+            return None
+        asked.append(request.path)
+        if allowed:
+            return web.json_response(groups)
+        return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+
+    api.http.intercept = intercept
+    cards = node_object("a", [16, 16], allocatable_units=32)
+    metadata, amounts = cards["metadata"], cards["status"]["allocatable"]
+    api.add_node("a", metadata.get("labels", {}), amounts, metadata["annotations"])
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        stream = messages(answer)
+        await until(stream, lambda message: message.get("nodes"))
+        assert not asked
+        labels = {"scheduling.x-k8s.io/pod-group": "g"}
+        api.add_pod(
+            {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [container(units=8)]}}
+        )
+        _, message = await until(stream, lambda message: message.get("problems"))
+        (problem,) = message["problems"]
+        loss = "PodGroups cannot be read, so pods whose gangs' sizes they say are asked about one by one"
+        assert problem == f"{loss}: Forbidden"
+        allowed = True
+        _, message = await until(
+            stream,
+            lambda message: (
+                [pod["gang"] for pod in message.get("pending", {"pods": []})["pods"]] == ["g (2)"]
+            ),
+        )
+
+
 async def test_half_a_cluster_corrupt_words_and_none_at_all(api, session):
     fleet = Fleet(2, uniform=True)
     fleet.nodes[1].corrupt = True
@@ -346,6 +387,57 @@ QUEUE_STATUS = {
         for number in range(300)
     ],
 }  # fmt: skip
+
+
+PROXY = "/api/v1/namespaces/gpupack-system/services/https:gpupack-dashboard:teams/proxy/"
+
+
+async def test_who_may_not_list_nodes_is_shown_what_the_cluster_tells_members(api, session):
+    page = {"nodes": [], "places": {"n1": ["p"]}, "pending": [], "more": 3, "fits": []}
+    refusals = {"node": (422, "no node"), "why": (503, "away")}
+
+    async def intercept(request):
+        if request.path == "/api/v1/nodes":
+            status = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "not for you"}
+            return web.json_response(status, status=403)
+        if request.path == "/api/v1/namespaces/team/serviceaccounts/gpupack-member/token":
+            return web.json_response({"status": {"token": "t"}}, status=201)
+        if request.path.startswith(PROXY):
+            assert request.headers["X-Gpupack-Token"] == "t"
+            assert request.query["namespace"] == "team"
+            question = request.path.removeprefix(PROXY)
+            if question in refusals:
+                code, message = refusals[question]
+                status = {"kind": "Status", "code": code, "message": f"GET {request.path}: {message}"}
+                return web.json_response(status, status=code)
+            return web.json_response(page)
+        return None
+
+    api.http.intercept = intercept
+    async with following(api, namespace="team") as url, session.get(f"{url}api/events") as answer:
+        _, message = await until(messages(answer), lambda message: message.get("pending", {}).get("more"))
+        assert message["pending"] == {"pods": [], "more": 3}
+        async with session.get(f"{url}readyz") as ready:
+            assert ready.status == 200
+        async with session.get(f"{url}api/find?pod=team/p") as found:
+            assert await found.json() == {"nodes": ["n1"]}
+        async with session.get(f"{url}api/node?name=n1") as node:
+            assert (node.status, await node.json()) == (404, {"error": "no node"})
+        async with session.get(f"{url}api/why?namespace=team&pod=p") as why:
+            assert (why.status, "away" in (await why.json())["error"]) == (502, True)
+
+
+async def test_who_is_no_member_either_is_told_what_cannot_be_read(api, session):
+    async def intercept(request):
+        if request.path == "/api/v1/nodes":
+            status = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "not for you"}
+            return web.json_response(status, status=403)
+        return None
+
+    api.http.intercept = intercept
+    async with following(api) as url, session.get(f"{url}api/events") as answer:
+        _, message = await until(messages(answer), lambda message: message.get("problems"))
+        assert "Nodes cannot be read" in message["problems"][0]
 
 
 async def test_the_queues_tenants_are_shown_and_what_is_no_queue_is_said(api, session):

@@ -1,4 +1,4 @@
-"""Percent of cards on a node's daemon: the second resource has its socket, health and part of the book."""
+"""Percent of cards on a node's daemon: the second resource has its socket, health and checkpoint entries."""
 
 import pytest
 

@@ -369,7 +369,7 @@ async def test_another_unit_in_use_stops_the_start():
 
 
 async def test_a_unit_is_changed_on_a_node_that_was_drained_while_the_daemon_was_down():
-    """The kubelet's book goes on naming the pods that ended."""
+    """The kubelet's checkpoint goes on naming the pods that ended."""
     async with node_world(8) as world:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from deviceplugin.gpus.api.source import GpuProcess
+from deviceplugin.gpus.api.telemetry import name_throttle_reasons
 from gpupack.embedded import EmbeddedCluster
 from gpupack.inventory.rendering import RenderOptions
 from gpupack.inventory.telemetry import MAX_BYTES
@@ -218,3 +219,20 @@ async def test_watching_asks_again(capsys, monkeypatch):
         await until("1590MHz")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        (0b0_0000_0001, "none"),
+        (0b0_0010_0101, "sw_power_cap,sw_thermal_slowdown"),
+        (0b0_0110_1100, "hw_slowdown,hw_thermal_slowdown +2"),
+        (0b1_1111_1111, "hw_slowdown,hw_thermal_slowdown +6"),
+    ],
+)
+def test_of_many_reasons_two_are_named(cluster, run, tmp_path, mask, shown):
+    now = {"throttle_reasons": name_throttle_reasons(mask)}
+    cluster.answers = {"a": web.json_response({"cards": [{"cards": ["GPU-a-0"], "now": now}]})}
+    _, out, _ = cluster.run(run, tmp_path, "-o", "wide")
+    head, line = out.splitlines()[:2]
+    assert line[head.index("SLOWED") : head.index("MODEL")].rstrip() == shown

@@ -1,10 +1,11 @@
 """Runs what docs/ask.md and docs/python.md show, on one small cluster: `python -m tests.scripts.ask_docs`.
 
-A unit test compares the pages with it.
+The cluster is written too, as docs/ask/cluster.json. A unit test compares the pages with it.
 """
 
 import contextlib
 import io
+import json
 import os
 import re
 import tempfile
@@ -28,8 +29,10 @@ def run() -> dict[Path, str]:
         os.chdir(folder)
         try:
             Path("cluster.json").write_text(EXAMPLE.text, encoding="utf-8")
+            example = DOCS / "ask" / "cluster.json"
             ask, python = DOCS / "ask.md", DOCS / "python.md"
             return {
+                example: json.dumps(json.loads(EXAMPLE.text), indent=1) + "\n",
                 ask: CONSOLE.sub(_console, ask.read_text(encoding="utf-8")),
                 python: PYTHON.sub(_python, python.read_text(encoding="utf-8")),
             }

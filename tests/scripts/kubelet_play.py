@@ -143,7 +143,7 @@ class Admitted:
             "allocated": [len(ids) for ids in self.allocated],
             "one card": [len(cards_of(ids)) == 1 for ids in self.allocated],
             "listed": {name: self._named(ids) for name, ids in sorted(self.listed.items())},
-            "in the book": {name: self._named(ids) for name, ids in sorted(self.written.items())},
+            "in the checkpoint": {name: self._named(ids) for name, ids in sorted(self.written.items())},
         }
         if self.status.get("reason"):
             answer |= {"reason": self.status["reason"], "message": self.status.get("message")}
@@ -181,7 +181,7 @@ class Play:
         self.driver = driver
         self.allocator = SimpleAllocator(CARDS, UNITS)
         self.plugin = RecordingPlugin(self.allocator)
-        self.book = CheckpointReader(driver.plugin_dir)
+        self.checkpoint = CheckpointReader(driver.plugin_dir)
         self.registrar = self._new_registrar()
         self._task: asyncio.Task[None] | None = None
         self._names: set[str] = set()
@@ -266,33 +266,35 @@ class Play:
         except grpc.aio.AioRpcError:
             return None
 
-    # The book
+    # The checkpoint
 
     @property
-    def book_path(self) -> Path:
+    def checkpoint_path(self) -> Path:
         return self.driver.plugin_dir / BOOK_NAME
 
-    def written(self, name: str, book: Checkpoint | None = None) -> dict[str, frozenset[str]]:
-        """What the book, that of now if none is given, says of one pod's containers; ended pods included."""
-        book = book or self.book.read()
+    def written(self, name: str, checkpoint: Checkpoint | None = None) -> dict[str, frozenset[str]]:
+        """What a checkpoint, that of now if none is given, says of one pod's containers; with ended pods."""
+        checkpoint = checkpoint or self.checkpoint.read()
         return {
             entry.container: entry.ids
-            for entry in (book.entries if book is not None else ())
+            for entry in (checkpoint.entries if checkpoint is not None else ())
             if entry.uid == self._uids[name] and entry.resource == RESOURCE
         }
 
     async def another_list(self) -> Checkpoint:
-        """Send the list of devices once more, and return the book that the kubelet wrote upon it."""
-        before = self.book.read()
+        """Send the list of devices once more, and return the checkpoint that the kubelet wrote upon it."""
+        before = self.checkpoint.read()
 
         async def new() -> Checkpoint | None:
-            book = self.book.read()
+            checkpoint = self.checkpoint.read()
             return (
-                book if before is None or book is None or book.file_version != before.file_version else None
+                checkpoint
+                if before is None or checkpoint is None or checkpoint.file_version != before.file_version
+                else None
             )
 
         self.plugin.send_devices()
-        found: Checkpoint = await until(new, "the kubelet writes its book")
+        found: Checkpoint = await until(new, "the kubelet writes its checkpoint")
         return found
 
     # Pods

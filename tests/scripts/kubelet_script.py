@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.scripts import answers
 from tests.scripts.answers import Transcript
 from tests.scripts.kubelet_play import Driver, Play, Step
-from tests.scripts.kubelet_steps_book import BOOK_STEPS
+from tests.scripts.kubelet_steps_checkpoint import BOOK_STEPS
 from tests.scripts.kubelet_steps_devices import DEVICE_STEPS
 from tests.scripts.kubelet_steps_life import LIFE_STEPS
 

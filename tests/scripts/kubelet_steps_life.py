@@ -228,7 +228,7 @@ async def checkpoint_lost(here: Play) -> Answer:
     await here.admit(ScriptPod("before-loss", (3,)))
     before, allocated = await _listed(here), len(here.allocator.allocate_calls)
     await here.driver.kill()
-    here.book_path.unlink()
+    here.checkpoint_path.unlink()
     await here.driver.start()
 
     async def known() -> bool:

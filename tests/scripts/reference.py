@@ -1,6 +1,6 @@
-"""Writes the tables of docs/reference.md that the code itself can tell: `make reference`.
+"""Writes the tables of docs/reference.md and docs/ask.md that the code itself can tell: `make reference`.
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; the rest of the page is written by hand,
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; the rest of a page is written by hand,
 and tests/unit/test_docs.py compares both with the code.
 """
 
@@ -32,9 +32,12 @@ from scheduler_plugin.extender.metrics import ClusterMetrics
 from scheduler_plugin.extender.metrics import Metrics as SchedulerMetrics
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePods
 from scheduler_plugin.queue.controller.metrics import QueueMetrics
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.extender_world import World
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+PAGE: Final = DOCS / "reference.md"
+PAGES: Final = (PAGE, DOCS / "ask.md")
 BLOCK: Final = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -104,6 +107,12 @@ def autoscale_metrics() -> str:
     return _metrics(AutoscaleMetrics().registry)
 
 
+def filter_reasons() -> str:
+    """The reasons for which filter refuses a node."""
+    rows = [(f"`{reason.json_name}`", reason.sentence.format(unit="the pod")) for reason in FilterReason]
+    return _table(("`reason` in JSON", "meaning"), rows)
+
+
 def _filled(kind: Any, **given: Any) -> Any:
     """An instance with some value of the right type in every field."""
     values = {"str": "x", "bool": True, "Mapping": {}}
@@ -147,6 +156,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "scheduler-metrics": scheduler_metrics,
     "queue-metrics": queue_metrics,
     "autoscale-metrics": autoscale_metrics,
+    "filter-reasons": filter_reasons,
 }
 
 
@@ -165,4 +175,5 @@ def names_of(page: str, heading: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(generated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(generated(page.read_text(encoding="utf-8")), encoding="utf-8")

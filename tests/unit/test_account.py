@@ -1,4 +1,4 @@
-"""The kubelet's questions against the ledger: the book read before each answer, and what is waited for."""
+"""The kubelet's questions against the ledger: the checkpoint is read before each answer, and waited for."""
 
 import asyncio
 from collections.abc import Collection
@@ -154,7 +154,7 @@ async def test_a_list_that_never_comes_is_not_waited_for_for_ever():
 
 async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list():
     node = Node(8, 8)
-    node.book.write("x", ids("c0", *range(6)))
+    node.checkpoint.write("x", ids("c0", *range(6)))
     node.bind(pod("a", 3, "c0"))
     asking = node.ask(3)
     await asyncio.sleep(0)
@@ -166,23 +166,23 @@ async def test_a_pod_whose_card_has_no_room_is_refused_only_after_a_fresh_list()
         await asking
 
 
-# The book.
+# The checkpoint.
 
 
-async def test_the_book_is_read_before_a_preference():
+async def test_the_checkpoint_is_read_before_a_preference():
     node = Node(8, 8, view_wait_s=0.0)
     node.account.read_checkpoint()
-    node.book.write("x", ids("c0", *range(6)))
+    node.checkpoint.write("x", ids("c0", *range(6)))
     assert on(await node.preferred(3)) == {"c1"}
 
 
-async def test_the_book_is_read_before_an_allocate_that_the_kubelet_did_not_ask_about():
+async def test_the_checkpoint_is_read_before_an_allocate_that_the_kubelet_did_not_ask_about():
     """Its init container had these IDs before."""
     node = Node(8)
     node.bind(pod("a", [("setup", 2, "init"), ("main", 2, "main")], "c0"))
     given = tuple(await node.preferred(2))
     await node.answers.allocate(given)
-    node.book.write("a", frozenset(given), container="setup")
+    node.checkpoint.write("a", frozenset(given), container="setup")
     await node.answers.allocate(given)
     assert node.ledger.accounts.pods["a"].checkpoint_ids == {"setup": frozenset(given)}
     assert node.ledger.accounts.pods["a"].current_ids.keys() == {"setup", "main"}
@@ -207,42 +207,42 @@ async def test_an_answer_counts_for_one_allocate():
     given = tuple(await node.preferred(3))
     node.listed = {"a"}
     await node.answers.allocate(given)
-    node.book.write("a", frozenset(given))
+    node.checkpoint.write("a", frozenset(given))
     node.bind(pod("b", 3, "c0"))
     others = tuple(text for text in node.ids if text not in given)[:3]
     await node.answers.allocate(others)
     assert all(one.current_ids.keys() == {"main"} for one in node.ledger.accounts.pods.values())
 
 
-async def test_what_a_question_finds_in_the_book_is_told_once():
-    """Whoever reads the book first tells of it: the next reader sees nothing new."""
+async def test_what_a_question_finds_in_the_checkpoint_is_told_once():
+    """Whoever reads the checkpoint first tells of it: the next reader sees nothing new."""
     node = Node(8, view_wait_s=0.0)
     node.account.read_checkpoint()
     told = []
     node.account.subscribe(lambda: told.append(node.ledger.allocated_units()))
-    node.book.write("x", ids("c0", 0, 1))
+    node.checkpoint.write("x", ids("c0", 0, 1))
     await node.preferred(3)
     assert told == [{"c0": 2}]
     node.account.read_checkpoint()
-    node.book.write()
+    node.checkpoint.write()
     node.account.read_checkpoint()
     assert told == [{"c0": 2}]
 
 
-async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
+async def test_a_checkpoint_that_cannot_be_read_is_not_an_empty_one():
     node = Node(8, 8, view_wait_s=0.0)
-    node.book.write("x", ids("c0", *range(6)))
+    node.checkpoint.write("x", ids("c0", *range(6)))
     node.account.read_checkpoint()
     node.list_pods()
     assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)
-    node.book.problem = "torn"
+    node.checkpoint.problem = "torn"
     with capture_logs() as logs:
         given = tuple(await node.preferred(3))
         await node.answers.allocate(given)
     assert on(given) == {"c1"}
     assert [line["error"] for line in logs if line["log_level"] == "warning" and "error" in line] == ["torn"]
     assert (node.account.checkpoint_problem, node.ledger.allocated_units()) == ("torn", {"c0": 6, "c1": 3})
-    node.book.problem = None
+    node.checkpoint.problem = None
     with capture_logs() as logs:
         node.account.read_checkpoint()
         node.account.read_checkpoint()
@@ -250,24 +250,24 @@ async def test_a_book_that_cannot_be_read_is_not_an_empty_one():
     assert [line["event"] for line in logs] == ["the kubelet's checkpoint can be read again"]
 
 
-def test_nothing_is_complete_before_the_first_readable_book():
+def test_nothing_is_complete_before_the_first_readable_checkpoint():
     node = Node(8)
     assert "not read yet" in str(node.account.checkpoint_problem)
-    node.book.problem = "unknown layout"
+    node.checkpoint.problem = "unknown layout"
     node.list_pods()
     node.account.read_checkpoint()
     assert (node.account.checkpoint_problem, node.ledger.is_complete) == ("unknown layout", False)
-    node.book.problem = None
+    node.checkpoint.problem = None
     node.account.read_checkpoint()
     assert (node.account.checkpoint_problem, node.ledger.is_complete) == (None, True)
 
 
-def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
-    """A kubelet that lost its book: its containers run on."""
+def test_a_checkpoint_that_vanishes_has_no_entries_and_charges_stay():
+    """A kubelet that lost its checkpoint: its containers run on."""
     node = Node(8)
-    node.book.write("a", ids("c0", 0, 1))
+    node.checkpoint.write("a", ids("c0", 0, 1))
     node.account.read_checkpoint()
-    node.book.contents = None
+    node.checkpoint.contents = None
     node.account.read_checkpoint()
     assert (node.account.checkpoint_problem, node.ledger.accounts.pods["a"].checkpoint_ids) == (None, {})
     assert node.ledger.allocated_units() == {"c0": 2}
@@ -276,7 +276,7 @@ def test_a_book_that_vanishes_has_no_entries_and_charges_stay():
 @pytest.mark.parametrize(("running", "living"), [({"uid-1"}, None), ({"uid-1"}, set()), (set(), {"uid-1"})])
 def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, living):
     node = Node(8)
-    node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    node.checkpoint.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.read_checkpoint()
     assert node.account.other_unit_pods.resource_by_pod == {"uid-1": "gpupack.io/gpu-memory-512mib"}
     with pytest.raises(UnitInUseError, match=r"pod uid-1 holds gpupack.io/gpu-memory-512mib.*drain"):
@@ -285,25 +285,25 @@ def test_another_unit_in_use_is_an_error_that_names_pod_and_resource(running, li
 
 def test_another_unit_of_a_pod_that_ended_does_not_count_once_the_pods_are_known():
     node = Node(8)
-    node.book.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    node.checkpoint.write("uid-1", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.read_checkpoint()
     node.account.other_unit_pods.check_ended({"uid-1"}, set(), None)
     assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-1"], "the API server was not heard yet"
     node.account.other_unit_pods.check_ended({"uid-1"}, set(), {"another"})
     assert node.account.other_unit_pods.resource_by_pod == {}
-    node.book.write("mine", ids("c0", 1))
+    node.checkpoint.write("mine", ids("c0", 1))
     node.account.read_checkpoint()
     assert node.account.other_unit_pods.resource_by_pod == {}
     assert node.ledger.allocated_units() == {"c0": 1}
-    node.book.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
+    node.checkpoint.write("uid-2", frozenset({"c0::2"}), resource="gpupack.io/gpu-memory-512mib")
     node.account.read_checkpoint()
     assert list(node.account.other_unit_pods.resource_by_pod) == ["uid-2"]
 
 
 def test_other_resources_are_not_looked_at():
     node = Node(8)
-    node.book.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
-    node.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
+    node.checkpoint.write("x", frozenset({"GPU-1"}), resource="nvidia.com/gpu")
+    node.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/else")
     node.account.read_checkpoint()
     assert (node.ledger.allocated_units(), node.ledger.accounts.pods) == ({"c0": 0}, {})
 
@@ -364,9 +364,9 @@ async def test_cards_that_change_while_a_question_waits_are_not_in_the_answer(le
 async def test_a_pod_that_came_again_under_its_name_waits_for_a_list():
     node = Node(8, 8)
     node.bind(pod("old", 3, "c0", admitted=True))
-    node.book.write("old", ids("c0", 0, 1, 2))
+    node.checkpoint.write("old", ids("c0", 0, 1, 2))
     node.account.read_checkpoint()
-    node.book.drop("old")
+    node.checkpoint.drop("old")
     node.account.read_checkpoint()
     asking = node.ask(3)
     await asyncio.sleep(0)

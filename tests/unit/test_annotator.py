@@ -61,7 +61,7 @@ def admitted_pair() -> Bench:
     bench.complete()
     bench.admit()
     bench.ledger.apply_pod(pod("b", 2, "c1"), bench.now_s)
-    bench.book(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
+    bench.checkpoint(a=ids("c0", 0, 1, 2), b=ids("c1", 0, 1))
     bench.pods.pods_by_uid |= {uid: pod_object(f"pod-{uid}", None) for uid in "ab"}
     return bench
 

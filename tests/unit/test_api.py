@@ -46,12 +46,13 @@ def test_units_are_whole_numbers(cluster, value, shown):
         (lambda it: gpupack.advise(it, 8, 1.5), "pods is 1.5; allowed: a whole number of 1 or more"),
         (lambda it: gpupack.fit(it, 8, model=5), "model is 5; allowed: text"),
         (lambda it: gpupack.simulate(it, unit_mib=0), "unit_mib is 0; allowed: a whole number from 1 to"),
+        (lambda it: gpupack.simulate(it, "best-fit"), 'policies is "best-fit"; allowed: a list of names'),
         (
             lambda _it: gpupack.read(b"{}", unit_mib="x"),
             'unit_mib is "x"; allowed: a whole number from 1 to',
         ),
     ],
-    ids=["cards", "pods", "model", "simulate", "read"],
+    ids=["cards", "pods", "model", "simulate", "policies", "read"],
 )
 def test_other_values_are_checked_too(cluster, ask, said):
     with pytest.raises(InputError, match=re.escape(said)):

@@ -1,6 +1,7 @@
 """docs/ask.md and docs/python.md show what the commands and the Python functions really give."""
 
 import inspect
+import pydoc
 import re
 
 import gpupack
@@ -17,7 +18,13 @@ def test_the_pages_show_what_is_really_given():
 def test_every_name_of_the_package_can_be_had():
     for name in gpupack.__all__:
         assert getattr(gpupack, name).__doc__, name
-    assert set(gpupack.__all__) <= set(dir(gpupack)) | set(gpupack.__all__)
+    assert set(gpupack.__all__) <= set(dir(gpupack))
+
+
+def test_help_of_the_package_shows_its_functions():
+    text = pydoc.plain(pydoc.render_doc(gpupack))
+    assert "Say why a pod waits and what would let it start" in text
+    assert "class Cluster(" in text
 
 
 def test_every_error_that_a_docstring_names_is_exported():

@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 from scheduler_plugin.errors import PolicyError
 from scheduler_plugin.scheduling.policies import best_fit, make_policy
 from scheduler_plugin.scheduling.policies.best_fit import SKIPPED, BestFit, BestFitSettings
-from scheduler_plugin.scheduling.policies.registry import is_scored_by_row
-from scheduler_plugin.scheduling.policies.remaining import CPU, GPU, MEMORY, find_dominant_class
+from scheduler_plugin.scheduling.policies.registry import CardDemand, is_scored_by_row
+from scheduler_plugin.scheduling.policies.remaining import (
+    CPU,
+    GPU,
+    MEMORY,
+    NO_SET,
+    compute_tightest,
+    find_dominant_class,
+)
 from tests.policy_view import ask, place, view
 
 ABC = {
@@ -328,3 +335,30 @@ def test_a_closed_outermost_ring(parameters, units, expected, admitted):
     assert (None if key is None else arrays.names[key]) == expected
     arrays.set_cards(arrays.rows["a"], [16], [9])
     assert arrays.names[policy.pick(arrays, ask(0, 0, (2, 1), admits=admits)).key] == "a"
+
+
+@settings(deadline=None)
+@given(
+    free=st.lists(st.lists(st.integers(0, 16), min_size=4, max_size=4), min_size=40, max_size=40),
+    demand=st.builds(CardDemand, st.integers(0, 17), st.integers(1, 5)),
+    admitted=st.none() | st.lists(st.booleans(), min_size=4, max_size=4),
+    asked=st.integers(1, 40),
+)
+def test_what_the_tightest_set_of_cards_has_free_of_many_nodes_and_of_few(free, demand, admitted, asked):
+    arrays = view(
+        {f"n{at:02}": (0, 0, [16] * 4, 0, 0, [16 - c for c in cards]) for at, cards in enumerate(free)}
+    )
+    admits = None
+    if admitted is not None:
+        admits = np.zeros(arrays.size.shape, dtype=bool)
+        admits[:, :4] = admitted
+    rows = rows_of(arrays)[:asked]
+    expected = []
+    for cards in free[:asked]:
+        usable = sorted(
+            units
+            for at, units in enumerate(cards)
+            if units >= demand.units and (admitted is None or admitted[at])
+        )
+        expected.append(sum(usable[: demand.cards]) if len(usable) >= demand.cards else NO_SET)
+    assert compute_tightest(arrays, demand, admits, rows).tolist() == expected

@@ -11,7 +11,7 @@ from deviceplugin.allocation.inventory import cards_in_units
 from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.gpus.api.source import GpuCard
 from deviceplugin.node_events import NodeEvents
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, ids, pod
 
 GIB = 1024
@@ -27,14 +27,14 @@ class Node:
     def __init__(self, *gpus: GpuCard) -> None:
         self.events: list[tuple[str, str, str]] = []
         gpus = gpus or (gpu(0), gpu(1))
-        self.book = FakeBook()
+        self.checkpoint = FakeCheckpoint()
         ledger = Ledger(cards_in_units(gpus, GIB))
-        self.account = LedgerService(ledger, self.book.read, RESOURCE)
+        self.account = LedgerService(ledger, self.checkpoint.read, RESOURCE)
         notices = NodeEvents(lambda ref, _, why, said: self.events.append((ref.name, why, said)), "n", {})
         self.cards = CardList(self.account, gpus, GIB, notices, lambda: None)
         ledger.apply_pod_list([pod("a", 5, "c0"), pod("b", 3, "c1")], 0, 0)
-        self.book.write("a", ids("c0", *range(5)))
-        self.book.write("b", ids("c1", *range(3)))
+        self.checkpoint.write("a", ids("c0", *range(5)))
+        self.checkpoint.write("b", ids("c1", *range(3)))
         self.account.read_checkpoint()
 
     @property
@@ -113,7 +113,7 @@ def test_shares_in_percent_of_a_card_without_units_are_told_too() -> None:
 
 def test_a_pod_that_no_list_shows_is_not_told() -> None:
     node = Node(gpu(0), gpu(1))
-    again = LedgerService(Ledger(cards_in_units((gpu(1),), GIB)), node.book.read, RESOURCE)
+    again = LedgerService(Ledger(cards_in_units((gpu(1),), GIB)), node.checkpoint.read, RESOURCE)
     told = []
     CardList(again, (gpu(1),), GIB, NodeEvents(lambda *event: told.append(event), "n", {}), lambda: None)
     again.read_checkpoint()

@@ -74,13 +74,13 @@ async def test_a_quick_look_is_at_all_pods_at_once(
     await quick.end()
 
 
-async def test_the_book_is_read_at_each_quick_look(
+async def test_the_checkpoint_is_read_at_each_quick_look(
     quick: LimitsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet's folder may be unwatched too, and is looked at once a second then."""
     FullKernel(monkeypatch, 0)
     await quick.start()
-    quick.book.write(UID, frozenset({"c0::0", "c0::1"}))
+    quick.checkpoint.write(UID, frozenset({"c0::0", "c0::1"}))
     await quick.limited(quick.container("a"), 2)
     await quick.end()
 

@@ -210,7 +210,7 @@ def test_mps_is_looked_for_where_it_was_chosen(settings: Settings, tmp_path: Pat
         folder.end()
 
 
-def test_a_kubelet_that_does_not_serve_and_a_book_that_is_torn(settings: Settings) -> None:
+def test_a_kubelet_that_does_not_serve_and_a_checkpoint_that_is_torn(settings: Settings) -> None:
     (settings.device_plugin_dir / "kubelet_internal_checkpoint").write_text("{")
     findings = found(settings)
     assert findings["kubelet"].found.startswith("does not serve")

@@ -176,6 +176,6 @@ def test_refusals_in_words(world: World, case: str, message: str) -> None:
 def test_a_requeued_pod_is_not_bound(world: World) -> None:
     """Also where kube-scheduler has asked before it was requeued."""
     world.state.apply_pod(pod("q", 8, version=4, annotations={"gpupack.io/requeued": "true"}), 0)
-    with pytest.raises(CommitError, match="its admission was taken back: it waits in its queue again"):
+    with pytest.raises(CommitError, match="it was requeued: it waits in its queue again"):
         world.begin("q")
     assert world.assumed() == [0, 0]

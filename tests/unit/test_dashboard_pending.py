@@ -9,6 +9,7 @@ from allocator.names import QUEUE_GATE
 from gpupack.dashboard import advice
 from gpupack.dashboard.board import ClusterBoard
 from gpupack.whatif.objects import KubeNode, KubePod
+from scheduler_plugin.queue.cache.pod_groups import GROUP_LABELS, PodGroup
 from scheduler_plugin.queue.controller.status import WaitExplanation, WaitReason
 from tests.ask_world import Node, Pod, World
 
@@ -27,12 +28,13 @@ def board_of(world, gates=(QUEUE_GATE,)):
     return board
 
 
-def shown(board):
+def explained(board):
     cluster = board.get_cluster()
-    return [
-        each.text
-        for each in advice.explain_pods(cluster, advice.list_waiting_pods(cluster), board.find_queued)
-    ]
+    return list(advice.explain_pods(cluster, advice.list_waiting_pods(cluster), board.find_queued))
+
+
+def shown(board):
+    return [each.text for each in explained(board)]
 
 
 WORLD = World((Node("n1"),), (Pod("p", 8),))
@@ -69,3 +71,44 @@ def test_only_what_the_queue_says_is_news_not_how_long_pods_wait():
     assert not board.set_queued([msgspec.structs.replace(NOBODY, waits_s=9.0)])
     assert board.set_queued([msgspec.structs.replace(NOBODY, message="it needs 8 units")])
     assert board.set_queued(None)
+
+
+def grouped(name):
+    return Pod(name, 12, labels=((GROUP_LABELS[0], "train"),))
+
+
+def pod_group(size):
+    raw = {"metadata": {"name": "train", "namespace": "default"}, "spec": {"minMember": size}}
+    return msgspec.convert(raw, PodGroup)
+
+
+def test_gangs_are_shown_and_asked_about_together():
+    board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"), grouped("g1"))), gates=())
+    assert board.names_groups
+    assert [pod.gang for pod in explained(board)] == ["", ""]
+    board.replace_groups([pod_group(3)])
+    assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (3)", "pending")] * 2
+    board.put_group(pod_group(2))
+    assert [(pod.gang, pod.state) for pod in explained(board)] == [("train (2)", "fits")] * 2
+    board.drop_group(pod_group(2))  # a size outlives its PodGroup while a pod names it
+    assert [pod.gang for pod in explained(board)] == ["train (2)"] * 2
+
+
+def test_where_pod_groups_cannot_be_read_the_pods_say_so():
+    board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
+    board.set_groups_fault("Forbidden")
+    (pod,) = explained(board)
+    assert [note for note in pod.notes if "PodGroups" in note] == [
+        'PodGroups cannot be read (Forbidden): how many pods of gang "train" start together is not known'
+    ]
+    board.set_groups_fault("")
+    assert "PodGroups" not in str(explained(board))
+
+
+def test_a_list_of_pods_forgets_the_groups_of_those_that_are_gone():
+    board = board_of(World((Node("n1", (16, 16)),), (grouped("g0"),)), gates=())
+    board.replace_groups([pod_group(2)])
+    board.replace_pods([])
+    board.drop_group(pod_group(2))
+    board.put_pod(msgspec.convert({**grouped("g1").object()}, KubePod))
+    assert [pod.gang for pod in explained(board)] == [""]

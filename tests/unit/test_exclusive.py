@@ -68,7 +68,10 @@ def test_two_whole_cards_and_a_third_pod_with_the_reason():
     assert filter_nodes(nodes, query, rows).tolist() == [False]
     (code,) = explain_rejections(nodes, query, rows).tolist()
     assert code == FilterReason.NOT_FREE
-    assert format_event_text(FilterReason(code), WHOLE.demands, 1024) == "no card with 100 percent free"
+    assert (
+        format_event_text(FilterReason.from_code(code), WHOLE.demands, 1024)
+        == "no card with 100 percent free"
+    )
 
 
 def test_nobody_comes_on_a_card_that_is_given_whole():

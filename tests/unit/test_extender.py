@@ -401,7 +401,7 @@ def test_a_requeued_pod_is_placed_nowhere(world: World) -> None:
     answer = world.filter(requeued)
     assert answer["NodeNames"] == []
     assert answer["FailedNodes"] == {}, "preemption would help nobody"
-    why = "its admission was taken back: it waits in its queue again"
+    why = "it was requeued: it waits in its queue again"
     assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys("abc", why)
     assert read_pod(pod("p", 8, annotations={"gpupack.io/requeued": "true"}), world.state.resource).is_gated
     bound = read_pod(pod("p", 8, node="a", annotations={"gpupack.io/requeued": "true"}), world.state.resource)

@@ -20,7 +20,7 @@ def test_units_are_told_by_card_in_word_order():
     assert list(units.items()) == [("c0", 2), ("c1", 2)]
 
 
-def test_it_is_of_the_pod_that_asked_before_the_book_shows_it():
+def test_it_is_of_the_pod_that_asked_before_the_checkpoint_shows_it():
     world = World.of(8, 8)
     world.bind(pod("a", TWO, "c0", "c1"))
     world.allocate(ids("c0", 0, 1), "a")
@@ -32,7 +32,7 @@ def test_it_is_of_the_pod_that_asked_before_the_book_shows_it():
 
 
 @pytest.mark.parametrize("listed", [None, "unknown"], ids=["PodResources is mute", "nobody knows the pod"])
-def test_whose_it_is_that_nobody_knows_the_book_says(listed):
+def test_whose_it_is_that_nobody_knows_the_checkpoint_says(listed):
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
     world.allocate(ids("c0", 0, 1, 2), listed)
@@ -78,14 +78,14 @@ def test_what_the_kubelet_lost_of_one_container_and_gives_to_another_counts_twic
     world.show("a", ids("c0", 0, 1), "x")
     world.show("a", ids("c0", 2, 3, 4), "y")
     world.change("a", admitted=True, has_run=runs)
-    world.lose_book()
+    world.lose_checkpoint()
     world.allocate(ids("c0", 2, 3), "a")
     assert world.promised == [5]
     world.allocate(ids("c0", 5, 6, 7), "a")
     assert world.promised == [5]
 
 
-def test_what_an_older_copy_of_the_book_lacks_stays_charged():
+def test_what_an_older_copy_of_the_checkpoint_lacks_stays_charged():
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
     world.admit("a")
@@ -99,7 +99,7 @@ def test_what_a_kubelet_has_forgotten_that_starts_again_counts_until_the_pod_is_
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
     world.allocate(ids("c0", 0, 1, 2), "a")
-    world.lose_book()
+    world.lose_checkpoint()
     assert world.promised == [3]
     assert world.hand(3, "a") == {"c0": 3}
     assert world.promised == [3]
@@ -160,10 +160,10 @@ def test_other_ids_than_the_scheduler_chose_are_refused(given):
 
 
 def test_what_is_charged_is_refused_except_to_the_pod_that_has_it():
-    """A kubelet that lost its book offers what containers run with."""
+    """A kubelet that lost its checkpoint offers what containers run with."""
     world = World.of(8)
     world.run(pod("a", 6, "c0"))
-    world.lose_book()
+    world.lose_checkpoint()
     world.bind(pod("b", 6, "c0"))
     with pytest.raises(
         LedgerError, match=r"cards \['c0'\] do not have 6 units free; free units by card: \[2\]"
@@ -196,7 +196,7 @@ def test_what_the_kubelet_dropped_of_a_pod_that_ended_and_never_ran_may_be_given
 
 
 @pytest.mark.parametrize("given", [ids("c0", 0, 1, 2), None], ids=["served", "not served"])
-def test_h3_a_pod_that_ends_before_the_book_shows_it_is_charged_for_ten_seconds(given):
+def test_h3_a_pod_that_ends_before_the_checkpoint_shows_it_is_charged_for_ten_seconds(given):
     """Its containers may be about to start, or the kubelet has not heard of the end and admits it."""
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
@@ -235,7 +235,7 @@ def test_h3_time_alone_ends_no_allocate():
 
 
 def test_h3_a_pod_that_failed_after_its_allocate_is_charged_for_ten_seconds():
-    """The kubelet refused it for another reason, and its book shows it already or never will."""
+    """The kubelet refused it for another reason, and its checkpoint shows it already or never will."""
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
     world.allocate(ids("c0", 0, 1, 2), "a")
@@ -280,7 +280,7 @@ def test_who_runs_on_and_only_holds_tells_of_is_waited_for():
     world = World.of(8)
     world.run(pod("x", 8, "c0"))
     world.pods.clear()
-    world.book.clear()
+    world.checkpoint.clear()
     world.restart_daemon()
     world.write()
     world.sync()

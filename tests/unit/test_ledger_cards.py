@@ -41,7 +41,9 @@ def test_what_stays_keeps_its_charge_and_what_is_gone_is_named(world: World) -> 
     assert world.ledger.published_holds() == {"a": {}, "b": {1: 3}}
 
 
-def test_a_card_that_is_back_is_charged_as_before_also_for_pods_that_the_book_forgot(world: World) -> None:
+def test_a_card_that_is_back_is_charged_as_before_also_for_pods_that_the_checkpoint_forgot(
+    world: World,
+) -> None:
     world.drop("a")
     install(world, c1=8)
     install(world, c1=8, c0=8)
@@ -178,7 +180,7 @@ def test_a_share_that_is_less_than_a_unit_now_is_not_told() -> None:
     assert list_allocations(world.ledger.accounts) == {}
 
 
-def test_book_entries_of_cards_unknown_so_far_count_when_they_come() -> None:
+def test_checkpoint_entries_of_cards_unknown_so_far_count_when_they_come() -> None:
     world = World.of(8)
     world.ledger.apply_checkpoint([CheckpointEntry("x", "main", RESOURCE, ids("n0", 0, 1))], world.now)
     assert world.ledger.used() == (0,)

@@ -25,7 +25,7 @@ def test_a_pod_is_charged_from_its_allocate_on():
     assert world.promised == [3]
 
 
-def test_a_pod_in_the_book_is_charged_although_nobody_saw_its_allocate():
+def test_a_pod_in_the_checkpoint_is_charged_although_nobody_saw_its_allocate():
     world = World.of(8, 8)
     world.show("unknown", ids("c1", 0, 1))
     assert world.promised == [0, 2]
@@ -54,7 +54,7 @@ def test_sidecars_count_beside_init_containers():
 
 
 def test_ids_of_two_living_pods_count_for_both():
-    """A kubelet that lost its book gives out what containers run with."""
+    """A kubelet that lost its checkpoint gives out what containers run with."""
     world = World.of(8)
     world.run(pod("a", 3, "c0"))
     world.drop("a")
@@ -64,10 +64,10 @@ def test_ids_of_two_living_pods_count_for_both():
 
 
 def test_h10_a_container_that_starts_again_has_only_its_new_ids():
-    """The book was lost: per container it replaces, over the containers of a pod and over pods it adds."""
+    """The checkpoint was lost: per container it replaces, over containers and pods it adds."""
     world = World.of(8)
     world.run(pod("a", TWO, "c0"))
-    world.lose_book()
+    world.lose_checkpoint()
     world.show("a", ids("c0", 5, 6, 7), "two")
     assert world.promised == [5]
     assert world.ledger.accounts.pods["a"].known_ids == {"one": ids("c0", 0, 1), "two": ids("c0", 5, 6, 7)}
@@ -91,7 +91,7 @@ def test_promises_tell_whose_units_are_on_a_card():
     assert world.ledger.allocated_units_by_pod() == {"c0": {"a": 6}, "c1": {"b": 3}}
 
 
-# H1: the book lacks what runs.
+# H1: the checkpoint lacks what runs.
 
 
 def lost(uid: str = "a", wanted=5, **more) -> World:
@@ -147,7 +147,7 @@ def test_h1_what_the_words_had_of_a_pod_that_is_lost(remembered, promised):
     ("remembered", "promised"),
     [
         pytest.param({"c1": 5, "c9": 1}, [0, 5], id="the cards that it was on"),
-        pytest.param(None, [8, 8], id="every card whole where the release before did not write them"),
+        pytest.param(None, [8, 8], id="every card whole where an older version did not write them"),
     ],
 )
 def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_gone(remembered, promised):
@@ -166,10 +166,10 @@ def test_h1_a_pod_that_the_api_has_no_more_stays_charged_until_its_cgroups_are_g
 
 
 def test_h1_what_the_words_had_counts_beside_an_entry_that_came_again():
-    """The book was lost, one container started again, the pod was deleted by force: the other one runs."""
+    """The checkpoint was lost, one container started again, the pod was deleted by force: the other runs."""
     world = World(Ledger(cards(8, 8)))
     world.ledger.restore_published({"a": {"c0": 2, "c1": 3}})
-    world.book["a", "one"] = ids("c0", 0, 1)
+    world.checkpoint["a", "one"] = ids("c0", 0, 1)
     world.write()
     world.sync()
     assert world.promised == [2, 3]

@@ -92,7 +92,7 @@ def test_where_a_demand_has_devices_goes_before_where_the_scheduler_said():
 def test_a_pod_whose_entry_was_lost_asks_again_and_stays_where_it_was():
     world = World.of(8, 8)
     world.run(pod("a", 3, "c1"))
-    world.lose_book()
+    world.lose_checkpoint()
     assert world.hand(3, "a") == {"c1": 3}
     assert world.promised == [0, 3]
 
@@ -112,7 +112,7 @@ def test_init_ids_stay_on_their_card_and_are_completed_there():
     world = World.of(8, 5)
     world.bind(pod("a", INIT_AND_MAIN, "c1"))
     assert world.admit("a") == [{"c1": 2}, {"c1": 5}]
-    assert world.book["a", "setup"] <= world.book["a", "main"]
+    assert world.checkpoint["a", "setup"] <= world.checkpoint["a", "main"]
     assert world.promised == [0, 5]
 
 
@@ -120,7 +120,7 @@ def test_init_ids_that_suffice_are_given_as_they_are():
     world = World.of(8, 8)
     world.bind(pod("a", [("setup", 5, "init"), ("main", 2, "main")], "c1"))
     assert world.admit("a") == [{"c1": 5}, {"c1": 2}]
-    assert world.book["a", "main"] <= world.book["a", "setup"]
+    assert world.checkpoint["a", "main"] <= world.checkpoint["a", "setup"]
 
 
 def test_a_shared_pod_needs_a_card_with_room_for_its_peak():
@@ -323,8 +323,8 @@ def test_what_containers_of_a_deleted_pod_run_with_is_not_given_out_again():
     assert world.hand(6) == {"c0": 6}
 
 
-def test_the_book_that_was_read_last_counts_whatever_is_offered():
-    """The kubelet drops a deleted pod, offers its IDs and writes its book after it got an answer."""
+def test_the_checkpoint_that_was_read_last_counts_whatever_is_offered():
+    """The kubelet drops a deleted pod, offers its IDs and writes its checkpoint after it got an answer."""
     world = World.of(8)
     world.run(pod("z", 6, "c0"))
     world.delete("z")
@@ -332,10 +332,10 @@ def test_the_book_that_was_read_last_counts_whatever_is_offered():
         world.prefer(ids("c0", *range(8)), (), 3)
 
 
-def test_what_a_book_lacks_that_containers_run_with_is_not_given_out():
+def test_what_a_checkpoint_lacks_that_containers_run_with_is_not_given_out():
     world = World.of(8, 8)
     world.run(pod("z", 8, "c1"))
-    world.lose_book()
+    world.lose_checkpoint()
     assert world.hand(4, "x") == {"c0": 4}
     with pytest.raises(LedgerError, match=r"no card has 5 units free; free units by card: \[4, 0\]"):
         world.choose(5, "y")

@@ -134,7 +134,7 @@ def test_a_pod_that_is_dropped_is_a_change_also_where_another_one_comes():
     assert (facts.version > before, facts.pods) == (True, {})
 
 
-@pytest.mark.parametrize("way", ["cgroups", "book", "static"])
+@pytest.mark.parametrize("way", ["cgroups", "checkpoint", "static"])
 def test_whatever_ends_a_pod_s_charge_has_a_version(way):
     world = World.of(8)
     facts = world.ledger.accounts
@@ -146,7 +146,7 @@ def test_whatever_ends_a_pod_s_charge_has_a_version(way):
         world.look(later=1.0)
         # The look, and the end.
         assert (facts.version, facts.pods) == (before + 2, {})
-    elif way == "book":
+    elif way == "checkpoint":
         world.sync()
         world.allocate(ids("c0", 0, 1))
         (unknown,) = facts.pods
@@ -170,22 +170,22 @@ def test_explain_shows_everything_as_json():
     told = explain_node(world.ledger.accounts)
     every = {"size": 8, "healthy": True, "cordoned": False}
     assert told["cards"] == [
-        {"uuid": "c0", "used": 3, "charged": 3, "pressure": 0, **every},
-        {"uuid": "c1", "used": 3, "charged": 2, "pressure": 1, **every},
+        {"uuid": "c0", "used": 3, "charged": 3, "unaccounted_use": 0, **every},
+        {"uuid": "c1", "used": 3, "charged": 2, "unaccounted_use": 1, **every},
     ]
-    assert told["book"] == [{"pod": "a", "container": "main", "cards": {"c0": 3}}]
-    assert {"pod": "b", "container": "main", "cards": {"c1": 2}} in told["given"]
+    assert told["checkpoint"] == [{"pod": "a", "container": "main", "cards": {"c0": 3}}]
+    assert {"pod": "b", "container": "main", "cards": {"c1": 2}} in told["pending"]
     assert told["charged"] == {"a": {"c0": 3}, "b": {"c1": 2}}
     assigned = {"main": (("c1", 2),), "side": (("c1", 1),)}
-    nothing = {"admitted": False, "ran": False, "over": False, "in_holds": False}
+    nothing = {"admitted": False, "has_run": False, "is_live": True, "in_holds": False}
     assert told["pods"] == [
         {
             "uid": "a",
             "pod": "ns/pod-a",
             "assigned": {"main": (("c0", 3),)},
             "admitted": True,
-            "ran": True,
-            "over": False,
+            "has_run": True,
+            "is_live": True,
             "in_holds": True,
         },
         {"uid": "b", "pod": "ns/pod-b", "assigned": assigned, **nothing},

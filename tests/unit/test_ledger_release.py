@@ -47,14 +47,14 @@ def test_the_whole_end_of_a_pod(running):
     "happened",
     [
         pytest.param((), id="nothing"),
-        pytest.param(("drop",), id="the book alone"),
+        pytest.param(("drop",), id="the checkpoint alone"),
         pytest.param(("delete",), id="the API alone"),
         pytest.param(("look",), id="the cgroups alone"),
-        pytest.param(("drop", "look"), id="a kubelet that lost its book, and no cgroup found"),
+        pytest.param(("drop", "look"), id="a kubelet that lost its checkpoint, and no cgroup found"),
         pytest.param(("delete", "look"), id="the kubelet has not heard of it yet"),
         pytest.param(("delete", "drop"), id="nobody looked for its cgroups"),
         pytest.param(("look", "delete", "drop"), id="a look before the end was seen"),
-        pytest.param(("delete", "look", "drop"), id="a look before the book lacked it"),
+        pytest.param(("delete", "look", "drop"), id="a look before the checkpoint lacked it"),
         pytest.param(("delete", "drop", "alive"), id="containers that run"),
         pytest.param(("sync", "drop", "look"), id="a list that has it"),
     ],
@@ -88,10 +88,10 @@ def test_a_finished_pod_that_nobody_charges_is_never_taken_in():
     assert known(world) == []
 
 
-def test_a_finished_pod_that_is_in_the_book_is_charged_until_the_end():
+def test_a_finished_pod_that_is_in_the_checkpoint_is_charged_until_the_end():
     world = World(Ledger(cards(8)))
     world.pods["a"] = pod("a", 3, "c0", terminal=True, has_run=True)
-    world.book["a", "main"] = ids("c0", 0, 1, 2)
+    world.checkpoint["a", "main"] = ids("c0", 0, 1, 2)
     world.write()
     world.sync()
     assert world.promised == [3]
@@ -158,7 +158,7 @@ def test_h2_a_pod_that_only_the_words_had_gets_the_same_time():
     assert world.promised == [0]
 
 
-def test_h2_the_time_begins_when_the_book_was_first_read_with_it():
+def test_h2_the_time_begins_when_the_checkpoint_was_first_read_with_it():
     """The deletion was seen first; the kubelet hears of it later and may be about to start containers."""
     world = World.of(8)
     world.bind(pod("a", 3, "c0"))
@@ -198,7 +198,7 @@ def test_h2_a_container_that_comes_up_late_keeps_the_charge(admitted):
     assert admitted.promised == [0]
 
 
-def test_a_list_that_is_older_than_the_book_does_not_end_a_pod_that_only_the_book_shows():
+def test_a_list_that_is_older_than_the_checkpoint_does_not_end_a_pod_that_only_the_checkpoint_shows():
     """It was bound while the list was on its way; half of its containers have devices."""
     world = World.of(8)
     world.sync()
@@ -213,7 +213,7 @@ def test_a_list_that_is_older_than_the_book_does_not_end_a_pod_that_only_the_boo
     assert not world.ledger.accounts.has_unlisted_pods
 
 
-def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_of_a_pod_that_it_lacks():
+def test_h2_a_list_that_began_before_the_checkpoint_was_read_does_not_end_the_charge_of_a_pod_that_it_lacks():
     """Our view lags: the kubelet has admitted a pod that nobody else has seen."""
     world = World.of(8)
     began_s = world.now
@@ -230,7 +230,7 @@ def test_h2_a_list_that_began_before_the_book_was_read_does_not_end_the_charge_o
     assert world.promised == [0]
 
 
-def test_h2_a_pod_in_the_book_that_came_into_view_after_a_list_lacked_it_lives():
+def test_h2_a_pod_in_the_checkpoint_that_came_into_view_after_a_list_lacked_it_lives():
     world = World.of(8)
     world.show("a", ids("c0", 0, 1, 2))
     world.sync()
@@ -280,10 +280,10 @@ def test_another_list_does_not_move_the_end(admitted):
     assert admitted.promised == [0]
 
 
-# H11: the kubelet's first batch is admitted against its book as it finds it.
+# H11: the kubelet's first batch is admitted against its checkpoint as it finds it.
 
 
-def test_h11_the_kubelet_is_made_to_clean_its_book_before_a_release(running):
+def test_h11_the_kubelet_is_made_to_clean_its_checkpoint_before_a_release(running):
     assert not running.ledger.needs_checkpoint_purge()
     running.delete("a")
     assert not running.ledger.needs_checkpoint_purge()
@@ -311,7 +311,7 @@ def test_h11_an_entry_that_an_older_copy_brought_back_is_charged_again(running):
     assert running.promised == [0]
 
 
-def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_there():
+def test_h11_a_pod_in_the_checkpoint_that_nobody_knows_is_charged_as_long_as_it_is_there():
     world = World.of(8)
     world.show("unknown", ids("c0", 0))
     world.sync()
@@ -323,7 +323,7 @@ def test_h11_a_pod_in_the_book_that_nobody_knows_is_charged_as_long_as_it_is_the
 # What is asked for.
 
 
-def test_nothing_is_complete_before_the_book_and_a_list_of_pods():
+def test_nothing_is_complete_before_the_checkpoint_and_a_list_of_pods():
     world = World(Ledger(cards(8)))
     assert not world.ledger.is_complete
     world.sync()

@@ -32,7 +32,7 @@ def test_of_several_that_run_and_that_the_kubelet_has_lost_none_is_taken_for_the
     world = World.of(8, 8)
     for uid, card in (("a", "c0"), ("b", "c1")):
         world.run(pod(uid, 5, card))
-    world.lose_book()
+    world.lose_checkpoint()
     ask = world.ask(5, "a", "b")
     assert (asker(ask), ask.is_expected(), ask.has_room()) == (None, False, False)
     assert asker(world.ask(5, "b")) == ("b", "main")
@@ -52,12 +52,12 @@ def test_a_pod_that_was_deleted_asks_though_a_living_one_wants_as_much():
 
 
 def test_a_pod_that_asks_again_is_not_taken_for_one_that_the_kubelet_has_not_listed():
-    """It lost its book, and its first list lacks a pod that was created before and bound a moment ago."""
+    """It lost its checkpoint, and its first list lacks a pod that was created before and bound just now."""
     world, shape = World.of(8, 5), [("init", 2, "init"), ("main", 4, "main")]
     for uid in ("1", "3"):
         world.bind(pod(uid, shape, "c0", "c0"))
         world.admit(uid)
-    world.lose_book()
+    world.lose_checkpoint()
     world.bind(pod("2", TWO, "c1", "c1"))
     world.show("1", ids("c0", 0, 1), "init")
     world.show("1", ids("c0", 0, 1, 2, 3), "main")
@@ -73,7 +73,7 @@ def test_a_pod_that_was_taken_up_and_is_not_known_is_waited_for():
     assert world.ask(3, "new").is_expected()
 
 
-def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it():
+def test_a_container_that_has_devices_does_not_ask_though_an_older_checkpoint_lacks_it():
     world = World.of(8, 8)
     world.bind(pod("a", [("one", 3, "main"), ("two", 3, "main")], "c0", "c1"))
     assert by_card(world.choose(3, "a")) == {"c0": 3}
@@ -81,7 +81,7 @@ def test_a_container_that_has_devices_does_not_ask_though_an_older_book_lacks_it
     assert asker(world.ask(3, "a")) == ("a", "two")
     assert by_card(world.choose(3, "a")) == {"c1": 3}
     world.ledger.apply_kubelet_restart()
-    assert asker(world.ask(3, "a")) == ("a", "one"), "the kubelet knows what its book says"
+    assert asker(world.ask(3, "a")) == ("a", "one"), "the kubelet knows what its checkpoint says"
 
 
 def test_without_the_list_an_allocate_is_nobodys():
@@ -113,11 +113,11 @@ def test_a_pod_of_another_size_is_not_meant():
 
 
 def test_a_pod_that_runs_asks_only_when_no_other_can():
-    """The kubelet lost its book and starts a container again."""
+    """The kubelet lost its checkpoint and starts a container again."""
     world = World.of(8, 8)
     world.run(pod("a", 3, "c1"))
     assert asker(world.ask(3)) is None
-    world.lose_book()
+    world.lose_checkpoint()
     assert asker(world.ask(3)) == ("a", "main")
     world.bind(pod("b", 3, "c0"))
     assert asker(world.ask(3)) == ("b", "main")
@@ -143,11 +143,11 @@ def test_h5_a_pod_that_is_gone_asks_when_no_living_one_can_and_no_more_once_its_
     [
         pytest.param((), True, id="bound"),
         pytest.param(("delete",), False, id="deleted"),
-        pytest.param(("admit", "lose_book"), False, id="it had devices"),
-        pytest.param(("status", "lose_book"), False, id="its status says that it was admitted"),
-        pytest.param(("shown", "lose_book"), False, id="the book had it"),
+        pytest.param(("admit", "lose_checkpoint"), False, id="it had devices"),
+        pytest.param(("status", "lose_checkpoint"), False, id="its status says that it was admitted"),
+        pytest.param(("shown", "lose_checkpoint"), False, id="the checkpoint had it"),
         pytest.param(("one",), True, id="its second container"),
-        pytest.param(("admit", "run", "lose_book"), False, id="it runs, and the book was lost"),
+        pytest.param(("admit", "run", "lose_checkpoint"), False, id="it runs, and the checkpoint was lost"),
         pytest.param(("one", "run", "again"), False, id="it starts again, or another asks"),
     ],
 )
@@ -168,10 +168,10 @@ def test_a_living_pod_that_has_not_had_its_devices_yet_is_expected(steps, expect
                 world.hand(2, "a", "one")
             case "delete":
                 world.delete("a")
-            case "lose_book":
-                world.lose_book()
+            case "lose_checkpoint":
+                world.lose_checkpoint()
             case "again":
-                world.lose_book()
+                world.lose_checkpoint()
                 world.show("a", ids("c0", 0, 1), "one")
     assert world.ask(3, "a").is_expected() == expected
 

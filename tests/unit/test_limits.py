@@ -19,9 +19,9 @@ async def test_a_container_that_starts_gets_what_its_pod_was_given(world: Limits
     assert world.limit(cgroup, "c1") is None
 
 
-async def test_a_pod_whose_book_is_written_and_not_read_yet(world: LimitsWorld) -> None:
+async def test_a_pod_whose_checkpoint_is_written_and_not_read_yet(world: LimitsWorld) -> None:
     await world.start()
-    world.book.write(UID, frozenset({"c0::0", "c0::1"}))
+    world.checkpoint.write(UID, frozenset({"c0::0", "c0::1"}))
     await world.limited(world.container("a"), 2)
 
 

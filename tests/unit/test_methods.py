@@ -1,4 +1,4 @@
-"""The five methods' figures, as one command prints them and docs/methods.md shows them."""
+"""docs/methods.md shows what `python -m benchmarks.methods` prints of the five placement methods."""
 
 import json
 import re

@@ -40,7 +40,7 @@ def test_the_daemon_has_what_a_gpu_node_must_give_it() -> None:
     # With the kernel's dmem controller a limit is a file among the cgroups.
     assert mounts["/sys/fs/cgroup"].get("readOnly", False) is False
     assert mounts["/var/log/containers"]["readOnly"] is True
-    # The kubelet's book is root's, with mode 0600: without capabilities only its owner can read it.
+    # The kubelet's checkpoint is root's, with mode 0600: without capabilities only its owner can read it.
     rights = gpupack["securityContext"]
     assert (rights["runAsUser"], rights["capabilities"]) == (0, {"drop": ["ALL"]})
     assert mounts["/var/lib/kubelet/device-plugins"].get("readOnly", False) is False

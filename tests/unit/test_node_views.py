@@ -18,13 +18,13 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.publishing.allocations import list_allocations
 from kubeapi.errors import Unreachable
 from kubeapi.podstate import MIRROR_ANNOTATION
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards, ids
 
 
 def account() -> LedgerService:
-    return LedgerService(Ledger(cards(8, 8)), FakeBook().read, GIB)
+    return LedgerService(Ledger(cards(8, 8)), FakeCheckpoint().read, GIB)
 
 
 def pods(of: LedgerService, relist: Callable[[], None] = lambda: None) -> OwnPods:
@@ -194,7 +194,7 @@ def test_what_the_node_said_before_is_remembered_once():
 @pytest.mark.parametrize(
     "units",
     [
-        pytest.param("", id="the release before"),
+        pytest.param("", id="an older version"),
         pytest.param(',"units":[{"2":3}]', id="a card that the inventory lacks"),
     ],
 )

@@ -19,7 +19,7 @@ from scheduler_plugin.cache.objects import LiteMetadata
 from scheduler_plugin.extender.unschedulable_pods import UnschedulablePod
 from scheduler_plugin.preemption.node_victims import read_node
 from scheduler_plugin.queue.cache.pods import QueueNode, QueuePod, read_node_facts, read_pod_node_rules
-from scheduler_plugin.scheduling.reasons import REASONS
+from scheduler_plugin.scheduling.reasons import FilterReason
 from tests.ask_world import Node, Pod, World
 from tests.cluster_builders import node_object, pod_object, uuid
 from tests.queue_world import QueueWorld
@@ -59,7 +59,7 @@ def test_a_cordon_is_one_for_why_as_for_the_queue(node, found, tolerates):
 
 
 def test_the_metric_of_waiting_pods_names_the_reason_that_stands_first_in_why():
-    for pair in itertools.permutations(REASONS, 2):
+    for pair in itertools.permutations(FilterReason, 2):
         label = UnschedulablePod(LiteMetadata("p"), dict.fromkeys(pair, 1), None, np.zeros(0, np.intp)).label
         first = min(pair, key=lambda reason: ORDER.index(reason.json_name))
         assert label == first.metric_label

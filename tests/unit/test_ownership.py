@@ -17,7 +17,7 @@ from deviceplugin.publishing.ownership import (
     identify_daemon,
 )
 from kubeapi.errors import Forbidden
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE as GIB
 from tests.ledger_world import cards
 from tests.publisher_world import FakeApi
@@ -34,7 +34,7 @@ class Daemons:
         self.views: dict[str, OwnNode] = {}
 
     def daemon(self, host: str, boot: str = "", pod: str = "") -> NodeOwnership:
-        account = LedgerService(Ledger(cards(8)), FakeBook().read, GIB, clock=lambda: self.now_s)
+        account = LedgerService(Ledger(cards(8)), FakeCheckpoint().read, GIB, clock=lambda: self.now_s)
         view = self.views[host] = OwnNode(account, "n1")
         found = NodeOwnership(
             self.api,

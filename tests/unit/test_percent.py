@@ -92,19 +92,19 @@ def test_a_share_costs_what_each_card_makes_of_it():
 
 
 class World:
-    """A ledger, and a kubelet that has given out what is in its book."""
+    """A ledger, and a kubelet that has given out what is in its checkpoint."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
         self.ledger = Ledger([Card(i, f"c{i}", "M", size, 0) for i, size in enumerate(sizes)])
-        self.book: dict[tuple[str, str], frozenset[str]] = {}
+        self.checkpoint: dict[tuple[str, str], frozenset[str]] = {}
         self.pods: list[Pod] = []
         self.write()
         self.ledger.apply_pod_list([], 0.0, 0.0)
 
     def write(self) -> None:
         self.ledger.apply_checkpoint(
-            [CheckpointEntry(*key, "any", ids) for key, ids in self.book.items()], 0.0
+            [CheckpointEntry(*key, "any", ids) for key, ids in self.checkpoint.items()], 0.0
         )
 
     def bind(self, uid: str, request: PodRequest, **on: list[tuple[str, int]]) -> None:
@@ -115,7 +115,7 @@ class World:
 
     def give(self, uid: str, name: str, ids: frozenset[str]) -> None:
         self.allocate(ids)
-        self.book[uid, name] = ids
+        self.checkpoint[uid, name] = ids
         self.write()
 
     def allocate(self, ids: frozenset[str]) -> None:
@@ -130,7 +130,7 @@ class World:
             for i, size in enumerate(self.sizes)
             for slot in range(PERCENT_IDS if percent else size)
         }
-        return frozenset(every.difference(*self.book.values()))
+        return frozenset(every.difference(*self.checkpoint.values()))
 
     def ask(self, size: int, *, percent: bool = True) -> frozenset[str]:
         return frozenset(self.ledger.read_request(self.offered(percent=percent), (), size).choose_ids())
@@ -266,11 +266,11 @@ def test_what_a_restarted_kubelet_has_forgotten_it_may_ask_for_again():
     assert world.ledger.used() == (8,)
 
 
-def test_a_daemon_that_starts_reads_percent_from_the_book():
+def test_a_daemon_that_starts_reads_percent_from_the_checkpoint():
     world = World(44)
     world.give("a", "main", percents("c0", 10, 50))
     again = World(44)
-    again.book = world.book
+    again.checkpoint = world.checkpoint
     again.write()
     assert again.ledger.used() == (22,)
 

@@ -1,4 +1,4 @@
-"""Asking PodResources: pods that are taken up, a book that is cleaned, and a kubelet that does not answer."""
+"""Asking PodResources: pods that are taken up, a cleaned checkpoint, and a kubelet that does not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator

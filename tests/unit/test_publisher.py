@@ -18,7 +18,7 @@ async def test_nothing_is_said_before_everything_was_read():
     assert await bench.step() is None
     bench.ledger.apply_pod_list([], 0.0, 0.0)
     assert await bench.step() is None
-    bench.book()
+    bench.checkpoint()
     assert await bench.step() == 0.0
     assert bench.said() == ((0, 0), set())
     assert await bench.step() is None
@@ -42,7 +42,7 @@ async def test_a_gain_waits_for_its_turn_and_comes_with_its_pod():
     bench.admit(written=False)
     assert await bench.step() == 1.5
     bench.now_s += 1.2
-    bench.book(a=ids("c0", 0, 1, 2))
+    bench.checkpoint(a=ids("c0", 0, 1, 2))
     assert await bench.step() == pytest.approx(0.3)
     bench.now_s += 0.3
     assert await bench.step() == 0.0

@@ -221,7 +221,7 @@ async def test_a_pod_that_cannot_be_removed_says_so_and_is_asked_again(running: 
     for _ in range(10):
         await running.pass_time()
     told = [text for text in running.told("p") if "Admitted" not in text]
-    assert told[0] == "Warning TakenBack queue a is drained: it is removed and waits again"
+    assert told[0] == "Warning Requeued queue a is drained: it is removed and waits again"
     assert told[1:] == ["Warning NotRemoved the API server refuses to remove it: budget keeps it"] * 3
 
 
@@ -236,7 +236,7 @@ async def test_a_pod_that_is_refused_and_then_removed_counts_once_as_taken_back(
     running.world.change(uid, status={"conditions": failed})
     for _ in range(3):
         await running.pass_time(70)
-    told = [text for text in running.told("p") if "TakenBack" in text]
+    told = [text for text in running.told("p") if "Requeued" in text]
     assert [text.rpartition(": ")[2] for text in told] == [
         "its room is given to others",
         "it is removed and waits again",
@@ -386,7 +386,7 @@ async def test_a_pod_that_is_requeued_is_told_and_so_is_one_that_cannot_be(runni
     for uid in uids:
         world.change(uid, status=UNSCHEDULABLE)
     await running.pass_time()
-    taken = "Warning TakenBack kube-scheduler found no node for it: it waits in its queue again"
+    taken = "Warning Requeued kube-scheduler found no node for it: it waits in its queue again"
     assert taken in running.told("back")
     assert running.told("kept")[-2:] == [
         taken,

@@ -33,7 +33,7 @@ def _lose(world: QueueWorld, node: str) -> None:
     world.queue.set_node(node, None)
 
 
-def book_cards(uuids: tuple[str, ...], assigned: Assignment | None) -> list[int]:
+def checkpoint_cards(uuids: tuple[str, ...], assigned: Assignment | None) -> list[int]:
     """Positions of the cards that a pod was bound with."""
     return [uuids.index(uuid) for shares in (assigned or {}).values() for uuid, _ in shares]
 
@@ -56,7 +56,7 @@ def test_room_is_kept_for_a_pod_that_waited_too_long() -> None:
     world.bind("uid-s4")
     record = world.state.node_records["n1"]
     (held,) = world.queue.capacity.reservations.get_by_pod(large)[large].cards
-    inside = [uid for uid, pod in record.pods.items() if held in book_cards(record.uuids, pod.assigned)]
+    inside = [uid for uid, pod in record.pods.items() if held in checkpoint_cards(record.uuids, pod.assigned)]
     world.delete(inside[0])
     world.pod("s5", 8, created=7)
     assert world.admitted() == [], "the room on the kept card is not for s5"

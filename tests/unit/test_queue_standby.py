@@ -65,7 +65,7 @@ async def test_who_led_until_a_moment_ago_removes_nobody(running: Running) -> No
     await running.pass_time()
     assert running.asked_to_remove == 0
     assert {text for _, text in running.events} == {
-        "Warning TakenBack queue a is drained: it is removed and waits again"
+        "Warning Requeued queue a is drained: it is removed and waits again"
     }
 
 

@@ -1,4 +1,4 @@
-"""The kubelet's book and the cgroups against the ledger: in which order they are looked at, and how often."""
+"""The kubelet's checkpoint and the cgroups against the ledger: their order, and how often."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -11,7 +11,7 @@ from deviceplugin.allocation.own_pods import OwnPods
 from deviceplugin.allocation.reconciler import ReconcileIntervals, Reconciler
 from deviceplugin.errors import UnitInUseError
 from deviceplugin.host.cgroups import CgroupProbe
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.kubelet_world import until
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
@@ -20,7 +20,7 @@ A_WHILE_S = 11.0
 """Longer than a container that the kubelet is about to start needs for its cgroup."""
 
 
-class FollowedBook(FakeBook):
+class FollowedBook(FakeCheckpoint):
     """Tells of its changes; notes when it was read."""
 
     def __init__(self, log: list[str]) -> None:
@@ -57,19 +57,21 @@ class FakeCgroups:
 
 
 class Bench:
-    """A node of two cards of 8; `cleaned` is what the kubelet does when it is made to clean its book."""
+    """A node of two cards of 8; `cleaned` is what the kubelet does when asked to clean its checkpoint."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
         self.log: list[str] = []
-        self.book, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
-        self.account = LedgerService(Ledger(cards(8, 8)), self.book.read, RESOURCE, clock=lambda: self.now_s)
+        self.checkpoint, self.cgroups = FollowedBook(self.log), FakeCgroups(self.log)
+        self.account = LedgerService(
+            Ledger(cards(8, 8)), self.checkpoint.read, RESOURCE, clock=lambda: self.now_s
+        )
         self.ledger = self.account.ledger
         self.lists: list[str] = []
         self.view = OwnPods(self.account, RESOURCE, lambda: self.lists.append("list"))
         self.cleaned = lambda: None
         self.reconciler = Reconciler(
-            self.account, self.view, self.book.changes, self.cgroups, self.clean, pace=QUICK
+            self.account, self.view, self.checkpoint.changes, self.cgroups, self.clean, pace=QUICK
         )
         self.told = 0
         self.account.subscribe(self.count)
@@ -93,7 +95,7 @@ class Bench:
     async def run_pod(self) -> None:
         """Pod `a` holds 3 units of c0, runs, and everything was seen."""
         self.list_pods(pod("a", 3, "c0"))
-        self.book.write("a", ids("c0", 0, 1, 2))
+        self.checkpoint.write("a", ids("c0", 0, 1, 2))
         self.cgroups.running = {"a"}
         await self.reconciler._once()
 
@@ -113,9 +115,9 @@ async def end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_book_reaches_the_ledger_and_is_told_once():
+async def test_a_checkpoint_reaches_the_ledger_and_is_told_once():
     bench = Bench()
-    bench.book.write("a", ids("c0", 0, 1, 2))
+    bench.checkpoint.write("a", ids("c0", 0, 1, 2))
     await bench.reconciler._once()
     assert (bench.promised, bench.told) == (3, 1)
     assert bench.reconciler.can_register.is_set()
@@ -123,50 +125,50 @@ async def test_a_book_reaches_the_ledger_and_is_told_once():
     assert bench.told == 1
 
 
-async def test_nothing_counts_as_read_before_the_book_could_be():
+async def test_nothing_counts_as_read_before_the_checkpoint_could_be():
     bench = Bench()
-    bench.book.problem = "torn"
+    bench.checkpoint.problem = "torn"
     await bench.reconciler._once()
     assert not bench.reconciler.can_register.is_set()
-    bench.book.problem = None
+    bench.checkpoint.problem = None
     await bench.reconciler._once()
     assert bench.reconciler.can_register.is_set()
 
 
-async def test_a_torn_book_is_written_anew_by_a_kubelet_that_we_register_with():
+async def test_a_torn_checkpoint_is_written_anew_by_a_kubelet_that_we_register_with():
     bench = Bench()
-    bench.book.problem, bench.book.torn = "torn", True
+    bench.checkpoint.problem, bench.checkpoint.torn = "torn", True
     await bench.reconciler._once()
     assert bench.reconciler.can_register.is_set()
     assert not bench.account.ledger.is_complete
 
 
-async def test_a_book_that_cannot_be_read_any_more_releases_nothing():
+async def test_a_checkpoint_that_cannot_be_read_any_more_releases_nothing():
     bench = Bench()
     await bench.run_pod()
     bench.list_pods()
     bench.cgroups.running = set()
-    bench.book.problem = "torn"
+    bench.checkpoint.problem = "torn"
     bench.now_s += A_WHILE_S
     for _ in range(3):
         await bench.once()
     assert bench.promised == 3
-    bench.book.problem = None
-    bench.cleaned = lambda: bench.book.drop("a")
+    bench.checkpoint.problem = None
+    bench.cleaned = lambda: bench.checkpoint.drop("a")
     await bench.once()
     await bench.once()
     assert bench.promised == 0
 
 
-async def test_an_ended_pods_book_is_cleaned_once_its_cgroups_are_gone_and_then_it_is_looked_for_again():
-    """Until the second look, after the kubelet's book lacks it, the charge stays."""
+async def test_the_checkpoint_is_cleaned_once_the_cgroups_of_an_ended_pod_are_gone_and_read_again():
+    """Until the second look, after the kubelet's checkpoint lacks it, the charge stays."""
     bench = Bench()
     await bench.run_pod()
     bench.list_pods()
     assert await bench.once() == ["read", "cgroups", "read"]
     assert bench.promised == 3
     bench.cgroups.running = set()
-    bench.cleaned = lambda: bench.book.drop("a")
+    bench.cleaned = lambda: bench.checkpoint.drop("a")
     assert await bench.once() == ["read", "cgroups", "read", "clean", "read"]
     assert (bench.promised, bench.ledger.accounts.pods["a"].checkpoint_ids) == (3, {})
     assert await bench.once() == ["read", "cgroups", "read"]
@@ -174,16 +176,16 @@ async def test_an_ended_pods_book_is_cleaned_once_its_cgroups_are_gone_and_then_
     assert await bench.once() == ["read"]
 
 
-async def test_a_kubelet_that_does_not_clean_its_book_is_asked_again_and_keeps_the_charge():
+async def test_a_kubelet_that_does_not_clean_its_checkpoint_is_asked_again_and_keeps_the_charge():
     bench = Bench()
     await bench.run_pod()
     bench.list_pods()
     bench.cgroups.running = set()
     for _ in range(3):
         assert "clean" in await bench.once()
-        bench.book.write()
+        bench.checkpoint.write()
     assert bench.promised == 3
-    bench.book.drop("a")
+    bench.checkpoint.drop("a")
     assert "clean" not in await bench.once()
     assert bench.promised == 0
 
@@ -192,9 +194,9 @@ async def test_what_was_written_during_the_look_is_known_before_its_result():
     """The pod is not said to run before the units of its last container are counted."""
     bench = Bench()
     bench.list_pods(pod("a", [("one", 2, "main"), ("two", 3, "main")], "c0", "c1"))
-    bench.book.write("a", ids("c0", 0, 1), container="one")
+    bench.checkpoint.write("a", ids("c0", 0, 1), container="one")
     bench.cgroups.running = {"a"}
-    bench.cgroups.during = lambda: bench.book.write("a", ids("c1", 0, 1, 2), container="two")
+    bench.cgroups.during = lambda: bench.checkpoint.write("a", ids("c1", 0, 1, 2), container="two")
     await bench.once()
     assert charges.charge_published_pods(bench.ledger.accounts) == {"a": {"c0": 2, "c1": 3}}
 
@@ -215,33 +217,33 @@ async def test_cgroups_are_looked_for_of_pods_not_seen_to_run_and_of_those_that_
 async def test_a_static_pod_is_looked_for_under_the_uid_that_the_kubelet_uses():
     bench = Bench()
     bench.list_pods(pod("mirror", 3, "c0", runtime_uid="hash"))
-    bench.book.write("hash", ids("c0", 0, 1, 2))
+    bench.checkpoint.write("hash", ids("c0", 0, 1, 2))
     await bench.once()
     assert bench.cgroups.asked == [{"hash"}]
     assert charges.charge_published_pods(bench.ledger.accounts) == {"mirror": {"c0": 3}}
 
 
-async def test_a_pod_of_the_book_that_nobody_knows_makes_a_list_of_pods():
+async def test_a_pod_of_the_checkpoint_that_nobody_knows_makes_a_list_of_pods():
     bench = Bench()
     bench.list_pods()
     assert await bench.once() == ["read"]
     assert bench.lists == []
-    bench.book.write("a", ids("c0", 0))
+    bench.checkpoint.write("a", ids("c0", 0))
     await bench.once()
     assert bench.lists == ["list"]
 
 
 async def test_another_unit_in_use_is_an_error():
     bench = Bench()
-    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     bench.cgroups.running.add("x")
     with pytest.raises(UnitInUseError, match=r"pod x holds gpupack.io/gpu-memory-512mib"):
         await bench.reconciler.run()
 
 
-async def test_the_book_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended():
+async def test_the_checkpoint_counts_as_read_once_pods_of_another_unit_are_known_to_have_ended():
     bench = Bench()
-    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     running = asyncio.create_task(bench.reconciler.run())
     await until(lambda: len(bench.cgroups.asked) > 1)
     assert not bench.reconciler.can_register.is_set()
@@ -251,28 +253,28 @@ async def test_the_book_counts_as_read_once_pods_of_another_unit_are_known_to_ha
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_written_book_is_read_at_once():
+async def test_a_written_checkpoint_is_read_at_once():
     bench = Bench()
     following = asyncio.create_task(bench.reconciler.follow_checkpoint())
-    bench.book.write("a", ids("c0", 0))
-    bench.book.news.set()
+    bench.checkpoint.write("a", ids("c0", 0))
+    bench.checkpoint.news.set()
     await until(lambda: bench.promised == 1)
     assert bench.told == 1
     await end(following)
 
 
-async def test_a_book_that_becomes_readable_counts_as_read_at_once():
+async def test_a_checkpoint_that_becomes_readable_counts_as_read_at_once():
     bench = Bench()
-    bench.book.problem = "torn"
+    bench.checkpoint.problem = "torn"
     following = asyncio.create_task(bench.reconciler.follow_checkpoint())
-    bench.book.problem = None
-    bench.book.news.set()
+    bench.checkpoint.problem = None
+    bench.checkpoint.news.set()
     await until(bench.reconciler.can_register.is_set)
     await end(following)
 
 
 async def test_a_list_of_pods_is_followed_by_a_look_at_their_cgroups():
-    """A pod that runs already does not ask for devices, also where its kubelet lost the book."""
+    """A pod that runs already does not ask for devices, also where its kubelet lost the checkpoint."""
     bench = Bench()
     bench.cgroups.running = {"a"}
     task = await running(bench)
@@ -287,7 +289,7 @@ async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too
     bench = Bench()
     bench.list_pods(pod("b", 1, "c1", has_run=True))
     task = await running(bench)
-    bench.book.write("b", ids("c1", 0))
+    bench.checkpoint.write("b", ids("c1", 0))
     bench.account.notify_subscribers()
     await until(lambda: not bench.reconciler._unsettled())
     bench.cgroups.running = {"a"}
@@ -299,13 +301,13 @@ async def test_a_second_list_that_began_with_the_first_is_followed_by_a_look_too
     await end(task)
 
 
-async def test_what_runs_is_known_to_run_also_while_the_book_cannot_be_read():
+async def test_what_runs_is_known_to_run_also_while_the_checkpoint_cannot_be_read():
     """But nothing is released then."""
     bench = Bench()
     await bench.run_pod()
     bench.list_pods(pod("a", 3, "c0"), pod("b", 3, "c1"))
     bench.cgroups.running = {"b"}
-    bench.book.problem = "torn"
+    bench.checkpoint.problem = "torn"
     bench.account.notify_subscribers()
     await bench.reconciler._once()
     pods = bench.ledger.accounts.pods
@@ -328,7 +330,7 @@ async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys
     assert bench.promised == 3
     assert bench.reconciler.cgroup_problem == "Too many open files"
     bench.cgroups.problem, bench.cgroups.running = None, {"b"}
-    bench.cleaned = lambda: bench.book.drop("a")
+    bench.cleaned = lambda: bench.checkpoint.drop("a")
     for _ in range(3):
         bench.now_s += 60
         await bench.once()
@@ -340,7 +342,7 @@ async def test_no_charge_ends_and_nothing_runs_by_a_look_that_saw_nothing(capsys
 
 async def test_a_pod_of_another_unit_whose_cgroups_cannot_be_read_may_run():
     bench = Bench()
-    bench.book.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
+    bench.checkpoint.write("x", frozenset({"c0::0"}), resource="gpupack.io/gpu-memory-512mib")
     bench.view.replace([], "7")
     bench.cgroups.problem = "Too many open files"
     await bench.once()
@@ -356,20 +358,20 @@ async def test_an_end_is_followed_by_looks_until_the_charge_ends_and_then_by_non
     await bench.run_pod()
     task = await running(bench)
     bench.cgroups.running = set()
-    bench.cleaned = lambda: bench.book.drop("a")
+    bench.cleaned = lambda: bench.checkpoint.drop("a")
     bench.list_pods()
     bench.account.notify_subscribers()
     await until(lambda: bench.promised == 0)
-    reads = bench.book.reads
+    reads = bench.checkpoint.reads
     await asyncio.sleep(0.05)
-    assert bench.book.reads <= reads + 1
+    assert bench.checkpoint.reads <= reads + 1
     await end(task)
 
 
 async def test_an_allocate_of_a_pod_that_nobody_knows_asks_for_a_list_of_pods():
     bench = Bench()
     bench.list_pods()
-    bench.book.write()
+    bench.checkpoint.write()
     await bench.once()
     assert bench.lists == []
     bench.ledger.allocate(ids("c0", 0, 1), bench.now_s)
@@ -391,19 +393,19 @@ async def test_a_cancellation_that_meets_news_is_not_lost(turns: int):
     assert done == {task}
 
 
-async def test_nothing_is_released_if_the_book_becomes_unreadable_during_a_look():
+async def test_nothing_is_released_if_the_checkpoint_becomes_unreadable_during_a_look():
     bench = Bench()
     bench.account.read_checkpoint()
     await bench.run_pod()
-    bench.book.drop("a")
+    bench.checkpoint.drop("a")
     bench.account.read_checkpoint()
     bench.ledger.remove_pod("a", bench.now_s)
     bench.now_s += 1
     bench.cgroups.running.clear()
-    bench.cgroups.during = lambda: setattr(bench.book, "problem", "too many open files")
+    bench.cgroups.during = lambda: setattr(bench.checkpoint, "problem", "too many open files")
     await bench.once()
     assert bench.promised == 3
-    bench.cgroups.during, bench.book.problem = lambda: None, None
+    bench.cgroups.during, bench.checkpoint.problem = lambda: None, None
     await bench.once()
     assert bench.promised == 0
 

@@ -64,7 +64,7 @@ def test_holds_of_the_release_before_say_nothing_of_units():
 
 
 class HoldsBefore(msgspec.Struct):
-    """What the release before reads of `holds`; it takes what it understands and passes over other keys."""
+    """What an older version reads of `holds`; it takes what it understands and passes over other keys."""
 
     seen: str
     uids: list[str]

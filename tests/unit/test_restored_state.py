@@ -32,6 +32,25 @@ def restored_node(**options):
     return node("n", (16, 16), version=300, revision=1, **options)
 
 
+class CountedList(list):
+    """A list that counts how often somebody goes through it."""
+
+    loops = 0
+
+    def __iter__(self):
+        self.loops += 1
+        return super().__iter__()
+
+
+def test_a_first_list_is_gone_through_once() -> None:
+    """Each loop over it decodes it anew, and nothing is known that it could contradict."""
+    state = ClusterState()
+    nodes, pods = CountedList([restored_node()]), CountedList([bound("held", 8, 0, 500)])
+    state.replace_nodes(nodes, "1000", 0)
+    state.replace_pods(pods, "1000", 0)
+    assert (nodes.loops, pods.loops) == (1, 1)
+
+
 def test_a_list_of_a_lower_version_is_believed_when_the_server_went_back() -> None:
     state = before()
     assert state.replace_pods([pod("new", 8, version=310)], "320", 1, restored=True)

@@ -33,7 +33,7 @@ def test_who_has_a_card_that_comes_back_has_its_share_again_and_never_one_of_not
 
 
 def test_what_a_restarted_kubelet_forgot_is_granted_also_where_another_pod_ends() -> None:
-    """One pod more and one less: their number says nothing, and the book was not written."""
+    """One pod more and one less: their number says nothing, and the checkpoint was not written."""
     ledger = Ledger([card(20)])
     shares = GrantedMemory(SimpleNamespace(ledger=ledger), 1024)
     wanted = {uid: frozenset(device_id("c0", slot) for slot in slots) for uid, slots in SLOTS.items()}

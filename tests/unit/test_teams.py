@@ -14,9 +14,9 @@ from gpupack.teams import AUDIENCE, DENIED, MEMBER, TOKEN_HEADER
 from gpupack.teams.answers import (
     HIDDEN,
     MOST_PODS,
-    _hide_names,
     count_fit_for_member,
     explain_own_pod,
+    hide_names,
     list_own_pods,
 )
 from gpupack.teams.handlers import NAMESPACE_BURST, MemberHandlers, read_fit_question
@@ -120,7 +120,7 @@ def test_a_list_reads_the_cluster_once_for_each_other_unit(monkeypatch: pytest.M
 )
 def test_a_foreign_pods_name_is_found_behind_other_words(text: str, expected: str) -> None:
     cluster = cluster_of((Node("n1", (16,)),), Pod(f"{SECRET}-1", 4, namespace=OTHER))
-    answer = _hide_names(PodList((), of=text), cluster, TEAM)
+    answer = hide_names(PodList((), of=text), cluster, TEAM)
     assert answer.of == expected
 
 
@@ -333,8 +333,7 @@ def handlers(reviewer: MemberReviewer, clock: Clock) -> MemberHandlers:
 
 async def ask(handlers: MemberHandlers, path: str, token: str = GOOD) -> tuple[int, dict]:
     request = make_mocked_request("GET", path, headers={TOKEN_HEADER: token} if token else {})
-    handler = handlers.why if path.startswith("/why") else handlers.fit
-    answer = await handler(request)
+    answer = await handlers.answer(request)
     return answer.status, json.loads(answer.body)
 
 

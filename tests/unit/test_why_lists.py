@@ -6,6 +6,7 @@ import re
 import msgspec
 import pytest
 
+from allocator.names import resource_name
 from gpupack.diagnose import explain_pod
 from gpupack.diagnose.listing import format_pods, list_waiting, list_workload, parse_workload
 from gpupack.errors import InputError
@@ -53,6 +54,19 @@ def test_one_namespace() -> None:
     cluster = cluster_of(*pods_of(Pod("a", 4), Pod("b", 4, namespace="team")))
     assert [line.pod for line in list_waiting(cluster, NOW, "team").pods] == ["b"]
     assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["a", "b"]
+
+
+def test_pods_that_ask_in_another_unit_are_listed() -> None:
+    (other,) = pods_of(Pod("other", 4))
+    other["spec"]["containers"][0]["resources"] = {"limits": {resource_name(512): "4"}}
+    cluster = cluster_of(other, *pods_of(Pod("ours", 4)))
+    assert [(line.pod, line.state, line.asked) for line in list_waiting(cluster, NOW).pods] == [
+        ("other", "pending", "2 GiB"),
+        ("ours", "fits", "4 GiB"),
+    ]
+    gone = cluster.find_pod("default", "other")
+    cluster.drop_pod(gone, "9")
+    assert [line.pod for line in list_waiting(cluster, NOW).pods] == ["ours"]
 
 
 def test_pods_of_one_template_are_answered_alike_and_others_are_not() -> None:

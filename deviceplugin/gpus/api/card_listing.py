@@ -66,28 +66,28 @@ def describe_shared_memory(gpu_instances: Sequence[int | None]) -> list[str | No
     return result
 
 
-def merge_cards(known: Sequence[GpuCard], found: Iterable[DetectedCard]) -> list[GpuCard]:
+def merge_cards(known: Sequence[GpuCard], detected: Iterable[DetectedCard]) -> list[GpuCard]:
     """Bring the list of cards up to date.
 
     Args:
         known: the list so far, empty at the start; entries with an `error` do not outlast this.
-        found: all that the driver shows, in its order.
+        detected: all that the driver shows, in its order.
 
     Returns:
         The cards in word order, numbered.
     """
-    found = list(found)
+    detected = list(detected)
     before: dict[str, list[GpuCard]] = {}
     for card in known:
         if card.error is None:
             before.setdefault(physical_uuid(card), []).append(card)
-    missing = [uuid for uuid in before if uuid not in {one.uuid for one in found}]
+    missing = [uuid for uuid in before if uuid not in {detected_card.uuid for detected_card in detected}]
     result: list[GpuCard] = []
-    for one in found:
+    for detected_card in detected:
         # Nobody tells which card it is that cannot be told: one of those that are missing.
-        uuid = one.uuid if one.uuid is not None or not missing else missing.pop(0)
-        stays = not one.certain and uuid in before
-        result += before[uuid] if stays and uuid is not None else one.cards
+        uuid = detected_card.uuid if detected_card.uuid is not None or not missing else missing.pop(0)
+        stays = not detected_card.certain and uuid in before
+        result += before[uuid] if stays and uuid is not None else detected_card.cards
     for uuid in missing:
         at = min(before[uuid][0].index, len(result))
         result[at:at] = before[uuid]

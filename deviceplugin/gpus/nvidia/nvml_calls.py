@@ -138,18 +138,18 @@ def list_mig_devices(handle: Any) -> list[MigDevice]:
     Raises:
         NVMLError: the card does not say, for the moment.
     """
-    found = []
+    devices = []
     for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         instance = None
         try:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            found.append(MigDevice(place, instance, pynvml.nvmlDeviceGetUUID(instance)))
+            devices.append(MigDevice(place, instance, pynvml.nvmlDeviceGetUUID(instance)))
         except pynvml.NVMLError as error:
             if instance is not None or error.value not in _HAS_NONE:
-                found.append(MigDevice(place, instance, None, error))
-    if found and all(device.error is not None for device in found):
-        raise found[0].error
-    return found
+                devices.append(MigDevice(place, instance, None, error))
+    if devices and all(device.error is not None for device in devices):
+        raise devices[0].error
+    return devices
 
 
 def is_refused(error: Any) -> bool:
@@ -247,25 +247,25 @@ def count_memory_errors(handle: Any) -> Mapping[str, int]:
 
     Ampere and later remap rows of memory, earlier cards retire pages. Either waits for a reset of the card.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     ecc = call_optional(lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, since_boot))
     if ecc is not None:
-        found["ecc_uncorrected"] = int(ecc)
+        counts["ecc_uncorrected"] = int(ecc)
     rows = call_optional(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     if rows is not None:
-        found.update(zip(_ROWS, (int(count) for count in rows), strict=True))
+        counts.update(zip(_ROWS, (int(count) for count in rows), strict=True))
     for kind, cause in (
         ("pages_retired_corrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
         ("pages_retired_uncorrected", pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
     ):
         pages = call_optional(lambda cause=cause: pynvml.nvmlDeviceGetRetiredPages(handle, cause))  # type: ignore[misc]
         if pages is not None:
-            found[kind] = len(pages)
+            counts[kind] = len(pages)
     pending = call_optional(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     if pending is not None:
-        found["page_retirement_pending"] = int(pending)
-    return found
+        counts["page_retirement_pending"] = int(pending)
+    return counts
 
 
 def find_memory_fault(now: Mapping[str, int], before: Mapping[str, int]) -> str | None:

@@ -38,7 +38,7 @@ class NvmlProvable:
 
     def event_kinds(self, uuid: str) -> Mapping[str, str]:
         """Register for each kind of event by itself; see `Provable.event_kinds`."""
-        found = {}
+        problems = {}
         for name, kind in KINDS.items():
             try:
                 events = pynvml.nvmlEventSetCreate()
@@ -47,10 +47,10 @@ class NvmlProvable:
                 finally:
                     pynvml.nvmlEventSetFree(events)
             except (pynvml.NVMLError, GpuError) as error:
-                found[name] = str(error)
+                problems[name] = str(error)
             else:
-                found[name] = ""
-        return found
+                problems[name] = ""
+        return problems
 
     def mig_mode(self, uuid: str) -> tuple[bool, bool] | None:
         """Read the mode that is and the one that is to come; see `Provable.mig_mode`."""

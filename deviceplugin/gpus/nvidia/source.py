@@ -357,7 +357,7 @@ class NvmlGpus:
     def _list(self, shown: Sequence[_Shown]) -> None:
         """Make the list of cards of what the driver shows, and watch those that it shows."""
         devices: dict[str, _NvmlDevice] = {}
-        found = []
+        detected = []
         read = [(entry, self._read(entry)) for entry in shown]
         whole_cards = {
             device.card.uuid: device
@@ -375,10 +375,10 @@ class NvmlGpus:
                 for device in mine
             ]
             devices.update((device.card.uuid, device) for device in linked)
-            found.append(
+            detected.append(
                 DetectedCard(entry.uuid, tuple(device.card for device in linked), entry.error is None)
             )
-        cards = merge_cards([device.card for device in self._devices], found)
+        cards = merge_cards([device.card for device in self._devices], detected)
         self._devices = tuple(replace(devices.get(card.uuid, _NvmlDevice(card)), card=card) for card in cards)
         self._shape = tuple(entry.shape for entry in shown)
         watched = tuple((entry.uuid, calls.handle_address(entry.handle)) for entry in shown if entry.uuid)

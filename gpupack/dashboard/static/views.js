@@ -37,6 +37,7 @@ export function Pending({ pending, short }) {
     <ul class="pending">${shown.map((pod) => html`<li key=${`${pod.namespace}/${pod.name}`}>
       <div class="line"><strong><span class="space">${pod.namespace}/</span>${pod.name}</strong>
         ${pod.asked && html`<span class="chip still">${pod.asked}</span>`}
+        ${pod.gang && html`<span class="chip still">gang ${pod.gang}</span>`}
         ${pod.queue && html`<span class="chip still">queue ${pod.queue}${pod.position ? ` · ${pod.position}` : ""}${short ? "" : ` · ${pod.reason}`}</span>`}
         ${!short && ["gated", "refused", "fits"].includes(pod.state) && html`<span class="chip still">${pod.state === "fits" ? "fits now" : pod.state}</span>`}
         <span class="muted">${pod.since && html`<time datetime=${pod.since} title=${pod.since}>${age(pod.since)}</time>`}</span></div>

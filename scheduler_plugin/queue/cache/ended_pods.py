@@ -32,13 +32,13 @@ class EndedPods:
     def sum_units(self, now: float) -> dict[str, dict[int, int]]:
         """Find what their nodes will soon say is free, units by node and card position."""
         self._forget_old(now)
-        found: dict[str, dict[int, int]] = {}
+        sums: dict[str, dict[int, int]] = {}
         for pod, _ in self._ended.values():
             record = self._state.node_records.get(pod.node)
             for card, units in ({} if record is None else self._find_charge(record, pod)).items():
-                on_node = found.setdefault(pod.node, {})
+                on_node = sums.setdefault(pod.node, {})
                 on_node[card] = on_node.get(card, 0) + units
-        return found
+        return sums
 
     def _find_charge(self, record: NodeRecord, pod: PodRecord) -> Mapping[int, int]:
         """Find what a pod still counts for; empty where that is nothing, or its cards are not known."""

@@ -12,13 +12,19 @@ import msgspec
 from allocator.names import POD_GANG, POD_GANG_SIZE
 from scheduler_plugin.cache.objects import KubeStruct, PodMetadata
 
-POD_GROUPS_PATH: Final = "/apis/scheduling.x-k8s.io/v1alpha1/podgroups"
+_API: Final = "/apis/scheduling.x-k8s.io/v1alpha1"
+POD_GROUPS_PATH: Final = f"{_API}/podgroups"
 
 GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
 """Labels that name a pod's PodGroup; the first one counts where a pod has both."""
 
 WORKER_GROUP_LABELS: Final = ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index")
 """Labels that name a pod's LeaderWorkerSet, and its group in it."""
+
+
+def make_pod_groups_path(namespace: str) -> str:
+    """Make the path of a namespace's PodGroups; a name from outside has to be quoted before."""
+    return f"{_API}/namespaces/{namespace}/podgroups"
 
 
 class PodGroupMetadata(KubeStruct):
@@ -139,9 +145,10 @@ class PodGroupSizes:
 
 
 class GroupedPods:
-    """Index of pods whose PodGroup says their gang's size, by its namespace and name."""
+    """Pods whose PodGroup says their gang's size, and the PodGroups: which pods a change of one concerns."""
 
     def __init__(self) -> None:
+        self._sizes = PodGroupSizes()
         self._pods: dict[tuple[str, str], dict[str, Any]] = {}
         self._keys: dict[str, tuple[str, str]] = {}
 
@@ -150,30 +157,61 @@ class GroupedPods:
         """UIDs of all pods."""
         return set(self._keys)
 
-    def list_all(self) -> list[Any]:
-        """List all pods."""
-        return [pod for pods in self._pods.values() for pod in pods.values()]
+    def complete(self, metadata: GroupedMetadata) -> None:
+        """Write the size of a pod's gang, as `PodGroupSizes.complete`."""
+        self._sizes.complete(metadata)
 
-    def find(self, key: tuple[str, str]) -> list[Any]:
-        """Find the pods of one PodGroup."""
-        return list(self._pods.get(key, {}).values())
-
-    def put(self, pod: Any) -> tuple[str, str] | None:
-        """Take a pod that is new or has changed; return the PodGroup that it left without pods, if any."""
+    def put_pod(self, pod: Any) -> bool:
+        """Take a pod that is new or has changed; tell whether a PodGroup says its gang's size."""
+        if not needs_group(pod.metadata):
+            self.remove_pod(pod.metadata.uid)
+            return False
         uid, key = pod.metadata.uid, read_group_key(pod.metadata)
-        left = self.remove(uid) if self._keys.get(uid) != key else None
+        if self._keys.get(uid) != key:
+            self.remove_pod(uid)
         self._keys[uid] = key
         self._pods.setdefault(key, {})[uid] = pod
-        return left
+        return True
 
-    def remove(self, uid: str) -> tuple[str, str] | None:
-        """Drop a pod; return the PodGroup that it left without pods, if any."""
+    def remove_pod(self, uid: str) -> None:
+        """Drop a pod; the last one takes the size of a deleted PodGroup with it."""
         key = self._keys.pop(uid, None)
         if key is None:
-            return None
+            return
         pods = self._pods[key]
         del pods[uid]
-        if pods:
-            return None
-        del self._pods[key]
-        return key
+        if not pods:
+            del self._pods[key]
+            self._sizes.forget_deleted(key)
+
+    def put_group(self, group: PodGroup) -> list[Any]:
+        """Take a PodGroup that is new or has changed; return its pods where its size is another one."""
+        key = group.metadata.namespace, group.metadata.name
+        return list(self._pods.get(key, {}).values()) if self._sizes.put(group) else []
+
+    def delete_group(self, key: tuple[str, str]) -> None:
+        """Take the end of a PodGroup; its size goes with the last pod that names it.
+
+        Args:
+            key: Its namespace and name.
+        """
+        self._sizes.delete(key)
+        if key not in self._pods:
+            self._sizes.forget_deleted(key)
+
+    def replace_groups(self, groups: Iterable[PodGroup]) -> list[Any]:
+        """Take all PodGroups; return the pods of those whose size is another one."""
+        changed, listed = [], set()
+        for group in groups:
+            listed.add((group.metadata.namespace, group.metadata.name))
+            changed += self.put_group(group)
+        for key in self._sizes.existing - listed:
+            self.delete_group(key)
+        return changed
+
+    def set_fault(self, fault: str) -> list[Any]:
+        """Take why PodGroups cannot be read, empty where they can be; return all pods where that is new."""
+        if fault == self._sizes.fault:
+            return []
+        self._sizes.fault = fault
+        return [pod for pods in self._pods.values() for pod in pods.values()]

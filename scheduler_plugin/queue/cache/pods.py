@@ -125,7 +125,7 @@ class PodQueueInfo:
         gated: It waits for its admission: it has our gate, is requeued, or waits to be bound by batch mode.
         has_gate: It has our gate.
         is_batch: Batch mode binds it: it names the scheduler `gpupack-batch`, and has no gates.
-        requeued: Its admission was taken back, see `is_requeued`.
+        requeued: It was requeued after an admission, see `is_requeued`.
         foreign_gates: Names of other gates that it wears.
         data: Names of the data that it reads.
         job: Its job, within its namespace.

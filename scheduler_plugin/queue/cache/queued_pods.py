@@ -69,7 +69,7 @@ class QueuedPod:
             charged for the pod until it is requeued.
         earlier_unschedulable: What kube-scheduler had said of the pod when it was requeued.
         ungated: Whether the API server has said of the newest admission that the gate is gone.
-        is_requeued: Whether it was told that the newest admission is taken back.
+        is_requeued: Whether it was told that the pod was requeued after its newest admission.
         template: What the pod has in common with the others of its template, see `EquivalenceBackoff`.
     """
 
@@ -175,7 +175,7 @@ class Gang:
         binding: It was admitted, and not all of its pods have been bound since; for `EquivalenceBackoff`.
         is_whole: After its admission all pods were bound, those that were left; what is made again joins
             them.
-        is_broken: It was taken back, and some of its pods are still bound.
+        is_broken: It was requeued, and some of its pods are still bound.
         unbound: UIDs of those that were admitted, or were to be with the others, and are not bound.
         waiting_queue: Queue in whose queue its workload waits, empty for none.
         wait_start: When the first of the pods that wait began to, seconds, see `QueuedPod.wait_start`.
@@ -257,7 +257,7 @@ class Requeue:
         remove: It is in the way where it is: whoever made it makes it again, with its gate.
         requeue: It is to wait in its queue again.
         is_repeated: That was told before, and it is there still.
-        is_first: Of its admission nothing was taken back before.
+        is_first: It was not told before of this admission.
     """
 
     queued_pod: QueuedPod

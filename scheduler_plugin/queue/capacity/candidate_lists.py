@@ -152,7 +152,7 @@ class CandidateListPlacer:
             return None
         scores = dict(zip(changed.tolist(), capacity.score_rows(requirements, changed).tolist(), strict=True))
         more = [ScoredNode(nodes.names[row], 0.0, -1, epoch) for row in scores if row not in known.rows]
-        offered = [each for each in known.offered if self._is_allowed(each.node, fits)]
+        offered = [scored for scored in known.offered if self._is_allowed(scored.node, fits)]
 
         def version(node: str) -> int | None:
             row = nodes.rows.get(node)
@@ -171,7 +171,7 @@ class CandidateListPlacer:
 
         decision = commit_list([*offered, *more], version, rescore, bind, epoch=epoch)
         if decision.node:
-            self._next_nodes = partial(filter, decision.node.__ne__, [each.node for each in offered])
+            self._next_nodes = partial(filter, decision.node.__ne__, [scored.node for scored in offered])
         return decision.node or (None if known.last is not None else "")
 
     def _is_allowed(self, node: str, fits: BoolArray) -> bool:

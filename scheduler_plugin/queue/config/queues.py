@@ -159,8 +159,8 @@ class QueueConfig(Struct, frozen=True):
         plain_launch: Pods that start on one node start by age alone.
         keep_room_after_s: Least wait for a reservation of a pod that does not fit, see `reservation_delay`.
         keep_room_at_latest_s: Longest such wait, but for `keep_room_after_s`.
-        bind_within_s: An admitted pod that is not bound by then is taken back.
-        gang_within_s: A gang that is not bound whole by then is taken back.
+        bind_within_s: An admitted pod that is not bound by then is requeued.
+        gang_within_s: A gang that is not bound whole by then is requeued.
         batch_headroom: Part of a node's cpu and memory that batch mode leaves free, 0 to 0.9.
     """
 

@@ -67,7 +67,7 @@ class Handover:
         Returns:
             What became of each pod that was handed over.
         """
-        handed = {each.member.uid: each for group in groups for each in group}
+        handed = {pod.member.uid: pod for group in groups for pod in group}
         call = CommitCall(
             tuple(pods for group in groups if (pods := self._write_group(group))),
             self._queue.config.batch_headroom,
@@ -84,12 +84,12 @@ class Handover:
                     WriteOutcome.UNKNOWN if error.sent else WriteOutcome.REFUSED, str(error)
                 )
         answers = []
-        for uid, each in handed.items():
+        for uid, pod in handed.items():
             result = results.get(uid)
             if result is None:
-                answers.append((each, missing))
+                answers.append((pod, missing))
                 continue
-            at = replace(each, member=replace(each.member, node=result.node or each.member.node))
+            at = replace(pod, member=replace(pod.member, node=result.node or pod.member.node))
             answers.append((at, WriteResult(_WRITTEN[result.outcome], result.why)))
         return answers
 

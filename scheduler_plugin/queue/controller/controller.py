@@ -252,8 +252,8 @@ class Controller:
     def _run_once(self) -> None:
         now = self._clock()
         self._check_quotas()
-        for back in self.queue.find_requeues(now):
-            self._write_requeues(back)
+        for requeue in self.queue.find_requeues(now):
+            self._begin_requeue(requeue)
         for reclaim in self._reclaimer.find_plans(now):
             self._evict_victims(reclaim)
         for pod, node in self.queue.update_reservations(now):
@@ -285,27 +285,27 @@ class Controller:
             )
             self._begin_removing(victim, reclaim.queue)
 
-    def _write_requeues(self, back: Requeue) -> None:
-        pod = back.queued_pod
-        if back.is_repeated:
-            self._begin_ending(back)
+    def _begin_requeue(self, requeue: Requeue) -> None:
+        pod = requeue.queued_pod
+        if requeue.is_repeated:
+            self._begin_writing_requeue(requeue)
             return
         queue = pod.queue_info.queue
-        if back.is_first:
+        if requeue.is_first:
             self.counts.requeued[queue] = self.counts.requeued.get(queue, 0) + 1
         end = "its room is given to others"
-        if back.remove or back.requeue:
-            end = "it is removed and waits again" if back.remove else "it waits in its queue again"
-        self._send_event(pod, "Warning", "TakenBack", f"{back.why}: {end}")
-        log.warning("taken back", pod=_describe_pod(pod), queue=queue, why=back.why, removed=back.remove)
-        self._begin_ending(back)
+        if requeue.remove or requeue.requeue:
+            end = "it is removed and waits again" if requeue.remove else "it waits in its queue again"
+        self._send_event(pod, "Warning", "Requeued", f"{requeue.why}: {end}")
+        log.warning("requeued", pod=_describe_pod(pod), queue=queue, why=requeue.why, removed=requeue.remove)
+        self._begin_writing_requeue(requeue)
 
-    def _begin_ending(self, back: Requeue) -> None:
-        """Begin to write the end of an admission that is taken back."""
-        if back.remove:
-            self._begin_removing(back.queued_pod)
-        elif back.requeue:
-            self._begin_write(self._write_requeue(back.queued_pod))
+    def _begin_writing_requeue(self, requeue: Requeue) -> None:
+        """Begin to remove the pod, or to write that it waits in its queue again."""
+        if requeue.remove:
+            self._begin_removing(requeue.queued_pod)
+        elif requeue.requeue:
+            self._begin_write(self._write_requeue(requeue.queued_pod))
 
     def _begin_removing(self, pod: QueuedPod, lender: str = "") -> None:
         self._begin_write(self._write_eviction(pod, lender))

@@ -108,17 +108,17 @@ class Explainer:
     def explain_pod(self, pod: QueuedPod) -> None:
         """Say why a pod waits, when that has changed."""
         now = self._clock()
-        found = explain_pod(self._queue, pod, now, position=0)
-        lasts = found.reason in _WAITS_FOR_PODS or found.reason is WaitReason.REFUSED
+        waiting = explain_pod(self._queue, pod, now, position=0)
+        lasts = waiting.reason in _WAITS_FOR_PODS or waiting.reason is WaitReason.REFUSED
         reported = self._reported.get(pod.uid)
-        new = ReportedReason(found.reason, found.message if lasts else "", now)
+        new = ReportedReason(waiting.reason, waiting.message if lasts else "", now)
         if reported is not None and reported.reason is new.reason:
             soon = new.reason in _WAITS_FOR_PODS and now - reported.at_s < AGAIN_S
             if soon or reported.message == new.message:
                 return
         self._reported[pod.uid] = new
-        type_: EventType = "Warning" if found.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
+        type_: EventType = "Warning" if waiting.reason in {WaitReason.REFUSED, WaitReason.GANG} else "Normal"
         record = pod.record
         ref = make_pod_ref(record.namespace, record.name, record.uid)
-        self._recorder.event(ref, type_, "Waiting", f"{found.reason}: {found.message}")
-        self.reported(pod, found.reason, found.message)
+        self._recorder.event(ref, type_, "Waiting", f"{waiting.reason}: {waiting.message}")
+        self.reported(pod, waiting.reason, waiting.message)

@@ -48,7 +48,7 @@ class QueueMetrics:
             for name, text in (
                 ("admitted", "Pods admitted."),
                 ("borrowed", "Pods admitted on what others lent."),
-                ("taken_back", "Admitted pods whose room was given to others."),
+                ("requeued", "Admitted pods that were requeued: others have their room."),
                 ("reclaimed", "Pods evicted because a lender needed what their queue had borrowed."),
             )
         }
@@ -77,7 +77,7 @@ class QueueMetrics:
         for name, by_queue in (
             ("admitted", counts.admitted),
             ("borrowed", counts.borrowed),
-            ("taken_back", counts.requeued),
+            ("requeued", counts.requeued),
             ("reclaimed", counts.reclaimed),
         ):
             for queue, count in by_queue.items():

@@ -304,7 +304,7 @@ def _explain_no_node_ever(queue: Queue, requirements: PodRequirements) -> str:
     nodes, demands = queue.state.nodes, requirements.request.demands
     rows = np.flatnonzero(nodes.usable)
     codes = explain_rejections(nodes, queue.capacity.make_query(requirements), rows)
-    closest = FilterReason(min(codes.tolist()))
+    closest = FilterReason.from_code(min(codes.tolist()))
     what = f"it needs {format_demands(demands, queue.state.unit_mib)}"
     if closest is FilterReason.NOT_FREE:
         others = _describe_other_needs(queue, requirements)

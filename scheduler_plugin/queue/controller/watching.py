@@ -1,24 +1,19 @@
 """Feeds pods, nodes and namespaces from the API server into the queue, after the cluster state."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
 from kubeapi.client import KubeClient
 from kubeapi.errors import KubeApiError, NotFound
-from kubeapi.reflect import Kind, Reflector
+from kubeapi.reflect import Kind, Reflector, Sink
 from scheduler_plugin.cache.watcher import Watcher
 from scheduler_plugin.queue.cache.jobs import QueueJob, read_job
-from scheduler_plugin.queue.cache.pod_groups import (
-    POD_GROUPS_PATH,
-    GroupedPods,
-    PodGroup,
-    PodGroupSizes,
-    needs_group,
-)
+from scheduler_plugin.queue.cache.pod_groups import POD_GROUPS_PATH, GroupedPods, PodGroup
 from scheduler_plugin.queue.cache.pods import NamespaceLite, read_node_facts
 from scheduler_plugin.queue.scheduler.queue import Queue
 
@@ -41,7 +36,6 @@ class QueueFeed:
         self._queue = queue
         self._clock = clock
         self._listed = False
-        self._group_sizes = PodGroupSizes()
         self._grouped = GroupedPods()
         watcher.node_sink.applied.connect(self._set_node)
         watcher.node_sink.replaced.connect(self._replace_nodes)
@@ -60,64 +54,42 @@ class QueueFeed:
 
     def _set_pod(self, kind: Kind, pod: Any) -> None:
         if kind == "DELETED":
-            self._ungroup(pod.metadata.uid)
+            self._grouped.remove_pod(pod.metadata.uid)
             self._queue.delete_pod(pod.metadata.uid, self._clock())
         else:
             self._apply_pod(pod, live=kind == "ADDED")
 
     def _apply_pod(self, pod: Any, *, live: bool) -> None:
-        if needs_group(pod.metadata):
-            self._regroup(pod)
+        if self._grouped.put_pod(pod):
             pod = copy(pod)
             pod.metadata = copy(pod.metadata)
-            self._group_sizes.complete(pod.metadata)
-        else:
-            self._ungroup(pod.metadata.uid)
+            self._grouped.complete(pod.metadata)
         self._queue.apply_pod(pod, self._clock(), live=live)
-
-    def _regroup(self, pod: Any) -> None:
-        if (left := self._grouped.put(pod)) is not None:
-            self._group_sizes.forget_deleted(left)
-
-    def _ungroup(self, uid: str) -> None:
-        if (left := self._grouped.remove(uid)) is not None:
-            self._group_sizes.forget_deleted(left)
 
     def put_group(self, group: PodGroup) -> None:
         """Take a PodGroup; where its size is another one, its pods are looked at again."""
-        if self._group_sizes.put(group):
-            for pod in self._grouped.find((group.metadata.namespace, group.metadata.name)):
-                self._apply_pod(pod, live=False)
+        self._apply_again(self._grouped.put_group(group))
 
     def set_groups_fault(self, fault: str) -> None:
         """Take why PodGroups cannot be read, empty where they can be: pods that wait for one say so."""
-        if fault != self._group_sizes.fault:
-            self._group_sizes.fault = fault
-            for pod in self._grouped.list_all():
-                self._apply_pod(pod, live=False)
+        self._apply_again(self._grouped.set_fault(fault))
 
     def delete_group(self, key: tuple[str, str]) -> None:
-        """Take the end of a PodGroup; its size goes with the last pod that names it.
-
-        Args:
-            key: Its namespace and name.
-        """
-        self._group_sizes.delete(key)
-        if not self._grouped.find(key):
-            self._group_sizes.forget_deleted(key)
+        """Take the end of a PodGroup, as `GroupedPods.delete_group`."""
+        self._grouped.delete_group(key)
 
     def replace_groups(self, groups: Sequence[PodGroup]) -> None:
         """Take all PodGroups; those that are not among them were deleted."""
-        listed = {(group.metadata.namespace, group.metadata.name) for group in groups}
-        for key in self._group_sizes.existing - listed:
-            self.delete_group(key)
-        for group in groups:
-            self.put_group(group)
+        self._apply_again(self._grouped.replace_groups(groups))
+
+    def _apply_again(self, pods: Sequence[Any]) -> None:
+        for pod in pods:
+            self._apply_pod(pod, live=False)
 
     def _replace_pods(self, pods: Sequence[Any]) -> None:
         listed = {pod.metadata.uid for pod in pods}
         for uid in self._grouped.uids - listed:
-            self._ungroup(uid)
+            self._grouped.remove_pod(uid)
         for uid in [uid for uid in self._queue.known_uids if uid not in listed]:
             self._queue.delete_pod(uid, self._clock())
         known = set(self._queue.known_uids)
@@ -247,24 +219,36 @@ class PodGroupSink:
         self._changed()
 
 
-async def watch_pod_groups(client: KubeClient, sink: PodGroupSink, clock: Callable[[], float]) -> None:
+class PodGroupConsumer(Sink[PodGroup], Protocol):
+    """Takes PodGroups, and why they cannot be read."""
+
+    def note_fault(self, fault: str) -> None:
+        """Take why PodGroups cannot be read; empty where they can be, or the cluster has none."""
+
+
+async def watch_pod_groups(
+    client: KubeClient,
+    sink: PodGroupConsumer,
+    clock: Callable[[], float] = time.monotonic,
+    path: str = POD_GROUPS_PATH,
+) -> None:
     """Watch PodGroups once the API server has them; what says so costs a question a minute."""
     fault = ""
-    while (error := await _find_pod_groups_error(client)) is not None:
+    while (error := await _find_pod_groups_error(client, path)) is not None:
         before, fault = fault, "" if isinstance(error, NotFound) else error.reason
         if fault and not before:
-            log.warning("PodGroups cannot be read", path=POD_GROUPS_PATH, error=str(error))
+            log.warning("PodGroups cannot be read", path=path, error=str(error))
         if fault != before:
             sink.note_fault(fault)
         await asyncio.sleep(LOOK_S)
     if fault:
         sink.note_fault("")
-    await Reflector(client, POD_GROUPS_PATH, PodGroup, sink, clock=clock).run()
+    await Reflector(client, path, PodGroup, sink, clock=clock).run()
 
 
-async def _find_pod_groups_error(client: KubeClient) -> KubeApiError | None:
+async def _find_pod_groups_error(client: KubeClient, path: str) -> KubeApiError | None:
     try:
-        await client.get(POD_GROUPS_PATH, limit=1)
+        await client.get(path, limit=1)
     except KubeApiError as error:
         return error
     return None

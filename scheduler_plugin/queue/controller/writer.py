@@ -237,8 +237,8 @@ def make_admission_patch(
     The API server lets nobody loosen the affinity of a gated pod: where it has terms, each of them gets the
     node as one more condition. A term without conditions selects no node, and must stay so.
 
-    A gate never comes back, but a mark does: a patch without an answer, done again after the admission was
-    taken back, would admit the pod once more. So the mark goes from the version that was seen only.
+    A gate never comes back, but a mark does: a patch without an answer, done again after the pod was
+    requeued, would admit it once more. So the mark goes from the version that was seen only.
     """
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": pod.uid}]
     if pod.queue_info.requeued:

@@ -105,7 +105,7 @@ class BorrowedPods:
             queue_name: The lender.
             leaving: Pods that are about to be gone; they count as what is given back already.
         """
-        queue, found = self._queue, []
+        queue, borrowed = self._queue, []
         uids = {pod.uid for pod in leaving}
         gone = self.sum_units_by_queue(leaving)
         for name in cohort.list_borrowers(queue_name):
@@ -118,8 +118,8 @@ class BorrowedPods:
                     break
                 if self._can_evict(pod):
                     left -= self.sum_units([pod])
-                    found.append(pod)
-        return sorted(found, key=make_eviction_key)
+                    borrowed.append(pod)
+        return sorted(borrowed, key=make_eviction_key)
 
     def sum_units(self, pods: Collection[QueuedPod]) -> int:
         """Units that pods count for."""

@@ -168,7 +168,7 @@ class EquivalenceBackoff(Generic[U]):
         That is the oldest of those that were refused least often. One that can never be bound, for a reason
         of its own, must not be tried for ever in place of the others.
         """
-        found = []
+        due = []
         for each in self._pauses.pop_due(now):
             group = self._groups[each]
             if group.held_back or group.tried_uids or group.refused_uids:
@@ -186,14 +186,14 @@ class EquivalenceBackoff(Generic[U]):
                 )
                 del group.held_back[unit.uid]
                 group.tried_uids.add(unit.uid)
-                found.append(unit)
-        return found
+                due.append(unit)
+        return due
 
-    def set_template(self, unit: U, found: Hashable) -> None:
+    def set_template(self, unit: U, template: Hashable) -> None:
         """Take what one has in common with others now."""
-        if found != unit.template:
+        if template != unit.template:
             self.remove(unit)
-            unit.template = found
+            unit.template = template
 
     def remove(self, unit: U) -> None:
         """Remove a unit that is gone, or is like others from now on."""

@@ -21,17 +21,17 @@ def find_displaced(record: NodeRecord, rules: ChargeRules) -> list[str]:
     for charge in (*rules.charges_of_bound(record), *rules.charges_of_vanished(record)):
         for card, charged in (rules.charge_assigned_cards(record, charge) or {}).items():
             units[card] += charged
-    found = []
+    displaced = []
     for charge in rules.charges_of_assumed(record):
         charges = rules.charge_assigned_cards(record, charge)
         if charges is None:
             continue
         if any(units[card] + charged > record.sizes[card] for card, charged in charges.items()):
-            found.append(charge.uid)
+            displaced.append(charge.uid)
             continue
         for card, charged in charges.items():
             units[card] += charged
-    return found
+    return displaced
 
 
 def find_displaced_on_node(state: ClusterState, node: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The queue: pods, nodes and namespaces come in, admissions and what must be taken back come out. Pure.
+"""The queue: pods, nodes and namespaces come in, admissions and requeues come out. Pure.
 
 Nothing here is written anywhere: a pod that wears the gate waits, one that names a queue and wears it no more
 was admitted, one with a node sits in its slot. So everything is found again after a restart.

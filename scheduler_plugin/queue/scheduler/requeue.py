@@ -1,9 +1,9 @@
-"""Find admissions to take back: those without a Binding, and pods of drained queues. Pure.
+"""Find admitted pods to requeue: those without a Binding, and pods of drained queues. Pure.
 
-An admission that is taken back ends in one of two ways. The pod is requeued: it gets an annotation that keeps
-it from being placed, and waits in its queue again. Or it is removed, where a controller makes it again and it
-could not be placed anew as it is: its admission has pinned it to a node, or others of its gang run already. A
-pod that no quota counts, for its queue is not for its namespace, only loses its room: its turn never comes.
+A requeue is one of two writes. The pod gets an annotation that keeps it from being placed, and waits in its
+queue again. Or it is removed, where a controller makes it again and it could not be placed anew as it is: its
+admission has pinned it to a node, or others of its gang run already. A pod that no quota counts, for its
+queue is not for its namespace, only loses its room: its turn never comes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ REMOVED_S: Final = (5.0, 60.0)
 
 
 class RequeueFinder:
-    """Finds them. Pods are named until they are gone or requeued: a PodDisruptionBudget may protect them.
+    """Finds admitted pods to requeue, and names them until they are: a budget may protect one from removal.
 
     Args:
         pods: All pods by UID, kept up to date by the queue.
@@ -52,11 +52,11 @@ class RequeueFinder:
         self._refused[pod.uid] = Requeue(pod, why, remove=False)
 
     def forget_pod(self, uid: str) -> None:
-        """Forget a pod that is gone: who stands by takes nothing back, and sees all pods too."""
+        """Forget a pod that is gone: who stands by requeues nothing, and sees all pods too."""
         self._refused.pop(uid, None)
 
     def find_requeues(self, config: QueueConfig, now: float) -> list[Requeue]:
-        """Find what is taken back now.
+        """Find what is requeued now.
 
         Args:
             config: The configuration.
@@ -66,9 +66,11 @@ class RequeueFinder:
         self._requeues.pop_due(now)
         admitted = [pod for pod in self._queued_pods.values() if _has_no_node(pod)]
         refused = self._refused.values()
-        whys = {back.queued_pod.uid: back.why for back in refused}
-        back = [
-            each for each in refused if _has_no_node(each.queued_pod) and _is_removed(each.queued_pod, config)
+        whys = {requeue.queued_pod.uid: requeue.why for requeue in refused}
+        requeues = [
+            requeue
+            for requeue in refused
+            if _has_no_node(requeue.queued_pod) and _is_removed(requeue.queued_pod, config)
         ]
         self._refused.clear()
         must_go: dict[str, tuple[QueuedPod, str]] = {}
@@ -84,15 +86,15 @@ class RequeueFinder:
         for name in [name for name, form in config.queues.items() if form.stop_policy == "HoldAndDrain"]:
             for uid in self._queues[name].admitted:
                 must_go[uid] = (self._queued_pods[uid], f"queue {name} is drained")
-        back += self._find_removals(must_go, now)
+        requeues += self._find_removals(must_go, now)
         for pods, why in self._gangs.find_half_bound(now, config.gang_within_s):
             for pod in pods:
                 if pod.phase is Phase.ADMITTED and not pod.capacity_freed:
                     self._free_capacity(pod, now)
             whys |= {pod.uid: why for pod in pods}
-            back += [Requeue(pod, why, remove=True) for pod in pods if _can_be_removed(pod)]
-        back += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
-        return [_mark_first(each) for each in back]
+            requeues += [Requeue(pod, why, remove=True) for pod in pods if _can_be_removed(pod)]
+        requeues += self._find_lost([pod for pod in admitted if pod.uid not in must_go], whys, config, now)
+        return [_mark_first(requeue) for requeue in requeues]
 
     def _find_lost(
         self, admitted: Iterable[QueuedPod], whys: Mapping[str, str], config: QueueConfig, now: float
@@ -107,25 +109,25 @@ class RequeueFinder:
             and not _is_removed(pod, config)
         ]
         self._requeues.forget_others({pod.uid for pod in waits})
-        back = []
+        requeues = []
         for pod in waits:
             if not self._requeues.is_paused(pod.uid):
                 again = self._requeues.count_refusals(pod.uid) > 0
                 self._requeues.record_refusal(pod.uid, now)
                 why = whys.get(pod.uid, "it could not be bound")
-                back.append(Requeue(pod, why, remove=False, requeue=True, is_repeated=again))
-        return back
+                requeues.append(Requeue(pod, why, remove=False, requeue=True, is_repeated=again))
+        return requeues
 
     def _find_removals(self, must_go: Mapping[str, tuple[QueuedPod, str]], now: float) -> list[Requeue]:
         """Name the pods that must go and have not been asked to a moment ago."""
         self._removals.forget_others(must_go)
-        back = []
+        requeues = []
         for uid, (pod, why) in must_go.items():
             if not pod.queue_info.ending and not self._removals.is_paused(uid):
                 again = self._removals.count_refusals(uid) > 0
                 self._removals.record_refusal(uid, now)
-                back.append(Requeue(pod, why, remove=True, is_repeated=again))
-        return back
+                requeues.append(Requeue(pod, why, remove=True, is_repeated=again))
+        return requeues
 
 
 def _has_no_node(pod: QueuedPod) -> bool:
@@ -143,7 +145,7 @@ def _can_be_removed(pod: QueuedPod) -> bool:
     return bool(pod.charged_queue) and pod.queue_info.has_controller
 
 
-def _mark_first(back: Requeue) -> Requeue:
+def _mark_first(requeue: Requeue) -> Requeue:
     """Say whether it is the first of its admission: what has lost its room is removed later, perhaps."""
-    first, back.queued_pod.is_requeued = not back.queued_pod.is_requeued, True
-    return replace(back, is_first=first)
+    first, requeue.queued_pod.is_requeued = not requeue.queued_pod.is_requeued, True
+    return replace(requeue, is_first=first)

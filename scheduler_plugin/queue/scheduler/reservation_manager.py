@@ -79,18 +79,18 @@ class ReservationManager:
             if workload is None or group_key is None or group_key in self._vain or group_key in content:
                 continue
             units = admission.quota_usage.compute_least_units(workload.requirements)
-            found = self._reserve_for(workload, name, units)
-            if found is _PlannedReservation.NOTHING:
+            planned = self._reserve_for(workload, name, units)
+            if planned is _PlannedReservation.NOTHING:
                 content.add(group_key)
-            elif found is _PlannedReservation.VAIN:
+            elif planned is _PlannedReservation.VAIN:
                 self._vain.add(group_key)
-            elif found is not _PlannedReservation.BEHIND:
+            elif planned is not _PlannedReservation.BEHIND:
                 quota[name] = (uid, units)
-            if found is _PlannedReservation.ROOM:
+            if planned is _PlannedReservation.ROOM:
                 reservations += [
                     (pod, each.node) for pod, each in admission.capacity.reservations.get_by_pod(uid).items()
                 ]
-            if found is _PlannedReservation.BEHIND or self._searches >= MAX_SEARCHES:
+            if planned is _PlannedReservation.BEHIND or self._searches >= MAX_SEARCHES:
                 # Those that were not looked at keep what they have.
                 quota = self._sum_reserved_before(quota, passed) | quota
                 break

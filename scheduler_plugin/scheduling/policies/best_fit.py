@@ -247,10 +247,10 @@ class BestFit:
             self._skips[shape] = skips - 1
         if not skips and (ask.admits is None or search.name != GPU):
             may = _feasible(view, ask) if fits is None else lambda row: bool(fits[row])
-            found = index.find(view, search, may, limit, self.settings.fallback)
-            if found.complete:
-                return found
-            touched = found.touched
+            result = index.find(view, search, may, limit, self.settings.fallback)
+            if result.complete:
+                return result
+            touched = result.touched
             self._skips[shape] = SKIPPED
             if len(self._skips) > _REMEMBERED:
                 del self._skips[next(iter(self._skips))]
@@ -259,15 +259,15 @@ class BestFit:
         suits = left < NO_SET
         if fits is None:
             suits &= mask_feasible(view, ask, rows)
-        found = find_in_arrays(
+        result = find_in_arrays(
             index.buckets.bounds,
             *(left, view.name_rank[rows], suits),
             *(max(1, search.amount), limit),
             fallback=self.settings.fallback,
             end=index.buckets.end,
         )
-        row = None if found.key is None else int(rows[found.key])
-        return replace(found, key=row, touched=touched + found.touched)
+        row = None if result.key is None else int(rows[result.key])
+        return replace(result, key=row, touched=touched + result.touched)
 
     def _follow(self, view: ClusterView) -> None:
         """Move the rows that changed, in every index."""
@@ -311,7 +311,7 @@ def _others(view: ClusterView, rows: RowArray) -> FloatArray:
         (view.memory_capacity, view.memory_used),
         (view.gpu_capacity, view.gpu_used),
     ):
-        share += (capacity[rows] - used[rows]) / (3.1 * max(1, int(capacity.max())))
+        share += (capacity - used)[rows] / (3.1 * max(1, int(capacity.max())))
     np.clip(share, 0.0, 0.999, out=share)
     return np.round(share, DECIMALS, out=share)
 

@@ -49,19 +49,19 @@ class FragmentationScores:
         """Score rows, computing only states that no pod of this shape was scored on before."""
         of_row = self._states.of_row[rows]
         scores, picks = self._table(ask)
-        found: FloatArray = scores[of_row]
-        missing = np.isnan(found)
+        state_scores: FloatArray = scores[of_row]
+        missing = np.isnan(state_scores)
         if missing.any():
             fresh, at = np.unique(of_row[missing], return_index=True)
-            found, chosen = self._scored(fresh, ask, None)
-            late = np.flatnonzero(np.isinf(found)) if len(ask.demands) > 1 else fresh[:0]
+            state_scores, chosen = self._scored(fresh, ask, None)
+            late = np.flatnonzero(np.isinf(state_scores)) if len(ask.demands) > 1 else fresh[:0]
             if late.size:
-                found[late] = self._scored(fresh[late], ask, None, largest_first=True)[0]
-            scores[fresh] = self._exactly(view, ask, rows[missing][at], found)
+                state_scores[late] = self._scored(fresh[late], ask, None, largest_first=True)[0]
+            scores[fresh] = self._exactly(view, ask, rows[missing][at], state_scores)
             if _one_card(ask):
                 picks[fresh] = chosen[0][0]
-            found = scores[of_row]
-        return found
+            state_scores = scores[of_row]
+        return state_scores
 
     def by_row(self, view: ClusterView, ask: PolicyRequest, rows: RowArray) -> FloatArray:
         """Score one row after the other: which cards a UUID selector admits is no part of a state."""

@@ -14,7 +14,7 @@ from gpupack.whatif import FitQuestion, answer_fit
 from kubeapi.selectors import UNSCHEDULABLE
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.queue.controller.status import BY_RULES, BY_SUM, WaitReason
-from scheduler_plugin.scheduling.reasons import REASONS, REQUEUED, FilterReason, format_event_text
+from scheduler_plugin.scheduling.reasons import REQUEUED, FilterReason, format_event_text
 
 from . import truth
 from .agreeing import agree
@@ -146,7 +146,7 @@ def check_people(
         {"why": (told.state, told.text), "dashboard": (pending.state, pending.text)},
     )
     by_node = {node: group for group in told.nodes for node in group.examples}
-    words = {reason.json_name: reason for reason in REASONS}
+    words = {reason.json_name: reason for reason in FilterReason}
     request = request_of(pod)
     for node, group in by_node.items():
         if group.reason in words:

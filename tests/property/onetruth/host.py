@@ -51,7 +51,7 @@ class Host:
         plugin: Whether its kubelet has the device plugin.
         shares: Whether that offers percent.
         cpu: Cores.
-        tells_units: Whether its holds have units, as the release before did not write.
+        tells_units: Whether its holds have units, which an older version did not write.
     """
 
     def __init__(self, name: str, cards: list[Card]) -> None:

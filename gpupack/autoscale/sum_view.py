@@ -113,10 +113,10 @@ class SumView:
 
     def candidates(self, kind: EquivalentPods) -> RowArray:
         """Positions in `cluster.rows` of the nodes that pods of a kind may run on, whatever is left there."""
-        found = np.flatnonzero(self._allowed(kind.requirements.rules))
+        rows = np.flatnonzero(self._allowed(kind.requirements.rules))
         requirements = kind.requirements
         for resource, amount in requirements.others.items():
-            found = found[self._left_of(resource)[found] >= amount]
+            rows = rows[self._left_of(resource)[rows] >= amount]
         blocked = (
             None
             if requirements.pod is None
@@ -124,11 +124,11 @@ class SumView:
         )
         if blocked is not None:
             nodes = self._cluster.nodes
-            found = np.array(
-                [at for at in found.tolist() if not blocked(self._names[at], nodes[self._names[at]])],
+            rows = np.array(
+                [at for at in rows.tolist() if not blocked(self._names[at], nodes[self._names[at]])],
                 dtype=np.intp,
             )
-        return found.astype(np.intp)
+        return rows.astype(np.intp)
 
     def having(self, candidates: RowArray, amounts: LongArray) -> RowArray:
         """Keep the candidates on which the sums leave so much."""

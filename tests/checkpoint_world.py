@@ -1,4 +1,4 @@
-"""A kubelet's book for unit tests: says what it is told to."""
+"""A kubelet's checkpoint for unit tests: says what it is told to."""
 
 from allocator.ledger import CheckpointEntry
 from deviceplugin.errors import CheckpointError, TornCheckpointError
@@ -6,13 +6,13 @@ from tests.ledger_world import RESOURCE
 
 
 class Contents:
-    """One version of the book."""
+    """One version of the checkpoint."""
 
     def __init__(self, entries: list[CheckpointEntry]) -> None:
         self.entries = tuple(entries)
 
 
-class FakeBook:
+class FakeCheckpoint:
     """What the kubelet wrote last; a new object at each write, like the reader's."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class FakeBook:
         container: str = "main",
         resource: str = RESOURCE,
     ) -> None:
-        """Write the book, first putting what one container got into it."""
+        """Write the checkpoint, first putting what one container got into it."""
         if uid is not None:
             self.written[uid, container, resource] = ids
         self.contents = Contents([CheckpointEntry(*key, ids) for key, ids in self.written.items()])
 
     def drop(self, uid: str) -> None:
-        """Write the book without a pod."""
+        """Write the checkpoint without a pod."""
         self.written = {key: ids for key, ids in self.written.items() if key[0] != uid}
         self.write()

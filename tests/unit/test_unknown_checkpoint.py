@@ -1,4 +1,4 @@
-"""The kubelet's book turns to an unknown layout while pods come and go."""
+"""The kubelet's checkpoint turns to an unknown layout while pods come and go."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ CARD = uuid("n", 0)
 
 
 class World:
-    """A node of one card of 8 units, its kubelet's book as a file, and an extender that reads its words."""
+    """A node of one card of 8 units, its kubelet's checkpoint file, and an extender that reads its words."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.now_s, self.known = folder / BOOK_NAME, 100.0, True
@@ -68,7 +68,7 @@ class World:
         self.publish()
 
     def delete_by_force(self, uid: str) -> None:
-        """A pod is gone from the API server and from the kubelet's book, its containers still run."""
+        """A pod is gone from the API server and from the kubelet's checkpoint, its containers still run."""
         running = [*self.held]
         self.ledger.remove_pod(uid, self.now_s)
         self.state.delete_pod(self.shown.pop(uid), "9", 0)
@@ -97,7 +97,7 @@ async def test_a_pod_that_is_admitted_meanwhile_is_counted_by_words_and_extender
     world.known = False
     await world.run("b", 3)
     assert "unknown layout" in (world.account.checkpoint_problem or "")
-    # More than it has: whose units were handed out last, only the book can say.
+    # More than it has: whose units were handed out last, only the checkpoint can say.
     used, left = world.counted()
     assert (used >= 6, left <= 2) == (True, True)
     world.known = True

@@ -1,4 +1,4 @@
-"""A file in the place of the kubelet's book that is none, and what is answered until there is one."""
+"""A file in the place of the kubelet's checkpoint that is none, and what is answered until there is one."""
 
 import asyncio
 from pathlib import Path
@@ -11,18 +11,18 @@ from deviceplugin.allocation.ledger_service import LedgerService
 from deviceplugin.errors import AllocationRefusedError, CheckpointError, TornCheckpointError
 from deviceplugin.kubelet.checkpoint import BOOK_NAME, MOST_BYTES, CheckpointReader
 from tests.account_world import allocation_service
-from tests.book_world import FakeBook
+from tests.checkpoint_world import FakeCheckpoint
 from tests.ledger_world import RESOURCE, cards, ids, pod
 
 
 class Node:
-    """An account that found a torn book; every look at the clock costs `step_s`."""
+    """An account that found a torn checkpoint; every look at the clock costs `step_s`."""
 
     def __init__(self, step_s: float = 0.0) -> None:
-        self.book, self.now_s, self.step_s = FakeBook(), 100.0, step_s
-        self.book.problem, self.book.torn = "torn", True
+        self.checkpoint, self.now_s, self.step_s = FakeCheckpoint(), 100.0, step_s
+        self.checkpoint.problem, self.checkpoint.torn = "torn", True
         self.ledger = Ledger(cards(8))
-        self.account = LedgerService(self.ledger, self.book.read, RESOURCE, clock=self.clock)
+        self.account = LedgerService(self.ledger, self.checkpoint.read, RESOURCE, clock=self.clock)
         self.answers = allocation_service(self.account, view_wait_s=0.0)
         self.ledger.apply_pod(pod("x", 3, "c0"), self.clock())
         self.free = sorted(ids("c0", *range(3, 8)))
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("data", [b"[]", b'{"Data": null, "Checksum": 7}'])
-def test_another_layout_is_no_torn_book(data: bytes, path: Path) -> None:
+def test_another_layout_is_no_torn_checkpoint(data: bytes, path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CheckpointError) as caught:
         CheckpointReader(path.parent).read()
@@ -59,14 +59,14 @@ def test_neither_a_device_nor_a_huge_file_is_read(path: Path) -> None:
         CheckpointReader(path.parent).read()
 
 
-async def test_the_first_container_waits_for_a_book_that_can_be_read() -> None:
+async def test_the_first_container_waits_for_a_checkpoint_that_can_be_read() -> None:
     node = Node()
     asking = asyncio.create_task(node.answers.choose_ids(node.free, (), 3))
     giving = asyncio.create_task(node.answers.allocate(("c0::3",)))
     await asyncio.sleep(0)
     assert (node.account.is_checkpoint_torn, asking.done(), giving.done()) == (True, False, False)
-    node.book.problem = None
-    node.book.write("other", ids("c0", *range(3)))
+    node.checkpoint.problem = None
+    node.checkpoint.write("other", ids("c0", *range(3)))
     node.account.read_checkpoint()
     assert len(await asking) == 3
     await giving

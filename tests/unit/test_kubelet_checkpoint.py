@@ -1,4 +1,4 @@
-"""Reading the kubelet's own book: real ones, others, none, and being told when it changed."""
+"""Reading the kubelet's own checkpoint: real ones, others, none, and being told when it changed."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from deviceplugin.kubelet.checkpoint import (
 )
 from tests.kubelet_world import until
 
-SAMPLES = Path(__file__).with_name("books")
+SAMPLES = Path(__file__).with_name("checkpoints")
 RESOURCE = "gpupack.io/gpu-memory-gib"
 STAMP = FileVersion(1, 2, 3)
 ENTRY = {
@@ -69,26 +69,26 @@ def remove(path: Path) -> None:
 
 
 def test_a_kubelet_that_gave_nothing() -> None:
-    book = decode_checkpoint((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
-    assert book.entries == ()
-    assert book.file_version == STAMP
+    checkpoint = decode_checkpoint((SAMPLES / "kubelet-1.36.3-fresh.json").read_bytes(), STAMP)
+    assert checkpoint.entries == ()
+    assert checkpoint.file_version == STAMP
 
 
 def test_every_container_of_a_pod() -> None:
     """Init container, sidecar and two mains: all four are there, under their names."""
     data = (SAMPLES / "kubelet-1.36.3-init-sidecar-mains.json").read_bytes()
-    book = decode_checkpoint(data, STAMP)
-    assert len({entry.uid for entry in book.entries}) == 1
-    assert {entry.container: len(entry.ids) for entry in book.entries} == {
+    checkpoint = decode_checkpoint(data, STAMP)
+    assert len({entry.uid for entry in checkpoint.entries}) == 1
+    assert {entry.container: len(entry.ids) for entry in checkpoint.entries} == {
         "prepare": 3,
         "side": 1,
         "main": 2,
         "second": 1,
     }
     # In order of pod and container, whatever order Go's map gave the file.
-    assert [entry.container for entry in book.entries] == ["main", "prepare", "second", "side"]
+    assert [entry.container for entry in checkpoint.entries] == ["main", "prepare", "second", "side"]
     # An ordinary init container's IDs stand again under those who have them after it.
-    times = Counter(identifier for entry in book.entries for identifier in entry.ids)
+    times = Counter(identifier for entry in checkpoint.entries for identifier in entry.ids)
     assert sorted(times.values()) == [1, 2, 2, 2]
     assert all(identifier in json.loads(data)["Data"]["RegisteredDevices"][RESOURCE] for identifier in times)
 
@@ -174,16 +174,16 @@ def test_what_did_not_change_is_not_read_again(path: Path) -> None:
     assert after.entries[1] is before.entries[2]
 
 
-def test_a_young_file_of_the_same_bytes_is_the_same_book(path: Path) -> None:
+def test_a_young_file_of_the_same_bytes_is_the_same_checkpoint(path: Path) -> None:
     reader = CheckpointReader(path.parent)
     replace(path, changed("Checksum", 8))
     assert reader.read() is reader.read()
     found = path.stat()
     path.write_bytes(changed("Data.PodDeviceEntries.0.PodUID", "u2"))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    book = reader.read()
-    assert book is not None
-    assert book.entries[0].uid == "u2", "its times and size do not show it"
+    checkpoint = reader.read()
+    assert checkpoint is not None
+    assert checkpoint.entries[0].uid == "u2", "its times and size do not show it"
 
 
 JSON = st.recursive(
@@ -207,17 +207,17 @@ def test_rubbish_is_refused(data: bytes) -> None:
 
 @given(st.sampled_from(PATHS), JSON)
 def test_a_wrong_field_is_refused_or_harmless(path: str, value: object) -> None:
-    """Whatever stands in one field: there is a book of the right types, or the one error."""
+    """Whatever stands in one field: there is a checkpoint of the right types, or the one error."""
     try:
-        book = decode_checkpoint(changed(path, value), STAMP)
+        checkpoint = decode_checkpoint(changed(path, value), STAMP)
     except CheckpointError:
         return
-    for entry in book.entries:
+    for entry in checkpoint.entries:
         assert all(isinstance(each, str) for each in (entry.uid, entry.container, entry.resource, *entry.ids))
 
 
 @given(st.integers(0), st.sampled_from(sorted(SAMPLES.glob("*.json"))))
-def test_a_torn_book_is_refused(at: int, sample: Path) -> None:
+def test_a_torn_checkpoint_is_refused(at: int, sample: Path) -> None:
     whole = sample.read_bytes().rstrip()
     with pytest.raises(TornCheckpointError):
         decode_checkpoint(whole[: at % len(whole)], STAMP)
@@ -239,13 +239,13 @@ def test_what_the_kubelet_writes_is_read(held: dict[Any, dict[int, set[str]]]) -
         for (uid, container, resource), nodes in held.items()
     ]
     data = {"Data": {"PodDeviceEntries": entries or None, "RegisteredDevices": {}}, "Checksum": 1}
-    book = decode_checkpoint(json.dumps(data).encode(), STAMP)
-    assert {(one.uid, one.container, one.resource): one.ids for one in book.entries} == {
+    checkpoint = decode_checkpoint(json.dumps(data).encode(), STAMP)
+    assert {(one.uid, one.container, one.resource): one.ids for one in checkpoint.entries} == {
         key: frozenset().union(*nodes.values()) for key, nodes in held.items()
     }
 
 
-def test_no_file_is_no_book(path: Path) -> None:
+def test_no_file_is_no_checkpoint(path: Path) -> None:
     reader = CheckpointReader(path.parent)
     assert reader.read() is None
     replace(path, json.dumps(LAYOUT).encode())
@@ -255,13 +255,13 @@ def test_no_file_is_no_book(path: Path) -> None:
     assert CheckpointReader(path.parent / "no-such-folder").read() is None
 
 
-def test_an_unreadable_file_is_not_an_empty_book(path: Path) -> None:
+def test_an_unreadable_file_is_not_an_empty_checkpoint(path: Path) -> None:
     path.mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: it is no regular file"):
         CheckpointReader(path.parent).read()
 
 
-def test_a_pipe_in_the_place_of_the_book_is_not_waited_for(path: Path) -> None:
+def test_a_pipe_in_the_place_of_the_checkpoint_is_not_waited_for(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(CheckpointError, match="cannot be read: it is no regular file"):
         CheckpointReader(path.parent).read()

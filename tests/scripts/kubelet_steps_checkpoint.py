@@ -1,4 +1,4 @@
-"""Steps: what the kubelet's own book holds, and when it is written."""
+"""Steps: what the kubelet's own checkpoint holds, and when it is written."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from tests.scripts.kubelet_play import ALL, Answer, Play, ScriptPod, Step, relat
 
 
 async def written_between_containers(here: Play) -> Answer:
-    """Look at the book from inside each Allocate: what was allocated before must be there."""
-    books = []
-    here.plugin.on_allocate = lambda: books.append(here.book.read())
+    """Look at the checkpoint from inside each Allocate: what was allocated before must be there."""
+    checkpoints = []
+    here.plugin.on_allocate = lambda: checkpoints.append(here.checkpoint.read())
     one = await here.admit(ScriptPod("many", (3, 2), init=(1, (2,))))
-    looks = [sorted(here.written("many", book)) for book in books]
-    return {"in the book at each Allocate": looks, "after": one.facts("0 1", "0 2", "0 3")}
+    looks = [sorted(here.written("many", checkpoint)) for checkpoint in checkpoints]
+    return {"in the checkpoint at each Allocate": looks, "after": one.facts("0 1", "0 2", "0 3")}
 
 
 async def init_stands_beside_main(here: Play) -> Answer:
@@ -47,7 +47,7 @@ def ended_pods_stay(how: str) -> Callable[[Play], Awaitable[Answer]]:
 
 
 async def list_and_message(here: Play) -> Answer:
-    """What makes the kubelet clean its book when nobody asks for devices."""
+    """What makes the kubelet clean its checkpoint when nobody asks for devices."""
     name = await _end(here, "forced")
 
     def there() -> bool:
@@ -76,10 +76,10 @@ async def restart_after_cleaning(here: Play) -> Answer:
 
 async def _bound_while_away(here: Play) -> Answer:
     """Kill the kubelet, bind a pod that needs everything, start the kubelet."""
-    before = here.book_path.read_bytes()
+    before = here.checkpoint_path.read_bytes()
     await here.driver.kill()
     await here.create(ScriptPod("bound", (ALL,)))
-    same = here.book_path.read_bytes() == before
+    same = here.checkpoint_path.read_bytes() == before
     await here.driver.start()
     status = await here.phase("bound", {"Running", "Failed"})
     reasons = {key: status[key] for key in ("reason", "message") if status.get(key)}
@@ -87,17 +87,17 @@ async def _bound_while_away(here: Play) -> Answer:
     return {
         "same file": same,
         "phase": status["phase"],
-        "in the book": sorted(here.written("bound")),
+        "in the checkpoint": sorted(here.written("bound")),
         **reasons,
     }
 
 
-async def restart_keeps_the_book(here: Play) -> Answer:
+async def restart_keeps_the_checkpoint(here: Play) -> Answer:
     await here.admit(ScriptPod("kept", (2,), init=(6,)))
-    before, data, listed = here.written("kept"), here.book_path.read_bytes(), await here.list()
+    before, data, listed = here.written("kept"), here.checkpoint_path.read_bytes(), await here.list()
     assert listed is not None
     await here.driver.kill()
-    there = here.book_path.read_bytes() == data
+    there = here.checkpoint_path.read_bytes() == data
     await here.driver.start()
     await here.listed_again(listed)
     await here.registered()
@@ -118,29 +118,29 @@ async def refusals(here: Play) -> Answer:
 
 
 def _lost(here: Play) -> None:
-    here.book_path.unlink()
+    here.checkpoint_path.unlink()
 
 
 def _torn(here: Play) -> None:
-    whole = here.book_path.read_bytes()
-    here.book_path.write_bytes(whole[: len(whole) // 2])
+    whole = here.checkpoint_path.read_bytes()
+    here.checkpoint_path.write_bytes(whole[: len(whole) // 2])
 
 
 def _changed(here: Play) -> None:
-    changed = json.loads(here.book_path.read_bytes())
+    changed = json.loads(here.checkpoint_path.read_bytes())
     changed["Checksum"] += 1
-    here.book_path.write_text(json.dumps(changed))
+    here.checkpoint_path.write_text(json.dumps(changed))
 
 
 def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable[Answer]]:
-    """Spoil the book while the kubelet is away; see when it writes another, and what is in it."""
+    """Spoil the checkpoint while the kubelet is away; see when it writes another, and what is in it."""
 
     async def step(here: Play) -> Answer:
         await here.admit(ScriptPod(f"before-{name}", (3,)))
         await here.stop_plugin()
         await here.driver.kill()
         how(here)
-        left = here.book_path.read_bytes() if here.book_path.exists() else None
+        left = here.checkpoint_path.read_bytes() if here.checkpoint_path.exists() else None
         await here.driver.start()
 
         async def known() -> bool:
@@ -148,7 +148,7 @@ def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable
             return answer is not None and ("default", f"before-{name}") in answer.pods
 
         await until(known, "the kubelet knows its pods")
-        now = here.book_path.read_bytes() if here.book_path.exists() else None
+        now = here.checkpoint_path.read_bytes() if here.checkpoint_path.exists() else None
         here.start_plugin()
         await here.registered()
         first = sorted(here.written(f"before-{name}"))
@@ -159,8 +159,8 @@ def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable
             "untouched without a plugin": now == left,
             "at the first message": first,
             "old": (await here.phase(f"before-{name}", {"Running", "Failed"}))["phase"],
-            "new": two.facts()["in the book"],
-            "refused for the sum": {key: refused[key] for key in ("reason", "in the book")},
+            "new": two.facts()["in the checkpoint"],
+            "refused for the sum": {key: refused[key] for key in ("reason", "in the checkpoint")},
         }
 
     return step
@@ -169,8 +169,8 @@ def spoilt(how: Callable[[Play], None], name: str) -> Callable[[Play], Awaitable
 async def lost_while_running(here: Play) -> Answer:
     await here.admit(ScriptPod("whole", (3,)))
     before = here.written("whole")
-    here.book_path.unlink()
-    assert here.book.read() is None
+    here.checkpoint_path.unlink()
+    assert here.checkpoint.read() is None
     await here.another_list()
     return {"back with the next message": here.written("whole") == before}
 
@@ -225,20 +225,22 @@ async def listed_while_asked(here: Play) -> Answer:
 
 
 BOOK_STEPS = (
-    Step("the book holds a container before the next one asks", written_between_containers),
-    Step("the book: an init container's IDs stand again under main", init_stands_beside_main),
-    Step("the book keeps a pod deleted by force until the next allocation", ended_pods_stay("forced")),
-    Step("the book keeps a pod deleted with grace until the next allocation", ended_pods_stay("graceful")),
-    Step("the book keeps a pod that succeeded until the next allocation", ended_pods_stay("succeeds")),
-    Step("the book is cleaned by PodResources List and a message, in this order", list_and_message),
-    Step("the book of refused pods", refusals),
+    Step("the checkpoint holds a container before the next one asks", written_between_containers),
+    Step("the checkpoint: an init container's IDs stand again under main", init_stands_beside_main),
+    Step("the checkpoint keeps a pod deleted by force until the next allocation", ended_pods_stay("forced")),
+    Step(
+        "the checkpoint keeps a pod deleted with grace until the next allocation", ended_pods_stay("graceful")
+    ),
+    Step("the checkpoint keeps a pod that succeeded until the next allocation", ended_pods_stay("succeeds")),
+    Step("the checkpoint is cleaned by PodResources List and a message, in this order", list_and_message),
+    Step("the checkpoint of refused pods", refusals),
     Step("PodResources lists a batch pod by pod, as each asks", listed_in_a_batch),
     Step("PodResources lists the same as long as the plugin is asked", listed_while_asked),
-    Step("restart: the book stays", restart_keeps_the_book),
+    Step("restart: the checkpoint stays", restart_keeps_the_checkpoint),
     Step("restart: a pod bound meanwhile is refused for an ended pod's entry", restart_before_cleaning),
-    Step("restart: a pod bound meanwhile runs where the book was cleaned", restart_after_cleaning),
-    Step("restart with the book lost", spoilt(_lost, "lost")),
-    Step("restart with the book torn", spoilt(_torn, "torn")),
-    Step("restart with a book that fails its checksum", spoilt(_changed, "changed")),
-    Step("a book that is deleted comes back whole with the next message", lost_while_running),
+    Step("restart: a pod bound meanwhile runs where the checkpoint was cleaned", restart_after_cleaning),
+    Step("restart with the checkpoint lost", spoilt(_lost, "lost")),
+    Step("restart with the checkpoint torn", spoilt(_torn, "torn")),
+    Step("restart with a checkpoint that fails its checksum", spoilt(_changed, "changed")),
+    Step("a checkpoint that is deleted comes back whole with the next message", lost_while_running),
 )

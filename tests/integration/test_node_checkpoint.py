@@ -1,4 +1,4 @@
-"""A node's daemon and the kubelet's book: cleaned before a release, read before anything is offered."""
+"""A node's daemon and the kubelet's checkpoint: cleaned before a release, read before anything is offered."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from deviceplugin.publishing.explain import explain_node
 from tests.integration.node_world import NodeWorld, card, node_world, until
 
 
-def book_path(world: NodeWorld) -> Path:
+def checkpoint_path(world: NodeWorld) -> Path:
     return world.kubelet.device_plugin_dir / BOOK_NAME
 
 
@@ -22,7 +22,7 @@ async def not_ready(world: NodeWorld, session: aiohttp.ClientSession) -> str:
 
 
 async def test_a_pod_bound_while_the_kubelet_is_away_finds_the_room_that_was_released():
-    """A kubelet that starts admits its first pods against its book as it lies there."""
+    """A kubelet that starts admits its first pods against its checkpoint as it lies there."""
     async with node_world(8) as world:
         uid = await world.run("a", 8, on=0)
         await world.settled([8], {uid})
@@ -49,7 +49,7 @@ async def test_pods_of_one_size_get_their_own_cards_in_whatever_order_the_kubele
             assert world.env(uid)["NVIDIA_VISIBLE_DEVICES"] == card(on)
 
 
-async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
+async def test_what_was_allocated_is_its_pods_before_the_checkpoint_says_so():
     """Also where the kubelet does not ask: main has what its init container had, all that is left."""
     async with node_world(8, 8) as world:
         facts = world.daemon.account.ledger.accounts
@@ -63,7 +63,7 @@ async def test_what_was_allocated_is_its_pods_before_the_book_says_so():
         assert list(dict.fromkeys(given)) == [(first, "main"), (last, "setup"), (last, "main")]
 
 
-async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_book():
+async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_checkpoint():
     async with node_world(8) as world, aiohttp.ClientSession() as session:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})
@@ -81,45 +81,45 @@ async def test_an_ended_pod_stays_charged_while_the_kubelet_cannot_clean_its_boo
         assert world.daemon._pod_resources.problem is None
 
 
-async def test_a_book_that_cannot_be_read_releases_nothing_and_says_so():
+async def test_a_checkpoint_that_cannot_be_read_releases_nothing_and_says_so():
     async with node_world(8) as world, aiohttp.ClientSession() as session:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})
-        whole = book_path(world).read_bytes()
-        book_path(world).write_bytes(whole[:40])
+        whole = checkpoint_path(world).read_bytes()
+        checkpoint_path(world).write_bytes(whole[:40])
         await until(lambda: world.daemon.account.checkpoint_problem)
-        assert f"{book_path(world)}: torn" in await not_ready(world, session)
+        assert f"{checkpoint_path(world)}: torn" in await not_ready(world, session)
         assert world.daemon.account.ledger.used() == (3,)
-        book_path(world).write_bytes(whole)
+        checkpoint_path(world).write_bytes(whole)
         await until(lambda: world.daemon.account.checkpoint_problem is None)
         assert await not_ready(world, session) == ""
         assert (world.used, world.holds) == ([3], {uid})
 
 
-async def test_before_the_first_readable_book_nothing_is_offered_nor_published():
+async def test_before_the_first_readable_checkpoint_nothing_is_offered_nor_published():
     async with node_world(8) as world, aiohttp.ClientSession() as session:
         await world.settled([0], set())
         await world.stop_daemon()
         words, registrations = world.words(), world.kubelet.registrations
-        whole = book_path(world).read_bytes()
-        book_path(world).write_text('{"Data": {"PodDeviceEntries": 7}}')
+        whole = checkpoint_path(world).read_bytes()
+        checkpoint_path(world).write_text('{"Data": {"PodDeviceEntries": 7}}')
         running = world.spawn_daemon()
         await until(lambda: running.done() or (world.daemon.account and world.daemon._pods.is_connected))
         assert "unknown layout" in await not_ready(world, session)
         assert "not registered" in await not_ready(world, session)
         assert (world.words(), world.kubelet.registrations) == (words, registrations)
-        book_path(world).write_bytes(whole)
+        checkpoint_path(world).write_bytes(whole)
         await until(world.daemon.ready.is_set)
         await world.settled([0], set())
         assert await not_ready(world, session) == ""
 
 
-async def test_a_daemon_that_finds_a_torn_book_has_the_kubelet_write_it_anew():
+async def test_a_daemon_that_finds_a_torn_checkpoint_has_the_kubelet_write_it_anew():
     async with node_world(8) as world, aiohttp.ClientSession() as session:
         uid = await world.run("a", 3, on=0)
         await world.settled([3], {uid})
         await world.stop_daemon()
-        book_path(world).write_bytes(b"")
+        checkpoint_path(world).write_bytes(b"")
         await world.start_daemon()
         await until(world.daemon.ready.is_set)
         other = await world.run("b", 5, on=0)

@@ -1,6 +1,6 @@
-"""The real kubelet's book, with the shipped daemon beside it: what our accounts may build on.
+"""The real kubelet's checkpoint, with the shipped daemon beside it: what our accounts may build on.
 
-What the kubelet does alone, with a plugin that does as told, is in tests/scripts/kubelet_steps_book.py.
+What the kubelet does alone, with a plugin that does as told, is in tests/scripts/kubelet_steps_checkpoint.py.
 """
 
 import json
@@ -36,19 +36,19 @@ def cluster(shared) -> Cluster:
 
 
 def read(cluster: Cluster) -> Checkpoint:
-    book = CheckpointReader(cluster.host.device_plugin_dir).read()
-    assert book is not None, "there is no book"
-    return book
+    checkpoint = CheckpointReader(cluster.host.device_plugin_dir).read()
+    assert checkpoint is not None, "there is no checkpoint"
+    return checkpoint
 
 
 def registered(cluster: Cluster) -> list[str]:
-    """Every device ID of ours that was healthy when the book was written."""
+    """Every device ID of ours that was healthy when the checkpoint was written."""
     data = json.loads((cluster.host.device_plugin_dir / BOOK_NAME).read_bytes())["Data"]
     return data["RegisteredDevices"][RESOURCE]
 
 
 def entries(cluster: Cluster, uid: str) -> dict[str, dict[str, int]]:
-    """What the book says of one pod: units by card for each container."""
+    """What the checkpoint says of one pod: units by card for each container."""
     found: dict[str, dict[str, int]] = {}
     for entry in read(cluster).entries:
         if (entry.uid, entry.resource) == (uid, RESOURCE):
@@ -73,7 +73,7 @@ def restart(cluster: Cluster, meanwhile: Callable[[], object] = lambda: None) ->
 
 
 def test_every_container_stands_under_its_pods_uid(cluster):
-    """Init container, sidecar and two mains: the book says of each what its environment says."""
+    """Init container, sidecar and two mains: the checkpoint says of each what its environment says."""
     init = [w.container("prepare", 3, ("/bin/true",)), w.container("side", 1, sidecar=True)]
     uid = cluster.create(w.pod("many", w.container(gib=2), w.container("second", gib=1), init=init))
     cluster.wait_running("many")
@@ -86,8 +86,8 @@ def test_every_container_stands_under_its_pods_uid(cluster):
     }
     for name in ("side", "main", "second"):
         assert found[name] == grants(cluster, "many", name)
-    book = read(cluster)
-    ids = {entry.container: entry.ids for entry in book.entries if entry.uid == uid}
+    checkpoint = read(cluster)
+    ids = {entry.container: entry.ids for entry in checkpoint.entries if entry.uid == uid}
     assert len(ids["side"] | ids["main"] | ids["second"]) == 4, "running containers share nothing"
     assert ids["prepare"] < ids["side"] | ids["main"] | ids["second"], (
         "who comes after has the init container's"
@@ -96,7 +96,7 @@ def test_every_container_stands_under_its_pods_uid(cluster):
     cluster.wait_used([0, 4])
 
 
-def test_restarts_leave_the_book_as_it_is(cluster):
+def test_restarts_leave_the_checkpoint_as_it_is(cluster):
     """Whoever restarts, and with the kubelet away: the same entries."""
     uid = cluster.create(w.pod("kept", w.container(gib=2), init=[w.container("prepare", 6, ("/bin/true",))]))
     cluster.wait_running("kept")
@@ -115,7 +115,7 @@ def test_restarts_leave_the_book_as_it_is(cluster):
 
 
 def test_an_entry_is_dropped_while_containers_run(cluster):
-    """Deleted by force, the pod leaves the book with the next allocation; its processes run on and count."""
+    """Deleted by force, the pod leaves the checkpoint with the next allocation; its processes run on."""
     uid = cluster.create(
         w.pod("stubborn", w.container(gib=8, command=STUBBORN), terminationGracePeriodSeconds=15)
     )
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> set[int]:
-    """How many units the book ever said that a pod has, until it is refused.
+    """How many units the checkpoint ever said that a pod has, until it is refused.
 
     Read beside the questions to the API server: the daemon has the entry dropped within milliseconds.
     """
@@ -165,7 +165,7 @@ def seen_until_refused(cluster: Cluster, uid: str, name: str, reason: str) -> se
     return seen
 
 
-def test_a_refused_pod_may_stand_in_the_book(cluster):
+def test_a_refused_pod_may_stand_in_the_checkpoint(cluster):
     """What the kubelet checks after it gave devices leaves an entry, until the next allocation at most.
 
     What it gave counts on until it is certain that nothing of the pod runs.
@@ -200,7 +200,7 @@ def falsify(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lose, tear, falsify])
-def test_a_spoilt_book_forgets_running_pods(cluster, spoil):
+def test_a_spoilt_checkpoint_forgets_running_pods(cluster, spoil):
     """The kubelet begins a new one with our first list; the words go on counting what runs."""
     uid = cluster.create(w.pod("running", w.container(gib=5)))
     cluster.wait_running("running")
@@ -218,8 +218,8 @@ def test_a_spoilt_book_forgets_running_pods(cluster, spoil):
     assert not entries(cluster, uid)
 
 
-def test_a_torn_book_keeps_no_daemon_from_starting(cluster):
-    """The kubelet, also one that starts with it, writes its book when it gets our list, and not before."""
+def test_a_torn_checkpoint_keeps_no_daemon_from_starting(cluster):
+    """The kubelet, also one that starts with it, writes its checkpoint when it gets our list, not before."""
     cluster.create(w.pod("running", w.container(gib=5)))
     cluster.wait_running("running")
     cluster.wait_used([0, 5])
@@ -242,7 +242,7 @@ def test_a_torn_book_keeps_no_daemon_from_starting(cluster):
 
 
 def test_a_pod_bound_while_the_kubelet_is_away_finds_its_room(cluster):
-    """The kubelet admits its first batch against the book as it was: nothing may be promised out of it."""
+    """The kubelet admits its first batch against the checkpoint as it was: nothing of it may be promised."""
     for name in ("a", "b"):
         cluster.create(w.pod(name, w.container(gib=8)))
     for name in ("a", "b"):

@@ -1,0 +1,304 @@
+"""The page for a namespace's members, who may not list nodes: what the cluster tells, and who shows it.
+
+Pods of other namespaces are sums, as in `gpupack.teams`; docs/teams.md says who has to have which rights.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from allocator.errors import shown
+from gpupack import __version__
+from gpupack.dashboard import advice
+from gpupack.dashboard.advice import PendingPod, SizeFit
+from gpupack.dashboard.board import ClusterBoard
+from gpupack.dashboard.page_hub import PageHub
+from gpupack.dashboard.queues import explain_no_queues
+from gpupack.dashboard.records import CardSums, NodeDetail, NodeTile, PodDetail, sum_cards
+from gpupack.dashboard.trend import Trend, make_trend_point
+from gpupack.errors import InputError
+from gpupack.teams.answers import hide_names, name_others
+from gpupack.teams.asking import TOKEN_S, ask_as_member, make_member_token
+from gpupack.whatif.cluster import Cluster
+from kubeapi.client import KubeClient
+from kubeapi.errors import KubeApiError
+
+KEPT_S: Final = 5.0
+"""A page counts so long: all members of a namespace are told the same."""
+MOST_KEPT: Final = 200
+EVERY_S: Final = 10.0
+"""Between two questions for the page."""
+PATIENCE: Final = 20
+"""An answer takes no more than one part in so many of the time."""
+
+
+class MemberPage(msgspec.Struct, frozen=True):
+    """MemberPage is what the page shows to the members of a namespace.
+
+    Attributes:
+        nodes: All nodes, without their labels.
+        places: Names of the namespace's pods on cards, by node.
+        pending: The namespace's pods that wait.
+        more: Number of such pods that were left out.
+        fits: How many pods of usual sizes fit.
+    """
+
+    nodes: list[NodeTile]
+    places: dict[str, list[str]]
+    pending: list[PendingPod]
+    more: int
+    fits: list[SizeFit]
+
+
+class MemberPages:
+    """Makes the pages in the cluster.
+
+    Args:
+        board: All nodes and pods.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, board: ClusterBoard, clock: Callable[[], float] = time.monotonic) -> None:
+        self._board = board
+        self._clock = clock
+        self._kept: dict[str, tuple[float, MemberPage]] = {}
+
+    async def answer_page(self, cluster: Cluster, namespace: str, _query: Mapping[str, str]) -> MemberPage:
+        """Answer `page`."""
+        kept = self._kept.pop(namespace, None)
+        if kept is None or self._clock() >= kept[0]:
+            page = await self._make_page(cluster, namespace)
+            kept = self._clock() + KEPT_S, page
+        self._kept[namespace] = kept
+        while len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return kept[1]
+
+    async def _make_page(self, cluster: Cluster, namespace: str) -> MemberPage:
+        board = self._board
+        places: dict[str, list[str]] = {}
+        for node, pods in board.pod_memory.items():
+            own = sorted({pod.name for pod in pods if pod.namespace == namespace})
+            if own:
+                places[node] = own
+        waiting = [pod for pod in advice.list_waiting_pods(cluster) if pod.metadata.namespace == namespace]
+        pending = []
+        for pod in advice.explain_pods(cluster, waiting, board.find_queued):
+            pending.append(pod)
+            await asyncio.sleep(0)
+        fits = []
+        for fit in advice.count_fit_of_sizes(cluster):
+            fits.append(fit)
+            await asyncio.sleep(0)
+        tiles = [board.tiles[name] for name in sorted(board.tiles)]
+        texts = _Texts(pending, {tile.name: tile.remark for tile in tiles if tile.remark})
+        texts = hide_names(texts, cluster, namespace)
+        told = [_hide_labels(tile, texts.remarks.get(tile.name, "")) for tile in tiles]
+        return MemberPage(told, places, texts.pending, len(waiting) - len(pending), fits)
+
+    async def answer_node(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> NodeDetail:
+        """Answer `node`, whose name is `name`.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        name = query.get("name", "")
+        detail = self._board.make_detail(name)
+        if detail is None:
+            raise InputError(f"no node has the name {shown(name)}")
+        texts = hide_names(_Texts([], {name: detail.node.remark}), cluster, namespace)
+        return NodeDetail(
+            _hide_labels(detail.node, texts.remarks[name]),
+            [msgspec.structs.replace(card, pods=_sum_others(card.pods, namespace)) for card in detail.cards],
+            _sum_others(detail.unplaced, namespace),
+        )
+
+
+class _Texts(msgspec.Struct, frozen=True):
+    """Texts that may name pods of other namespaces; remarks by node."""
+
+    pending: list[PendingPod]
+    remarks: dict[str, str]
+
+
+def _hide_labels(tile: NodeTile, remark: str) -> NodeTile:
+    return msgspec.structs.replace(tile, labels={}, remark=remark)
+
+
+def _sum_others(pods: Sequence[PodDetail], namespace: str) -> list[PodDetail]:
+    """Put one sum in place of the pods of other namespaces."""
+    own = [pod for pod in pods if pod.namespace == namespace]
+    others = [pod for pod in pods if pod.namespace != namespace]
+    if not others:
+        return own
+    used = [pod.used for pod in others if pod.used is not None]
+    total = PodDetail(
+        namespace="",
+        name=name_others(len(others)),
+        uid="",
+        units=sum(pod.units for pod in others),
+        share="allocated",
+        used=sum(used) if len(used) == len(others) else None,
+        held="",
+    )
+    return [*own, total]
+
+
+class MemberClient:
+    """Asks the process in the cluster as a member, with a token that is made anew before it ends.
+
+    Args:
+        client: The API server.
+        namespace: Whose member asks.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, client: KubeClient, namespace: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._token = ""
+        self._made_at = float("-inf")
+        self.namespace = namespace
+
+    async def renew_token(self) -> None:
+        """Have a new token made where the one there is has lived half its time.
+
+        Raises:
+            Forbidden, NotFound: the user is no member.
+        """
+        if self._clock() - self._made_at >= TOKEN_S / 2:
+            self._token = await make_member_token(self._client, self.namespace)
+            self._made_at = self._clock()
+
+    async def ask(self, question: str, query: dict[str, str | int]) -> bytes:
+        """Ask; errors are those of `ask_as_member` and `make_member_token`."""
+        await self.renew_token()
+        return await ask_as_member(self._client, self._token, self.namespace, question, query)
+
+
+class MemberBoard:
+    """Keeps the nodes that a member is told of; attributes as of `ClusterBoard`."""
+
+    def __init__(self) -> None:
+        self.tiles: dict[str, NodeTile] = {}
+        self.encoded: dict[str, msgspec.Raw] = {}
+        self._changed: set[str] = set()
+
+    def replace(self, tiles: Sequence[NodeTile]) -> None:
+        """Take a complete list."""
+        before, self.tiles = self.tiles, {tile.name: tile for tile in tiles}
+        self._changed |= before.keys() - self.tiles.keys()
+        for name, tile in self.tiles.items():
+            if before.get(name) != tile:
+                self._changed.add(name)
+                self.encoded[name] = msgspec.Raw(msgspec.json.encode(tile))
+        for name in before.keys() - self.tiles.keys():
+            del self.encoded[name]
+
+    def refresh(self) -> set[str]:
+        """Return the names of the nodes that changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+
+class MemberDashboard:
+    """MemberDashboard keeps up to date what the page shows to a member, and answers the page's questions.
+
+    Args:
+        source: What is shown, in words.
+        namespace: Whose member looks.
+        ask: Asks the process in the cluster, as `MemberClient.ask`.
+        now_s: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        namespace: str,
+        ask: Callable[[str, dict[str, str | int]], Awaitable[bytes]],
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._namespace = namespace
+        self._ask = ask
+        self._now_s = now_s
+        self._places: dict[str, list[str]] = {}
+        self._board = MemberBoard()
+        self.is_ready = False
+        self.hub = PageHub(
+            self._board,
+            Trend(),
+            {
+                "about": {"source": source, "version": __version__, "live": True},
+                "problems": [],
+                "pending": {"pods": [], "more": 0},
+                "fits": [],
+                "queues": explain_no_queues("Queues are shown to those who may list nodes."),
+            },
+        )
+
+    async def run(self) -> None:
+        """Keep it up to date until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await self.refresh()
+            await asyncio.sleep(max(EVERY_S, PATIENCE * (loop.time() - began)))
+
+    async def refresh(self) -> None:
+        """Ask for the page once."""
+        told = (
+            f"You may not list nodes: answered by gpupack in the cluster for namespace {self._namespace}. "
+            "Pods of other namespaces are sums."
+        )
+        try:
+            page = msgspec.json.decode(await self._ask("page", {}), type=MemberPage)
+        except msgspec.MsgspecError as error:
+            self.hub.set_part("problems", [f"The answer is not that of this version of gpupack: {error}"])
+            return
+        except (KubeApiError, InputError) as error:
+            said = "The page is not up to date" if self.is_ready else "There is nothing to show"
+            self.hub.set_part("problems", [f"{said}: {error}"])
+            return
+        self._places = page.places
+        self._board.replace(page.nodes)
+        self.is_ready = True
+        self.hub.flush_nodes()
+        self.hub.set_part("pending", {"pods": page.pending, "more": page.more})
+        self.hub.set_part("fits", page.fits)
+        self.hub.set_part("problems", [told])
+        sums = sum((sum_cards(tile) for tile in page.nodes), CardSums())
+        self.hub.trend.add(make_trend_point(self._now_s(), sums, len(page.pending) + page.more))
+        self.hub.announce_point()
+
+    def has_node(self, name: str) -> bool:
+        """Tell whether there is such a node."""
+        return name in self._board.tiles
+
+    async def describe_node(self, name: str) -> bytes:
+        """Describe a node with its pods; see `PageAnswers`."""
+        return await self._ask("node", {"name": name})
+
+    def find_nodes_with_pod(self, text: str) -> list[str]:
+        """Find the nodes with an own pod whose namespace/name has this in it."""
+        wanted = text.lower()
+        return sorted(
+            node
+            for node, pods in self._places.items()
+            if any(wanted in f"{self._namespace}/{pod}".lower() for pod in pods)
+        )
+
+    async def explain_pod(self, namespace: str, pod: str) -> bytes:
+        """Say why a pod waits; see `PageAnswers`."""
+        if namespace != self._namespace:
+            raise InputError(f"namespace {shown(namespace)}; allowed: {shown(self._namespace)}")
+        return await self._ask("why", {"pod": pod})
+
+    async def count_fit(self, query: Mapping[str, str]) -> bytes:
+        """Count pods of a size; see `PageAnswers`."""
+        names: Any = ("units", "cards", "model", "percent")
+        return await self._ask("fit", {"units": 1, **{key: query[key] for key in names if key in query}})
