@@ -1,7 +1,7 @@
 """Which examples hypothesis tries: the same ones everywhere, or those of a random seed.
 
 The same ones are tried unless `GPUPACK_RANDOM_EXAMPLES=1`, so that a change is judged by what it does. `make
-test-random` tries others and prints the seed that finds them again.
+test-random` tries others, twice as many, and prints the seed that finds them again.
 """
 
 import os
@@ -14,11 +14,24 @@ from hypothesis.internal.constants_ast import Constants
 ARE_RANDOM: Final = os.environ.get("GPUPACK_RANDOM_EXAMPLES") == "1"
 
 
+def examples(count: int) -> settings:
+    """Set how many random examples are tried; of the same ones a half."""
+    return settings(max_examples=_some_of(count))
+
+
+def _some_of(count: int) -> int:
+    return count if ARE_RANDOM else count // 2
+
+
 def choose_examples() -> None:
     """Load the settings that all tests share; no test asserts how long something takes."""
     pin_constants()
     settings.register_profile(
-        "gpupack", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not ARE_RANDOM
+        "gpupack",
+        max_examples=_some_of(100),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=not ARE_RANDOM,
     )
     settings.load_profile("gpupack")
 

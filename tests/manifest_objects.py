@@ -11,6 +11,7 @@ BUILDS = ["base", *(f"overlays/{name}" for name in OVERLAYS)]
 # Shown to people, not applied.
 SNIPPETS = {MANIFESTS / "overlays/join-existing-scheduler/extenders.yaml"}
 NAMESPACE = "gpupack-system"
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -29,7 +30,7 @@ def container(one: dict[str, Any], name: str = "gpupack") -> dict[str, Any]:
 
 def text_of(one: dict[str, Any]) -> str:
     """The object as text, with quotes as they stand in CEL."""
-    return yaml.safe_dump(one, width=100_000).replace("''", "'")
+    return yaml.dump(one, Dumper=DUMPER, width=100_000).replace("''", "'")
 
 
 def port_of(one: dict[str, Any], name: str) -> int:

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.cards import Card
@@ -14,6 +14,7 @@ from gpupack.rebalance.planning import TOGETHER
 from gpupack.whatif import FitQuestion, answer_fit
 from gpupack.whatif.fit import build_request, count_fit_on_cards
 from tests.ask_world import MEMORY, Node, Pod, World, by_extender, can_take, most_pods, offered, seats
+from tests.examples import examples
 
 MODELS = ("NVIDIA A100", "NVIDIA L40S")
 
@@ -83,7 +84,7 @@ def waiting(draw):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(worlds(), waiting())
 def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(world, pod):
     asked = world.but(pod)
@@ -98,7 +99,7 @@ def test_why_names_the_nodes_that_take_a_pod_and_every_other_one_in_a_group(worl
     assert passed == expected
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(worlds(), waiting())
 def test_each_way_out_lets_the_pod_fit(world, pod):
     answer = explain_pod(world.but(pod).cluster, "default", "w")
@@ -175,7 +176,7 @@ def _goes(world, pod, move):
     return offered(goes, pod, world) and move.target.cards in seats(goes, pod, world.free(goes))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(worlds(), st.integers(1, 13), st.sampled_from((1, 1, 2, 3)), st.sampled_from(("", *MODELS)))
 def test_fit_counts_what_can_be_placed(world, each, cards, model):
     pod = Pod("f", each * cards, count=cards, model=model, tolerates=("gpu",))
@@ -207,7 +208,7 @@ def test_fit_counts_what_can_be_placed(world, each, cards, model):
 SMALL = {"most_nodes": 2, "most_cards": 3, "most_pods": 5}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(worlds(plain=True, **SMALL) | mixed(**SMALL), st.sampled_from((6, 7, 8, 12)), st.integers(1, 3))
 def test_the_moves_let_the_pods_start_and_no_shorter_list_does(world, units, pods):
     advice = advise_start(world.cluster, FitQuestion(units), pods)
@@ -273,7 +274,7 @@ def _seated(world, group, units, wanted):
     return False
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(worlds(most_nodes=2, most_cards=2, most_pods=5, plain=True))
 def test_the_moves_empty_a_node_or_a_card(world):
     for what in ("n0", "n0/0"):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.card_rules import CardRules
@@ -12,6 +12,7 @@ from allocator.exact import place_exactly
 from allocator.place import choose_each
 from allocator.policies import CARD_POLICIES
 from allocator.selector import ANY_CARD
+from tests.examples import examples
 
 nodes = st.lists(
     st.tuples(st.sampled_from(("A100", "L40S", "T4")), st.integers(0, 8), st.integers(0, 8)),
@@ -44,7 +45,7 @@ def can_place(
     return False
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(nodes, demand_lists, card_rules, st.sampled_from(sorted(CARD_POLICIES.names())))
 def test_cards_are_found_by_the_rules_wherever_there_are_any(
     cards: list[Card], demands: list[tuple[int, int]], rules: CardRules, policy: str

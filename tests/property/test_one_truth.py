@@ -31,9 +31,10 @@ Where answers differ on purpose:
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.property.onetruth.checks import ask_everybody
 from tests.property.onetruth.mutants import MUTANTS
 from tests.property.proven import Record
@@ -44,7 +45,7 @@ SEEDS = 400
 """Scenes in which a rule's absence has to show."""
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 2**32 - 1))
 def test_every_place_answers_alike(seed: int) -> None:
     ask_everybody(seed)

@@ -20,7 +20,7 @@ from tests.property.queued.simulation import run
 from tests.property.undercount.scene import ViolationError
 
 STEPS = 400
-HISTORIES = int(os.environ.get("GPUPACK_QUEUE_HISTORIES", "6"))
+HISTORIES = int(os.environ.get("GPUPACK_QUEUE_HISTORIES", "4"))
 
 
 @pytest.mark.parametrize("mode", ["gate", "batch"])

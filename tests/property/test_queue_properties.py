@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allocator.place import place
@@ -16,6 +16,7 @@ from scheduler_plugin.queue.cache.queues import QueueState
 from scheduler_plugin.queue.cache.waiting import QueuedWorkload, SlotType
 from scheduler_plugin.queue.capacity.requirements import GangRequirements, Needs, PodRequirements
 from scheduler_plugin.queue.scheduler.admission import AdmittedWorkload
+from tests.examples import examples
 from tests.queue_world import QueueWorld
 
 RACK = "topology.kubernetes.io/rack"
@@ -230,7 +231,7 @@ class History(QueueWorld):
 
 @given(st.integers(0, 10**9))
 @example(36059)  # room is kept near its data for one of two pods that ask alike
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_is_released_fits_and_nothing_idles(seed: int) -> None:
     """In every history; and data is passed by only when nobody whose data is near could go."""
     History(seed).run()
@@ -257,7 +258,7 @@ def _is_fair(world: QueueWorld, weights: list[int]) -> bool:
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int) -> None:
     """Under saturation; pods of one size."""
     world, names = _tenants(weights, room)
@@ -271,7 +272,7 @@ def test_shares_follow_the_weights_within_one_pod(weights: list[int], room: int)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(4, 20), st.randoms(use_true_random=False)
 )
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_shares_converge_to_the_weights_and_everybody_is_served_soon(
     weights: list[int], room: int, rng: random.Random
 ) -> None:

@@ -3,12 +3,13 @@
 import random
 from dataclasses import dataclass
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from scheduler_plugin.queue.scheduler.reclaim import Reclaimer, ReclaimPlan
 from tests.cluster_builders import in_percent
+from tests.examples import examples
 from tests.queue_world import QueueWorld
 
 
@@ -113,7 +114,7 @@ def reclaimed(world: QueueWorld) -> ReclaimPlan | None:
 @example(760)  # half of a larger card counts for more than b's own quota, and c would lend the rest
 @example(136)  # one of a's victims has borrowed in part only, and is made again within a's own quota
 @example(2200)  # a gang of several sizes, with slots: what is kept for it is on other nodes than the slot
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_who_is_evicted_lets_the_task_start_and_is_needed(seed: int) -> None:
     """Victims go one after the other and are made again meanwhile; one round is enough.
 

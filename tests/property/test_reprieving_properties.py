@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.place import place
 from scheduler_plugin.cache.cards import build_cards
 from scheduler_plugin.cache.pods import PodRecord
 from tests.cluster_builders import container
+from tests.examples import examples
 from tests.preemption_world import PreemptionWorld
 
 PRIORITY = 5
@@ -112,7 +113,7 @@ def by_importance(pods: Sequence[PodRecord]) -> list[PodRecord]:
     return sorted(by_uid, key=lambda pod: (-pod.priority, started(pod)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     pods=st.lists(running, min_size=4, max_size=10),
     allowed=st.tuples(st.integers(0, 2), st.integers(0, 2)),

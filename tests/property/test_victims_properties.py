@@ -2,7 +2,7 @@
 
 from itertools import chain, combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.place import place
@@ -10,6 +10,7 @@ from scheduler_plugin.cache.disruption_budgets import keeps_budgets
 from scheduler_plugin.preemption.node_victims import compute_cost, read_node
 from scheduler_plugin.preemption.victims import OVERDUE_AFTER_S, EvictionRules, plan_on_node
 from tests.cluster_builders import container
+from tests.examples import examples
 from tests.preemption_world import EPOCH_S, PreemptionWorld
 
 PRIORITY = 5
@@ -27,7 +28,7 @@ running = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     pods=st.lists(running, min_size=3, max_size=9),
     allowed=st.tuples(st.integers(0, 3), st.integers(0, 3)),

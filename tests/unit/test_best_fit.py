@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.errors import PolicyError
@@ -15,6 +15,7 @@ from scheduler_plugin.scheduling.policies.remaining import (
     compute_tightest,
     find_dominant_class,
 )
+from tests.examples import examples
 from tests.policy_view import ask, place, view
 
 ABC = {
@@ -247,7 +248,7 @@ def by_hand(free, admits, units, cards, policy):
     )[1]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(clusters(), st.integers(1, 9), st.integers(1, 3), st.sampled_from([None, 1, 2]), st.booleans())
 def test_index_arrays_and_the_method_agree(drawn, units, cards, limit, largest):
     (before, after), mask = drawn
@@ -337,7 +338,6 @@ def test_a_closed_outermost_ring(parameters, units, expected, admitted):
     assert arrays.names[policy.pick(arrays, ask(0, 0, (2, 1), admits=admits)).key] == "a"
 
 
-@settings(deadline=None)
 @given(
     free=st.lists(st.lists(st.integers(0, 16), min_size=4, max_size=4), min_size=40, max_size=40),
     demand=st.builds(CardDemand, st.integers(0, 17), st.integers(1, 5)),

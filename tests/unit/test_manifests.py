@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ def test_names_of_the_product_are_those_of_the_code(name: str) -> None:
             assert seen in known, f"{one['kind']} {one['metadata']['name']}: {seen}"
 
 
+@cache
 def commands() -> list[tuple[str, str, list[str]]]:
     """Every command line of gpupack in the manifests: where it stands, the command, its flags."""
     found = {}
