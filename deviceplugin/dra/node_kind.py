@@ -20,7 +20,7 @@ WRITE_TIMEOUT_S: Final = 10.0
 
 
 class NodeKindMark:
-    """Keeps one annotation of the own Node right, and on a node of claims the resources at 0.
+    """Keeps one annotation of the own Node right, and on a node of claims the allocatable resources at 0.
 
     A kubelet takes no notice of a resource that its Node lacks: a pod that asks for it and has no claim would
     start without a card. Of a resource that the Node has none of, it refuses the pod.
@@ -90,11 +90,8 @@ class NodeKindMark:
         mark = node.metadata.get_annotation(NODE_SERVES)
         if not self._serves_claims:
             return None if mark is None else {"metadata": {"annotations": {NODE_SERVES: None}}}
-        amounts = [
-            (side or {}).get(name)
-            for side in (node.status.capacity, node.status.allocatable)
-            for name in self._resources
-        ]
+        # Of a device plugin that has stopped the kubelet writes the old capacity for five minutes more.
+        amounts = [(node.status.allocatable or {}).get(name) for name in self._resources]
         if mark == SERVES_CLAIMS and all(str(amount) == "0" for amount in amounts):
             return None
         nothing = dict.fromkeys(self._resources, "0")
