@@ -3,6 +3,7 @@
 Every fact is looked up by itself, so that one that cannot be had hides no other; nothing is changed.
 """
 
+import asyncio
 import os
 import platform
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from deviceplugin.card_source import make_source, make_source_options
-from deviceplugin.dra.serving import find_obstacles
+from deviceplugin.dra.serving import find_obstacles, find_server_obstacles
 from deviceplugin.enforcement.cgroup_watch import describe_watch_problem
 from deviceplugin.enforcement.enforcer import BLIND_RESCAN_S
 from deviceplugin.enforcement.limit_capability import NO_LIMITS, SWITCHED_OFF
@@ -27,6 +28,8 @@ from deviceplugin.host.inotify import probe_watch
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.option_values import DRA, MPS, OFF, REQUIRE
 from deviceplugin.settings import Settings
+from kubeapi.client import KubeClient
+from kubeapi.errors import UNREADABLE, KubeApiError
 
 NUMA_MEMORY: Final = (
     "what no process uses does not count; NVreg_CoherentGPUMemoryMode=driver has the driver manage it"
@@ -40,7 +43,7 @@ def check_node(settings: Settings, run: RunProgram | None = None) -> list[CheckF
     """Look at everything.
 
     Args:
-        settings: of the daemon that would run here; its API server is not needed.
+        settings: of the daemon that would run here; with `--serve dra` its API server is asked.
         run: runs a program and returns what it prints, None where it cannot; by default as a process.
 
     Raises:
@@ -239,11 +242,25 @@ def _kubelet(settings: Settings) -> Iterator[CheckFinding]:
 
 def _claims(settings: Settings) -> CheckFinding:
     what, obstacles = "claims (--serve dra)", find_obstacles(settings, PodCgroups(settings.cgroup_root))
+    unknown = ""
+    if settings.serve == DRA:
+        try:
+            obstacles += asyncio.run(_find_server_obstacles(settings))
+        except (KubeApiError, *UNREADABLE) as error:
+            unknown = f"what the API server can do is not known: {error}"
     if obstacles:
         verdict: Verdict = "bad" if settings.serve == DRA else "less"
         return CheckFinding(what, verdict, "; ".join(obstacles), "not served")
+    uses = "served with --serve dra, from Kubernetes 1.36 on"
+    if unknown:
+        return CheckFinding(what, "less", unknown, uses)
     where = f"sockets in {settings.kubelet_dir / 'plugins_registry'}, CDI files in {settings.cdi_dirs[-1]}"
-    return CheckFinding(what, "ok", where, "served with --serve dra, from Kubernetes 1.36 on")
+    return CheckFinding(what, "ok", where, uses)
+
+
+async def _find_server_obstacles(settings: Settings) -> list[str]:
+    async with await KubeClient.connect(settings.kubeconfig, user_agent="gpupack-node") as client:
+        return await find_server_obstacles(client)
 
 
 def _run(command: list[str]) -> str | None:

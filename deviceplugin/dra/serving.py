@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncGenerator, Callable
+from typing import Final
 
-from allocator.names import PERCENT_RESOURCE
+import msgspec
+
+from allocator.names import DRA_API, PERCENT_RESOURCE
 from deviceplugin.allocation.allocation_service import MakeGrant
 from deviceplugin.allocation.card_list import CardList
 from deviceplugin.allocation.ledger_service import LedgerService
@@ -23,6 +27,11 @@ from deviceplugin.gpus.api.source import GpuSource
 from deviceplugin.kubelet.checkpoint import CheckpointReader
 from deviceplugin.settings import Settings
 from kubeapi.client import KubeClient
+from kubeapi.errors import NotFound
+
+SERVER_TIMEOUT_S: Final = 5.0
+LEAST_VERSION: Final = (1, 36)
+"""Kubernetes that keeps shares of a device, KEP-5075, without a feature gate."""
 
 
 class ClaimServing:
@@ -141,7 +150,7 @@ def check_no_devices(settings: Settings, checkpoint_reader: CheckpointReader, cg
 
 
 def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
-    """Say what on this node keeps claims from being served; the API server is not asked. Blocking."""
+    """Say what on this node keeps claims from being served. Blocking."""
     found = [
         f"no folder {folder}: the kubelet makes it, and it is to be mounted"
         for folder in (settings.kubelet_dir / "plugins", settings.kubelet_dir / "plugins_registry")
@@ -155,6 +164,45 @@ def find_obstacles(settings: Settings, cgroups: CgroupProber) -> list[str]:
         check_no_devices(settings, CheckpointReader(settings.device_plugin_dir), cgroups)
     except DevicePluginError as error:
         found.append(str(error))
+    return found
+
+
+class _ServerVersion(msgspec.Struct, rename="camel"):
+    major: str
+    minor: str
+    git_version: str
+
+
+class _ServedResource(msgspec.Struct):
+    name: str
+
+
+class _ServedGroup(msgspec.Struct):
+    resources: list[_ServedResource]
+
+
+async def find_server_obstacles(client: KubeClient) -> list[str]:
+    """Say what in the cluster's API keeps claims from being served.
+
+    Raises:
+        KubeApiError: The API server does not answer.
+        MsgspecError: It answers with something else.
+    """
+    body = await client.get("/version", timeout_s=SERVER_TIMEOUT_S)
+    version = msgspec.json.decode(body, type=_ServerVersion)
+    # Some clouds write the minor version as "36+".
+    numbers = re.match(r"(\d+)\.(\d+)", f"{version.major}.{version.minor}")
+    found = []
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST_VERSION:
+        found.append(f"the API server is Kubernetes {version.git_version[:64]}; allowed: 1.36 or later")
+    try:
+        body = await client.get(DRA_API, timeout_s=SERVER_TIMEOUT_S)
+        served = {each.name for each in msgspec.json.decode(body, type=_ServedGroup).resources}
+    except NotFound:
+        served = set()
+    missing = [name for name in ("resourceclaims", "resourceslices") if name not in served]
+    if missing:
+        found.append(f"the API server does not serve {', '.join(missing)} of resource.k8s.io/v1")
     return found
 
 
