@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gpupack.usage.prometheus import EXPRESSIONS, make_label_query
-from tests.cluster.harness import Cluster, binaries
+from tests.cluster.harness import Cluster, binaries, dra
 from tests.cluster.harness.daemons import REPOSITORY
-from tests.cluster.harness.manifests import build, has_mutating_policies
+from tests.cluster.harness.manifests import apply_all, build, has_mutating_policies
 from tests.scripts import grafana
 
 MANIFESTS = REPOSITORY / "manifests"
@@ -50,6 +50,13 @@ TOGETHER = {
     "queue-batch-own-nodes": ("queue", "queue-batch", "queue-batch-own-nodes"),
 }
 """Components that one value brings, or that stand on others."""
+BESIDE_CLAIMS = {
+    **{name: COMPONENTS[name] for name in ("cdi", "evict-over-use", "memory-limits", "mig", "mps")},
+    **{name: OVERLAYS[name] for name in ("autoscale", "dashboard", "nvidia-runtime-class", "queue")},
+    "queue-batch": COMPONENTS["queue-batch-own-nodes"],
+    "simulated-gpus": OVERLAYS["simulated-gpus"],
+}
+"""Values beside `dra.enabled`, by their component."""
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -106,8 +113,40 @@ def test_each_component_is_a_value(component: str) -> None:
     assert template("namespace.create=true", *COMPONENTS[component]) == by_name(built)
 
 
+@pytest.mark.parametrize("component", sorted(BESIDE_CLAIMS))
+def test_each_value_beside_claims_is_a_component_beside_them(component: str) -> None:
+    others = TOGETHER.get("queue-batch-own-nodes" if component == "queue-batch" else component, (component,))
+    folders = [MANIFESTS / "components" / name for name in ("dra", "dra-scheduler", *others)]
+    made = template("namespace.create=true", "dra.enabled=true", *BESIDE_CLAIMS[component])
+    assert made == by_name(build(MANIFESTS / "base", *folders))
+
+
+def test_claims_with_a_scheduler_that_is_joined() -> None:
+    built = build(MANIFESTS / "overlays" / "join-existing-scheduler", MANIFESTS / "components" / "dra")
+    made = template("namespace.create=true", "dra.enabled=true", *OVERLAYS["join-existing-scheduler"])
+    assert made == by_name(built)
+
+
+def test_the_daemon_of_claims_follows_the_values_of_the_node() -> None:
+    objects = template(
+        "dra.enabled=true",
+        "node.args.unit-mib=512",
+        "node.args.cdi-dirs=/run/cdi",
+        "node.runtimeClassName=nvidia",
+        "node.affinity.nodeAffinity.x=y",
+        "node.resources.limits.memory=1Gi",
+        "node.nodeSelector.pool=a",
+    )
+    made = container(objects, "DaemonSet", "gpupack-node-dra")
+    assert {"--unit-mib=512", "--serve=dra", "--cdi-dirs=/run/cdi"} <= set(made["args"])
+    assert made["resources"] == {"limits": {"memory": "1Gi"}}
+    pod = objects["DaemonSet", "gpupack-node-dra"]["spec"]["template"]["spec"]
+    assert (pod["runtimeClassName"], pod["affinity"]) == ("nvidia", {"nodeAffinity": {"x": "y"}})
+    assert pod["nodeSelector"] == {"gpupack.io/node": "dra", "kubernetes.io/os": "linux"}
+
+
 def test_another_namespace_is_meant_everywhere() -> None:
-    objects = template("queue.enabled=true", namespace="gpus")
+    objects = template("queue.enabled=true", "dra.enabled=true", namespace="gpus")
     assert NAMESPACE not in json.dumps(list(objects.values()))
     policy = objects["ValidatingAdmissionPolicy", "gpupack-node"]
     assert "system:serviceaccount:gpus:gpupack-node" in json.dumps(policy)
@@ -227,6 +266,7 @@ def test_batch_mode_without_a_kube_scheduler_of_ours_is_refused(values: tuple[st
     [
         ("node.args.unit-mb=512", "unit-mb"),
         ("node.args.unit-mib=half", "unit-mib"),
+        ("node.args.serve=dra", "serve"),
         ("scheduler.mode=both", "mode"),
         ("schedulerName=v2", "schedulerName"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
@@ -282,3 +322,58 @@ def test_install_upgrade_uninstall(cluster, tmp_path: Path) -> None:
     helm("uninstall", "gpupack", *there)
     assert names() == set()
     assert cluster.api.get(policies)["items"] == []
+
+
+@pytest.fixture(scope="module")
+def namespace(cluster: Cluster) -> None:
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.api.apply(f"/api/v1/namespaces/{NAMESPACE}", body)
+
+
+@pytest.mark.parametrize("values", [*sorted(BESIDE_CLAIMS), "join-existing-scheduler", "default"])
+def test_claims_beside_each_value_are_accepted(cluster: Cluster, namespace: None, values: str) -> None:
+    dra.skip_without_shares()
+    chosen = {**BESIDE_CLAIMS, "default": [], "join-existing-scheduler": ["scheduler.mode=join"]}[values]
+    objects = list(template("dra.enabled=true", *chosen).values())
+    stored = apply_all(cluster.api, objects, dry_run=True)
+    assert {one["metadata"]["name"] for one in stored if one["kind"] == "DeviceClass"} == {"gpupack"}
+
+
+def test_claims_come_and_go_with_an_upgrade(cluster: Cluster) -> None:
+    dra.skip_without_shares()
+    there = ["--kubeconfig", str(cluster.control.admin_config), "--namespace", NAMESPACE]
+    paths = {
+        "daemons": f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets",
+        "classes": f"{dra.API}/deviceclasses",
+        "roles": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "bindings": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "policies": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    }
+    ours = {
+        "daemons": {"gpupack-node-dra"},
+        "classes": {"gpupack"},
+        "roles": {"gpupack-node-dra", "gpupack-claims", "gpupack-claims-view"},
+        "bindings": {"gpupack-node-dra", "gpupack-claims", "gpupack-claims-view"},
+        "policies": {"gpupack-node-slices"},
+    }
+
+    def found() -> dict[str, set[str]]:
+        return {
+            kind: {one["metadata"]["name"] for one in cluster.api.get(path)["items"]} & ours[kind]
+            for kind, path in paths.items()
+        }
+
+    nothing = {kind: set() for kind in paths}
+    helm("install", "gpupack", str(CHART), "--create-namespace", *there)
+    assert found() == nothing
+    for values, expected in (
+        (["dra.enabled=true"], ours),
+        (["dra.enabled=true", "scheduler.mode=join"], ours),
+        (["scheduler.mode=join"], nothing),
+        (["dra.enabled=true"], ours),
+    ):
+        chosen = [word for value in values for word in ("--set", value)]
+        helm("upgrade", "gpupack", str(CHART), *there, *chosen)
+        assert found() == expected, values
+    helm("uninstall", "gpupack", *there)
+    assert found() == nothing

@@ -18,8 +18,11 @@ pytestmark = [
 ]
 
 
+OF_A_NODE = ["mig", "memory-limits", "mps", "cdi", "nvidia-runtime-class"]
 TOGETHER = {
-    "all of a node's": ["mig", "memory-limits", "mps", "cdi"],
+    "all of a node's": OF_A_NODE,
+    "all of a node's, with claims": ["dra", "dra-scheduler", *OF_A_NODE],
+    "claims on simulated cards": ["dra", "dra-scheduler", "simulated-gpus"],
     "dashboard-teams": ["dashboard", "dashboard-teams"],
     "queue-batch": ["queue", "queue-batch"],  # it changes what the first one brings
     "queue-batch-own-nodes": ["queue", "queue-batch", "queue-batch-own-nodes"],
@@ -42,9 +45,7 @@ def test_what_is_applied_here_is_what_kustomize_makes(folder):
     assert by_name(build(MANIFESTS / folder)) == kustomized(MANIFESTS / folder)
 
 
-@pytest.mark.parametrize(
-    "component", [*sorted(path.name for path in COMPONENTS.iterdir()), "all of a node's"]
-)
+@pytest.mark.parametrize("component", sorted({path.name for path in COMPONENTS.iterdir()} | TOGETHER.keys()))
 def test_what_components_add_is_what_kustomize_makes(component, tmp_path):
     """Some have no overlay, and one brings another along that may be named beside it."""
     shutil.copytree(MANIFESTS, tmp_path / "manifests", symlinks=True)

@@ -26,7 +26,7 @@ _TEXT: Final = {"type": "string"}
 _BOOL: Final = {"type": "boolean"}
 _OBJECT: Final = {"type": "object"}
 
-_NO_VALUES = {"version", "help", "node_name", "check", "output", "prove", "prove_busy", "prove_mig"}
+_NO_VALUES = {"version", "help", "node_name", "serve", "check", "output", "prove", "prove_busy", "prove_mig"}
 """Options that are for people at a terminal, or that the chart sets itself."""
 
 

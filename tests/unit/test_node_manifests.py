@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from allocator import names
@@ -104,7 +106,17 @@ def test_the_mps_component_and_the_daemon_meet_in_one_folder() -> None:
     assert mounts[1] == {"name": "mps", "mountPath": "/dev/shm", "subPath": SHM}
     # Never by a rollout: what containers depend on would end.
     assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
-    assert mps["spec"]["template"]["spec"]["nodeSelector"] == node["spec"]["template"]["spec"]["nodeSelector"]
+    assert _node_labels(mps) == {"key": names.NODE_LABEL, "operator": "In", "values": ["true", "dra"]}
+
+
+def _node_labels(daemon: dict[str, Any]) -> dict[str, Any]:
+    """The one rule of a pod template's node affinity."""
+    required = pod_template(daemon)["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    (term,) = required["nodeSelectorTerms"]
+    (rule,) = term["matchExpressions"]
+    return dict(rule)
 
 
 def test_the_right_to_set_limits_is_given_in_one_place_alone() -> None:
@@ -136,27 +148,63 @@ def test_the_mig_component_gives_access_to_instances_that_are_made_later() -> No
     assert both == daemon
 
 
-def test_the_dra_component_has_a_second_daemon_that_differs_only_where_it_must() -> None:
-    built = build(MANIFESTS / "base", MANIFESTS / "components" / "dra")
-    plain, claims = (one for one in built if one["kind"] == "DaemonSet")
-    paths = {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
-    pod = claims["spec"]["template"]["spec"]
-    (gpupack,) = pod["containers"]
-    added = [mount for mount in gpupack["volumeMounts"] if mount["mountPath"] in paths]
-    assert {mount["mountPath"] for mount in added} == paths
-    assert all(not mount.get("readOnly") for mount in added)
-    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-    assert all(hosts[mount["name"]] == mount["mountPath"] for mount in added)
-    options = [arg for arg in gpupack["args"] if arg not in container(plain)["args"]]
-    assert options == [f"--serve={DRA}", "--cdi-dirs=/etc/cdi,/var/run/cdi"]
-    assert pod["nodeSelector"][names.NODE_LABEL] == "dra"
+CLAIM_FOLDERS = {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/etc/cdi"}
 
-    gpupack["args"] = [arg for arg in gpupack["args"] if arg not in options]
-    gpupack["volumeMounts"] = [mount for mount in gpupack["volumeMounts"] if mount not in added]
-    pod["volumes"] = [volume for volume in pod["volumes"] if volume["hostPath"]["path"] not in paths]
-    pod["nodeSelector"][names.NODE_LABEL] = "true"
-    name = claims["metadata"]["name"]
-    assert json.loads(json.dumps(claims).replace(name, plain["metadata"]["name"])) == plain
+
+def _both_daemons(*components: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The daemon of the device plugin and that of claims."""
+    built = build(MANIFESTS / "base", *(MANIFESTS / "components" / name for name in ("dra", *components)))
+    daemons = {one["metadata"]["name"]: one for one in built if one["kind"] == "DaemonSet"}
+    return daemons["gpupack-node"], daemons["gpupack-node-dra"]
+
+
+def _without_what_may_differ(daemon: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(daemon).replace("gpupack-node-dra", "gpupack-node"))
+    pod = made["spec"]["template"]["spec"]
+    (gpupack,) = pod["containers"]
+    pod["volumes"] = [each for each in pod["volumes"] if each["hostPath"]["path"] not in CLAIM_FOLDERS]
+    mounts = gpupack["volumeMounts"]
+    gpupack["volumeMounts"] = [each for each in mounts if each["mountPath"] not in CLAIM_FOLDERS]
+    ours = ("--serve=", "--cdi-dirs=")
+    gpupack["args"] = [each for each in gpupack["args"] if not each.startswith(ours)]
+    pod["nodeSelector"].pop(names.NODE_LABEL, None)
+    return made
+
+
+def test_the_dra_component_has_a_second_daemon_that_differs_only_where_it_must() -> None:
+    plain, claims = _both_daemons()
+    pod = pod_template(claims)
+    mounts = {each["mountPath"]: each for each in container(claims)["volumeMounts"]}
+    read_only = {path for path in CLAIM_FOLDERS if mounts[path].get("readOnly")}
+    assert read_only == {"/etc/cdi"}
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert all(hosts[mounts[path]["name"]] == path for path in CLAIM_FOLDERS)
+    options = [arg for arg in container(claims)["args"] if arg not in container(plain)["args"]]
+    assert options == [f"--serve={DRA}", "--cdi-dirs=/etc/cdi,/var/run/cdi"]
+    assert [pod_template(each)["nodeSelector"][names.NODE_LABEL] for each in (plain, claims)] == [
+        "true",
+        "dra",
+    ]
+    assert _without_what_may_differ(claims) == _without_what_may_differ(plain)
+
+
+@pytest.mark.parametrize("component", ["cdi", "memory-limits", "mig", "mps", "nvidia-runtime-class"])
+def test_what_a_component_gives_the_daemon_it_gives_that_of_claims(component: str) -> None:
+    plain, claims = _both_daemons(component)
+    assert _without_what_may_differ(claims) == _without_what_may_differ(plain)
+    assert _without_what_may_differ(claims) != _without_what_may_differ(_both_daemons()[1])
+    mounted = [each["mountPath"] for each in container(claims)["volumeMounts"]]
+    assert len(set(mounted)) == len(mounted)
+
+
+def test_a_node_of_claims_has_one_daemon_where_every_node_has_simulated_cards() -> None:
+    plain, claims = _both_daemons("simulated-gpus")
+    for daemon in (plain, claims):
+        assert {"--gpus=simulated", "--profile=2xt4"} <= set(container(daemon)["args"])
+        assert "--gpus=nvml" not in container(daemon)["args"]
+    assert names.NODE_LABEL not in pod_template(plain)["nodeSelector"]
+    assert _node_labels(plain) == {"key": names.NODE_LABEL, "operator": "NotIn", "values": ["dra"]}
+    assert pod_template(claims)["nodeSelector"][names.NODE_LABEL] == "dra"
 
 
 def test_the_dra_component_speaks_of_our_driver_and_class() -> None:

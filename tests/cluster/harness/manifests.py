@@ -4,6 +4,7 @@ A field of a kustomization that is not understood here is an error, so nothing i
 """
 
 import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,8 @@ def _patch(folder: Path, patch: dict[str, Any], objects: list[Json]) -> None:
 
 
 def _selected(one: Json, target: dict[str, str]) -> bool:
-    return bool(one["kind"] == target["kind"] and target.get("name") in {None, one["metadata"]["name"]})
+    name = target.get("name", ".*")
+    return one["kind"] == target["kind"] and re.fullmatch(name, one["metadata"]["name"]) is not None
 
 
 def _step(one: Json, step: dict[str, Any]) -> None:
