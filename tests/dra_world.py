@@ -105,10 +105,12 @@ class DraWorld(NodeWorld):
         containers: Sequence[Mapping[str, Any]] | None = None,
         pool: str = NODE,
         label: bool = False,
+        uuids: Sequence[str] | None = None,
     ) -> str:
         """Create a claim with shares (card, GiB), a request for each, and a bound pod that has it.
 
-        With `label` it looks as those that the extender writes.
+        With `label` it looks as those that the extender writes. `uuids` are the cards by number, where
+        they are not those of a test's own.
 
         Returns:
             The pod's UID.
@@ -119,13 +121,14 @@ class DraWorld(NodeWorld):
             metadata |= {"labels": {CLAIM_LABEL: "true"}, "ownerReferences": [owner]}
         found = await self.call("POST", CLAIMS, {"metadata": metadata, "spec": {"devices": {}}})
         self.uids[name] = found["metadata"]["uid"]
-        names = device_names([card(number) for number in range(9)])
+        cards = uuids or [card(number) for number in range(9)]
+        names = device_names(cards)
         results = [
             {
                 "request": f"r{at}",
                 "driver": DRIVER,
                 "pool": pool,
-                "device": names[card(number)],
+                "device": names[cards[number]],
                 "shareID": str(uuid.uuid4()),
                 "consumedCapacity": {"memory": f"{gib}Gi"},
             }
@@ -163,11 +166,12 @@ class DraWorld(NodeWorld):
 
 
 @asynccontextmanager
-async def dra_world(*sizes_gib: int) -> AsyncIterator[DraWorld]:
-    """A running node, torn down afterwards."""
+async def dra_world(*sizes_gib: int, source: Any = None) -> AsyncIterator[DraWorld]:
+    """A running node, torn down afterwards; with simulated cards where no source of others is given."""
     # Short: a socket's path has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="gp"))
     world = DraWorld(folder, sizes_gib or (8, 8))
+    world.source = source or world.source
     try:
         await world.start()
         yield world

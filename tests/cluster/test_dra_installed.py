@@ -1,24 +1,74 @@
 """Claims as docs/dra.md installs them: the rights suffice, no more is given, and nothing is left."""
 
-from typing import Any
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from tests.cluster.harness import Cluster, dra, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.controlplane import RESOURCE
+from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.installed import NAMESPACE, SCHEDULER, shipped_scheduler_config
-from tests.cluster.harness.manifests import MANIFESTS, apply_all, build
-from tests.cluster.harness.rest import ApiError
+from tests.cluster.harness.manifests import MANIFESTS, apply_all, build, path_of
+from tests.cluster.harness.rest import ApiError, Json
+from tests.cluster.test_chart import CHART, helm
 
+KIND_WRITTEN: Final = "kind of node written"
 COMPONENTS = [MANIFESTS / "components" / name for name in ("dra", "dra-scheduler")]
+CLUSTER_WIDE: Final = (
+    f"{dra.API}/deviceclasses",
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+)
+"""Lists in which an installation has objects that go with no namespace."""
 
 
-def start_as_installed(cluster: Cluster) -> None:
+class Way(NamedTuple):
+    """How gpupack is installed, and how it is taken away again."""
+
+    install: Callable[[Cluster], object]
+    remove: Callable[[Cluster], object]
+
+
+def kustomized(cluster: Cluster) -> object:
+    return apply_all(cluster.api, build(MANIFESTS / "base", *COMPONENTS))
+
+
+def delete_kustomized(cluster: Cluster) -> None:
+    for one in reversed(build(MANIFESTS / "base", *COMPONENTS)):
+        cluster.api.delete(path_of(cluster.api, one))
+
+
+def with_helm(cluster: Cluster, *arguments: str) -> object:
+    there = ("--kubeconfig", str(cluster.control.admin_config), "--namespace", NAMESPACE)
+    return helm(*arguments, *there)
+
+
+WAYS: Final = {
+    "kustomize": Way(kustomized, delete_kustomized),
+    "helm": Way(
+        lambda cluster: with_helm(
+            cluster, "install", "gpupack", str(CHART), "--create-namespace", "--set", "dra.enabled=true"
+        ),
+        lambda cluster: with_helm(cluster, "uninstall", "gpupack"),
+    ),
+}
+
+
+def start_as_installed(cluster: Cluster, way: Way) -> None:
     control = cluster.control
     control.start_etcd()
     control.start_api_server()
     control.start_controllers()
-    apply_all(cluster.api, build(MANIFESTS / "base", *COMPONENTS))
+    way.install(cluster)
     cluster.host.start()
     until(cluster.node_ready, "node ready", 60)
     for account in ("gpupack-node", SCHEDULER):
@@ -30,7 +80,7 @@ def start_as_installed(cluster: Cluster) -> None:
     control.start_scheduler(scheduler)
     cluster.extender.start()
     cluster.patience_s = dra.PATIENCE_S
-    cluster.daemon.flags = ["--serve", "dra", "--cdi-dirs", str(dra.cdi_folder(cluster))]
+    cluster.daemon.flags = claims_flags(cluster)
     cluster.daemon.start()
     until(lambda: dra.slices(cluster), "slices", 60)
     until(
@@ -39,10 +89,20 @@ def start_as_installed(cluster: Cluster) -> None:
     )
 
 
+def claims_flags(cluster: Cluster) -> list[str]:
+    return ["--serve", "dra", "--cdi-dirs", str(dra.cdi_folder(cluster))]
+
+
+@pytest.fixture(scope="module", params=["kustomize", pytest.param("helm", marks=pytest.mark.nightly)])
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
 @pytest.fixture(scope="module")
-def cluster(make_cluster: Any) -> Cluster:
+def cluster(way: Way, make_cluster: Any) -> Cluster:
     dra.skip_without_shares()
-    made: Cluster = make_cluster(w.cards(16 << 10, 32 << 10), start=start_as_installed)
+    start = partial(start_as_installed, way=way)
+    made: Cluster = make_cluster(w.cards(16 << 10, 32 << 10), start=start)
     return made
 
 
@@ -100,14 +160,89 @@ def test_a_daemon_sets_the_resource_to_nothing_only(cluster: Cluster) -> None:
         api.merge(path, {"status": {"capacity": amounts, "allocatable": amounts}})
 
 
-def test_nothing_is_left_when_pods_and_daemon_are_gone(cluster: Cluster) -> None:
-    for name in ("ordinary", "p4"):
-        cluster.delete(name)
-    cluster.api.delete(f"{dra.CLAIMS}/c4", grace_s=0)
-    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone", 60)
+def check_nothing_is_left(cluster: Cluster) -> None:
+    """Neither claim, slice, CDI file nor socket."""
+    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone, finalizers and all", 60)
     until(lambda: not dra.cdi_files(cluster), "CDI files gone", 30)
-    cluster.daemon.stop()
     # The kubelet deletes the slices of a driver that stays away for half a minute.
     until(lambda: not dra.slices(cluster), "slices gone", 120)
     sockets = [path.name for path in cluster.host.kubelet_dir.glob("plugins*/**/*.sock")]
     assert sockets == []
+
+
+def test_a_node_changes_its_kind_drained_and_leaves_nothing_of_the_other_one(cluster: Cluster) -> None:
+    cluster.daemon.stop()
+    cluster.daemon.flags = []
+    cluster.daemon.start(ready=False)
+    until(lambda: not cluster.daemon.alive, "a daemon that does not start beside claims", 30)
+    assert "2 pods of this node have their cards by claims" in cluster.daemon.tail()
+    cluster.daemon.kill()
+    for name in ("ordinary", "p4"):
+        cluster.delete(name, wait=False)
+    # Their claims are let go by the daemon that gave them.
+    cluster.daemon.flags = claims_flags(cluster)
+    cluster.daemon.start()
+    for name in ("ordinary", "p4"):
+        cluster.wait_gone(name, 60)
+    cluster.api.delete(f"{dra.CLAIMS}/c4", grace_s=0)
+    cluster.daemon.stop()
+    check_nothing_is_left(cluster)
+
+    cluster.daemon.flags = []
+    cluster.daemon.start()
+    until(cluster.allocatable, "the kubelet's count of units", 60)
+    cluster.create(w.pod("of-devices", w.container(gib=20)))
+    cluster.wait_running("of-devices")
+    assert cluster.api.get(dra.CLAIMS)["items"] == []
+    assert dra.cdi_files(cluster) == []
+    assert dra.slices(cluster) == []
+    cluster.delete("of-devices")
+    cluster.wait_used([0, 0], 40)
+    cluster.daemon.stop()
+
+    cluster.daemon.flags = claims_flags(cluster)
+    written = cluster.daemon.log.read_text().count(KIND_WRITTEN)
+    cluster.daemon.start()
+    until(lambda: dra.slices(cluster), "slices", 60)
+    cluster.create(w.pod("of-claims", w.container(gib=20)))
+    cluster.wait_running("of-claims")
+    assert len(cluster.api.get(dra.CLAIMS)["items"]) == 1
+    # Though the kubelet writes the device plugin's capacity for five minutes more.
+    status = until(lambda: status_of_capacity(cluster), "the kubelet's capacity of the device plugin", 30)
+    assert status["allocatable"][RESOURCE] == "0"
+    assert cluster.daemon.log.read_text().count(KIND_WRITTEN) <= written + 2
+    cluster.delete("of-claims")
+
+
+def status_of_capacity(cluster: Cluster) -> Json:
+    """The Node's status, where it has a capacity of units; else nothing."""
+    status = cluster.node_object()["status"]
+    return status if status["capacity"][RESOURCE] != "0" else None
+
+
+def test_nothing_is_left_of_an_installation(cluster: Cluster, way: Way) -> None:
+    """In the order of docs/install.md: pods, manifests, Nodes."""
+    until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "claims gone with their pods", 60)
+    cluster.wait_used([0, 0], 60)  # the kubelet has let them go, too
+    cluster.daemon.stop()
+    cluster.extender.stop()
+    cluster.control.kill("kube-scheduler")
+    check_nothing_is_left(cluster)
+    way.remove(cluster)
+    for path in CLUSTER_WIDE:
+        until(lambda path=path: not ours(cluster, path), f"nothing of gpupack in {path}", 30)
+    node = cluster.api.get(f"/api/v1/nodes/{cluster.node_name}")
+    assert "gpupack.io/" in json.dumps(node)
+    command = [sys.executable, "-m", "gpupack", "uninstall", f"--kubeconfig={cluster.control.admin_config}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metadata = {
+        key: value for key, value in cluster.node_object()["metadata"].items() if key != "managedFields"
+    }
+    assert "gpupack.io/" not in json.dumps(metadata)
+
+
+def ours(cluster: Cluster, path: str) -> list[str]:
+    """Names of gpupack's objects in a list."""
+    names = [one["metadata"]["name"] for one in cluster.api.get(path)["items"]]
+    return [name for name in names if name.startswith("gpupack")]

@@ -6,11 +6,11 @@ import urllib.request
 
 import pytest
 
-from tests.cluster.harness import Cluster, Extender, until
+from tests.cluster.harness import Cluster, Extender, dra, until
 from tests.cluster.harness import workload as w
 from tests.cluster.harness.controlplane import free_ports
 from tests.cluster.harness.joining import OVERLAY, configure_joined, make_certificate
-from tests.cluster.harness.manifests import apply_all, build
+from tests.cluster.harness.manifests import COMPONENTS, apply_all, build
 from tests.cluster.harness.views import wait_agree
 
 NAMESPACE = "gpupack-system"
@@ -45,6 +45,8 @@ class Replica(Extender):
 def join(cluster: Cluster, replica: Replica) -> None:
     """Have kube-scheduler call a replica."""
     configure_joined(cluster, replica.url, replica.certificate)
+    if cluster.serves_claims:
+        dra.leave_to_extender(cluster)
     if "kube-scheduler" in cluster.control.running:
         cluster.control.kill("kube-scheduler")
     cluster.control.start_scheduler()
@@ -87,3 +89,26 @@ def test_only_the_leader_is_ready_and_another_takes_over(cluster, replicas):
     cluster.create(w.pod("two", w.container(gib=5)))
     cluster.wait_running("two", 60)
     assert wait_agree(cluster).used == [5, 5]
+
+
+@pytest.mark.nightly
+def test_with_dra_an_unchanged_pod_has_its_claim_from_the_joined_extender(make_cluster):
+    """With no more rights than the component gives the joined extender's account."""
+    cluster = make_cluster(w.cards(8192, 16384), start=dra.start_with_claims)
+    cluster.extender.stop()
+    apply_all(cluster.api, build(OVERLAY, COMPONENTS / "dra"))
+    make_certificate(cluster)
+    (port,) = free_ports(1)
+    replica = Replica(cluster, port)
+    try:
+        replica.start()
+        join(cluster, replica)
+        cluster.create(w.pod("ordinary", w.container(gib=12)))
+        cluster.wait_running("ordinary")
+        (claim,) = cluster.api.get(dra.CLAIMS)["items"]
+        assert claim["metadata"]["ownerReferences"][0]["name"] == "ordinary"
+        cluster.wait_used([0, 12])
+        cluster.delete("ordinary")
+        until(lambda: not cluster.api.get(dra.CLAIMS)["items"], "the claim gone with its pod", 60)
+    finally:
+        replica.kill()

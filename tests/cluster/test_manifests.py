@@ -2,6 +2,9 @@
 
 import copy
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from tests.cluster.harness import workload as w
 from tests.cluster.harness.admission import denied, refused
 from tests.cluster.harness.cluster import PODS
 from tests.cluster.harness.controlplane import RESOURCE, free_ports
+from tests.cluster.harness.daemons import REPOSITORY
 from tests.cluster.harness.installed import (
     NAMESPACE,
     OTHER_NODE,
@@ -63,6 +67,23 @@ def test_applied_twice_is_applied_once(cluster):
         if "spec" in one
     ]
     assert after == before
+
+
+def test_check_says_whether_the_api_server_can_serve_claims(cluster, tmp_path: Path):
+    """With no rights but those that every account has."""
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "nobody"}})
+    kubeconfig = cluster.use_identity("nobody", cluster.token("default", "nobody"))
+    command = [sys.executable, "-m", "gpupack", "node", "--check", "--serve=dra", "--output=json"]
+    command += ["--gpus=simulated", "--profile=2xt4", f"--kubeconfig={kubeconfig}", f"--cdi-dirs={tmp_path}"]
+    command += [f"--device-plugin-dir={cluster.host.device_plugin_dir}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+    (claims,) = [each for each in json.loads(done.stdout) if each["what"] == "claims (--serve dra)"]
+    version = cluster.api.get("/version")
+    if version["minor"] in {"34", "35"}:
+        assert claims["verdict"] == "bad"
+        assert f"is Kubernetes {version['gitVersion']}; allowed: 1.36 or later" in claims["found"]
+    else:
+        assert claims["verdict"] == "ok", claims
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -1,11 +1,21 @@
 """A card is partitioned anew while pods run on it: the kubelet takes other devices on its open stream."""
 
+import pytest
 import yaml
 
 from allocator.names import NODE_CORDON, PERCENT_RESOURCE, POD_GPU_UUID
 from deviceplugin.gpus.simulated.profile import parse_profile
 from tests.cluster.harness import Cluster, until
 from tests.cluster.harness import workload as w
+from tests.cluster.harness.dra import (
+    CLAIMS,
+    DRIVER,
+    cdi_files,
+    claim,
+    claim_pod,
+    slices,
+    start_with_claims,
+)
 from tests.cluster.harness.polling import holds_for
 
 CARD = 81_920
@@ -62,6 +72,46 @@ def test_instances_change_while_pods_run(make_cluster):
     cluster.host.restart_kubelet()
     cluster.wait_used([40, 20, 10, 0], 60)
     assert cluster.pod("stays")["status"]["phase"] == "Running"
+
+
+@pytest.mark.nightly
+def test_with_dra_instances_change_while_pods_run(make_cluster):
+    """A slice tells instances from whole cards; whoever has an instance that is gone can still end."""
+    cluster: Cluster = make_cluster(profile(BEFORE), start=start_with_claims)
+    instances = parse_profile("t", yaml.safe_dump(profile(BEFORE))).cards[0].instances
+    assert instances is not None
+    stays, goes = (instance.uuid for instance in instances)
+    attributes = f'device.attributes["{DRIVER}"]'
+    wanted = {
+        "whole": (8, f'{attributes}.type == "gpu"'),
+        "stays": (30, f'{attributes}.type == "mig" && {attributes}.uuid == "{stays}"'),
+        "goes": (20, f'{attributes}.type == "mig" && {attributes}.uuid == "{goes}"'),
+    }
+    for name, (gib, selector) in wanted.items():
+        cluster.api.post(CLAIMS, claim(name, gib, selector))
+        cluster.create(claim_pod(name, name))
+        cluster.wait_running(name)
+    assert cluster.environment("stays")["NVIDIA_VISIBLE_DEVICES"] == stays
+    assert cluster.environment("stays")["GPUPACK_CARDS"] == f"{stays}:30"
+    cluster.wait_used([30, 20, 8])
+    write(cluster, profile(AFTER))
+
+    state = cluster.wait_used([30, 0, 0, 8])
+    uuids = {card.uuid for card in state.cards}
+
+    def published() -> set[str]:
+        (found,) = slices(cluster)
+        return {device["attributes"]["uuid"]["string"] for device in found["spec"]["devices"]}
+
+    until(lambda: published() == uuids, "the slice has the new instances")
+    cluster.delete("goes")
+    until(lambda: len(cdi_files(cluster)) == 2, "the CDI file of what is gone is gone")
+    new = state.cards[1].uuid
+    cluster.api.post(CLAIMS, claim("new", 20, f'{attributes}.uuid == "{new}"'))
+    cluster.create(claim_pod("new", "new"))
+    cluster.wait_running("new")
+    assert cluster.environment("new")["NVIDIA_VISIBLE_DEVICES"] == new
+    cluster.wait_used([30, 20, 0, 8])
 
 
 def test_a_node_goes_on_where_a_card_loses_its_units_with_a_pod_on_it(make_cluster):

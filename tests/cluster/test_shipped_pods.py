@@ -1,9 +1,12 @@
 """The DaemonSet and the scheduler's Deployment run as pods, with the rights and tokens they ship with."""
 
+import asyncio
 import http.client
 import json
 import os
 import ssl
+import subprocess
+import sys
 import tarfile
 import threading
 import urllib.error
@@ -14,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from gpupack.dashboard.telemetry import NodeCourse, TelemetrySource
+from kubeapi.client import KubeClient
 from scheduler_plugin.settings import Settings
 from tests.cluster.harness import Cluster, shipped, until
 from tests.cluster.harness import workload as w
@@ -181,7 +186,8 @@ def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
     (port,) = free_ports(1)
     for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard"):
         if one["metadata"]["name"] == DASHBOARD:
-            deployed = as_pods_here(cluster, one, {"8913": port}) if one["kind"] == "Deployment" else one
+            ports = {"8913": port, "8911": NODE_PORT[0]}
+            deployed = as_pods_here(cluster, one, ports) if one["kind"] == "Deployment" else one
             apply_all(cluster.api, [deployed])
     wait_ready(cluster, "gpupack-node", 1)
     (pod,) = wait_ready(cluster, DASHBOARD, 1)
@@ -201,6 +207,10 @@ def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
         return [len(node["cards"]) for node in shown["nodes"]]
 
     until(lambda: first_event() == [2], "the page has the node's cards", 20)
+    with _opened(cluster, f"{proxy}/api/telemetry?name={cluster.node_name}") as answer:
+        course = json.load(answer)
+    assert course["error"] == ""
+    assert [card["now"]["temperature_c"] > 0 for card in course["cards"]] == [True, True]
     account = f"system:serviceaccount:{NAMESPACE}:{DASHBOARD}"
     for verb, resource, allowed in (
         ("watch", "pods", True), ("list", "nodes", True), ("get", "secrets", False),
@@ -214,6 +224,59 @@ def test_the_dashboard_is_read_through_the_api_server_with_few_rights(cluster):
         }
         answer = cluster.api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         assert answer["status"]["allowed"] is allowed, (verb, resource)
+
+
+def test_what_cards_do_is_asked_through_the_api_server_with_the_rights_that_are_named(cluster):
+    """`gpupack top -o wide`, and the drawer of a dashboard outside the cluster."""
+    wait_ready(cluster, "gpupack-node", 1)
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    group = "rbac.authorization.k8s.io"
+    reader = {"kind": "ServiceAccount", "name": "reader", "namespace": "default"}
+    cluster.api.post("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "reader"}})
+    kubeconfig = cluster.use_identity("reader", cluster.token("default", "reader"))
+    # What the dashboard's own account has; docs/top.md and docs/dashboard.md name the rest.
+    (role,) = [
+        one
+        for one in build(REPOSITORY / "manifests" / "base", REPOSITORY / "manifests/components/dashboard")
+        if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", DASHBOARD)
+    ]
+    name = {"metadata": {"name": "reader"}}
+    cluster.api.post(f"{rbac}/clusterroles", {**name, "rules": role["rules"]})
+    bound = {**name, "subjects": [reader]}
+    whole = {"apiGroup": group, "kind": "ClusterRole", "name": "reader"}
+    cluster.api.post(f"{rbac}/clusterrolebindings", {**bound, "roleRef": whole})
+
+    def top(*arguments: str) -> str:
+        command = [sys.executable, "-m", "gpupack", "top", f"--kubeconfig={kubeconfig}", *arguments]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    async def drawer() -> NodeCourse:
+        async with await KubeClient.connect(str(kubeconfig)) as client:
+            return await TelemetrySource(client).fetch(cluster.node_name)
+
+    assert 'cannot get resource "pods/proxy"' in top("-o", "wide")
+    assert 'cannot get resource "pods/proxy"' in asyncio.run(drawer()).error
+
+    right = [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}]
+    spaces = f"{rbac}/namespaces/{NAMESPACE}"
+    cluster.api.post(f"{spaces}/roles", {**name, "rules": right})
+    part = {"apiGroup": group, "kind": "Role", "name": "reader"}
+    cluster.api.post(f"{spaces}/rolebindings", {**bound, "roleRef": part})
+    shown = until(
+        lambda: (text := top("-o", "wide")) and "is not known" not in text and text, "what cards do"
+    )
+    assert "UTIL" in shown.splitlines()[0]
+    (node,) = json.loads(top("-o", "json", "--telemetry"))
+    assert [card["telemetry"]["temperature_c"] > 0 for card in node["cards"]] == [True, True]
+    course = asyncio.run(drawer())
+    assert course.error == ""
+    assert [card.now["temperature_c"] for card in course.cards] == [
+        card["telemetry"]["temperature_c"] for card in node["cards"]
+    ]
 
 
 def _opened(cluster: Cluster, url: str) -> http.client.HTTPResponse:

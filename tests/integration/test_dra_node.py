@@ -2,15 +2,23 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-from allocator.names import NODE_HOLDS
+from allocator.names import DRA_API, NODE_HOLDS
 from allocator.records import load_holds
+from deviceplugin.check import check_node
 from deviceplugin.dra import claim_service
 from deviceplugin.errors import KindInUseError
+from deviceplugin.gpus.nvidia.source import NvmlGpus
 from tests.dra_world import CLAIMS, DRIVER, dra_world
-from tests.integration.node_world import NODE, card, node_world, until
+from tests.integration.node_world import GIB, NODE, card, node_world, until
+from tests.nvml_world import Card, Driver, driver
+
+__all__ = ["driver"]
 
 
 async def test_the_plugin_says_what_it_is_and_publishes_its_cards() -> None:
@@ -269,6 +277,27 @@ async def test_a_socket_that_is_gone_is_served_again() -> None:
         await until(world.daemon.ready.is_set)
 
 
+async def test_what_the_kubelet_remembers_of_a_stopped_device_plugin_is_left_to_it() -> None:
+    """Else both write the Node again and again, until the kubelet forgets the plugin."""
+    async with dra_world() as world:
+
+        def amounts() -> list[str]:
+            status = world.api.node(NODE)["status"]
+            return [status[side][GIB] for side in ("capacity", "allocatable")]
+
+        world.api.patch_node(NODE, {"status": {"capacity": {GIB: "16"}, "allocatable": {GIB: "0"}}})
+        cordon = {"gpupack.io/cordon": card(0)}
+        world.api.patch_node(NODE, {"metadata": {"annotations": cordon}})
+        await until(
+            lambda: any("taints" in one for one in world.slices()[0]["spec"]["devices"]),
+            "the daemon has seen what was written last",
+        )
+        assert amounts() == ["16", "0"]
+
+        world.api.patch_node(NODE, {"status": {"allocatable": {GIB: "16"}}})
+        await until(lambda: amounts() == ["0", "0"], "nothing that a pod could be given")
+
+
 async def test_a_node_changes_its_kind_drained_only() -> None:
     async with dra_world() as world:
         await world.claim("a", (0, 5))
@@ -284,3 +313,79 @@ async def test_pods_of_the_device_plugin_keep_claims_away() -> None:
         await world.stop_daemon()
         with pytest.raises(KindInUseError, match="1 pods of this node have devices of the device plugin"):
             await world.spawn_daemon(serve="dra", cdi_dirs=(world.folder / "cdi",))
+
+
+async def test_mig_instances_are_devices_of_their_own_and_a_claim_names_its_instance(
+    driver: Driver, tmp_path: Path
+) -> None:
+    """Of one card in MIG mode and a whole one: what the driver shows is what the slice tells apart."""
+    names = ["MIG-1b6f6ef2-8d3c-5d0f-9c5e-4f0e0f5d1c01", "MIG-1b6f6ef2-8d3c-5d0f-9c5e-4f0e0f5d1c05"]
+    driver.cards[0].mig = [
+        Card(names[0], total_mib=40448, reserved_mib=40, instance=1),
+        Card(names[1], total_mib=9728, reserved_mib=10, instance=5),
+    ]
+    async with dra_world(source=NvmlGpus(pci_devices=tmp_path)) as world:
+        (found,) = world.slices()
+        devices = found["spec"]["devices"]
+        assert {
+            one["name"]: (
+                one["attributes"]["type"]["string"],
+                one["attributes"]["uuid"]["string"],
+                one["capacity"]["memory"]["value"],
+            )
+            for one in devices
+        } == {
+            names[0].lower(): ("mig", names[0], "39Gi"),
+            names[1].lower(): ("mig", names[1], "9Gi"),
+            "gpu-b": ("gpu", "GPU-b", "79Gi"),
+        }
+
+        await world.claim("a", (1, 4), uuids=[*names, "GPU-b"])
+        answer = (await world.prepare("a"))["a"]
+        assert not answer.error
+        (spec,) = world.cdi_specs()
+        (made,) = spec["devices"]
+        assert set(made["containerEdits"]["env"]) >= {
+            f"NVIDIA_VISIBLE_DEVICES={names[1]}",
+            f"GPUPACK_CARDS={names[1]}:4",
+            "GPUPACK_MEMORY_MIB=4096",
+        }
+        await until(lambda: world.used == [0, 4, 0], "the units of the instance alone")
+        await world.unprepare("a")
+        assert world.cdi_specs() == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "says"),
+    [
+        ({}, "ok", "sockets in"),
+        (
+            {"/version": {"major": "1", "minor": "35+", "gitVersion": "v1.35.4-cloud"}},
+            "bad",
+            "the API server is Kubernetes v1.35.4-cloud; allowed: 1.36 or later",
+        ),
+        (
+            {DRA_API: None},
+            "bad",
+            "the API server does not serve resourceclaims, resourceslices of resource.k8s.io/v1",
+        ),
+        ({"/version": []}, "less", "what the API server can do is not known"),
+    ],
+    ids=["served", "old", "no API", "something else"],
+)
+async def test_check_says_what_the_api_server_lacks(
+    answers: Mapping[str, Any], verdict: str, says: str
+) -> None:
+    async with dra_world() as world:
+
+        async def intercept(request: web.Request) -> web.Response | None:
+            if request.path not in answers:
+                return None
+            answer = answers[request.path]
+            return web.json_response(answer, status=404 if answer is None else 200)
+
+        world.api.http.intercept = intercept
+        settings = world.settings(serve="dra", profile="2xt4", cdi_dirs=(world.cdi,))
+        findings = await asyncio.to_thread(check_node, settings)
+        (claims,) = [each for each in findings if each.what == "claims (--serve dra)"]
+        assert (claims.verdict, says in claims.found) == (verdict, True), claims
