@@ -17,6 +17,10 @@ CONFIG_KEY: Final = "queues.yaml"
 """The key of the ConfigMap that the manifests mount."""
 
 
+KUSTOMIZATION: Final = "kustomization.yaml"
+"""Where a folder is given, as to `kubectl apply -k`."""
+
+
 class CheckedConfig(msgspec.Struct, frozen=True):
     """A configuration, and what is wrong with it.
 
@@ -35,8 +39,8 @@ def check_files(files: Sequence[str], check_policies: PolicyCheck) -> list[Check
     """Check configurations as the queue checks them when it reads them.
 
     Args:
-        files: Paths; `-` is standard input. Each holds a configuration, or manifests with ConfigMaps of
-            which one key at least is `queues.yaml`.
+        files: Paths, also of an overlay's folder; `-` is standard input. Each holds a configuration, or
+            manifests with ConfigMaps of which one key at least is `queues.yaml`.
         check_policies: Finds faults of node policies, which the text alone does not show.
 
     Raises:
@@ -62,7 +66,8 @@ def _read(file: str) -> str:
         if file == "-":
             raw = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
-            with Path(file).open("rb") as stream:
+            path = Path(file)
+            with (path / KUSTOMIZATION if path.is_dir() else path).open("rb") as stream:
                 raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise InputError(f"{file}: more than {MAX_BYTES} bytes, which the queue refuses")

@@ -65,8 +65,8 @@ def queue(context: click.Context, /, config: str | None, **options: Any) -> None
 
 CHECK_HELP = """Check configurations of the queue, and tell every fault with its path.
 
-FILE is a configuration, manifests with a ConfigMap that has the key queues.yaml, or an overlay with that
-in a patch; - is standard input.
+FILE is a configuration, manifests with a ConfigMap that has the key queues.yaml, or an overlay (or its
+folder) with that in a patch; - is standard input.
 The exit status is 0 where all can be used, and 1 where one has a fault. It needs no cluster.
 """
 

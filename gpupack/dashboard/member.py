@@ -148,7 +148,7 @@ def _sum_others(pods: Sequence[PodDetail], namespace: str) -> list[PodDetail]:
 
 
 class MemberClient:
-    """Asks the process in the cluster as a member, with a token that is made anew before it ends.
+    """Asks the process in the cluster as a member, with a new token well before the old one ends.
 
     Args:
         client: The API server.
@@ -182,7 +182,7 @@ class MemberClient:
 
 
 class MemberBoard:
-    """Keeps the nodes that a member is told of; attributes as of `ClusterBoard`."""
+    """Keeps the nodes of the last page; attributes as of `ClusterBoard`."""
 
     def __init__(self) -> None:
         self.tiles: dict[str, NodeTile] = {}

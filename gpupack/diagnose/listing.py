@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from allocator.errors import shown
 from gpupack.diagnose.why import explain_pod
 from gpupack.errors import InputError
 from gpupack.inventory.grid import HEADER, Cell, Line, align_columns
@@ -108,7 +109,7 @@ def list_workload(
         pod for pod in cluster.pods.values() if pod.metadata.namespace == namespace and workload.owns(pod)
     ]
     if not pods:
-        raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {namespace!r}")
+        raise InputError(f"{cluster.source} has no pod of {workload.name} in namespace {shown(namespace)}")
     pods.sort(key=lambda pod: pod.full_name)
     kept = pods[:most]
     return PodList(_lines(cluster, kept, now_s, queued), workload.name, len(pods) - len(kept))

@@ -144,9 +144,8 @@ class MoveApplier:
         if not finished:
             return AppliedAdvice("stopped", tuple(made), left, f"stopped: {text}")
         if self.options.dry_run:
-            return AppliedAdvice(
-                "dry-run", tuple(made), (), "nothing was changed; each eviction is allowed now"
-            )
+            allowed = "each eviction is allowed now" if made else "there is no move to make"
+            return AppliedAdvice("dry-run", tuple(made), (), f"nothing was changed; {allowed}")
         return AppliedAdvice("done", tuple(made), (), _count(len(made)), kept)
 
     async def _cordon_sources(self, moves: Sequence[Move], number: int) -> None:

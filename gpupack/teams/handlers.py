@@ -85,7 +85,14 @@ class MemberHandlers:
     def make_app(self) -> web.Application:
         """Build the application."""
         app = web.Application(client_max_size=1024)
-        app.add_routes([web.get(f"/{name}", self.answer) for name in self._answers])
+        app.add_routes(
+            [
+                web.get("/why", self.answer),
+                web.get("/fit", self.answer),
+                web.get("/page", self.answer),
+                web.get("/node", self.answer),
+            ]
+        )
         return app
 
     async def _explain(self, cluster: Cluster, namespace: str, query: Mapping[str, str]) -> msgspec.Struct:
@@ -99,7 +106,9 @@ class MemberHandlers:
 
     async def answer(self, request: web.Request) -> web.Response:
         """GET /QUESTION?namespace=NAMESPACE and what the question takes besides."""
-        answer = self._answers[request.path.removeprefix("/")]
+        answer = self._answers.get(request.path.removeprefix("/"))
+        if answer is None:
+            raise web.HTTPNotFound
         try:
             namespace = await self._check_member(request)
             async with self._turn:

@@ -47,6 +47,29 @@ POD_HEADER: Final = (
     CONTAINERS_COLUMN,
 )
 
+_Note = tuple[str, str, str]
+"""What of many is so, what of one, and the rest of the sentence."""
+_SEVERAL_KINDS: Final = (
+    "nodes have",
+    "node has",
+    "cards of several kinds: each kind is written as a node of its own",
+)
+_LEFT_OUT: Final = (
+    "pods are",
+    "pod is",
+    "left out: what is asked for cannot be given, or is in another unit",
+)
+_NO_MODEL: Final = (
+    "pods admit",
+    "pod admits",
+    "no model that is there, and in the file any model",
+)
+_CLAIMS: Final = (
+    "ResourceClaims with shares of cards are",
+    "ResourceClaim with shares of cards is",
+    "left out: pods ask by limits in these files",
+)
+
 _MIB: Final = 1 << 20
 _DIGEST: Final = 6
 """Bytes of a hidden name."""
@@ -106,7 +129,7 @@ def make_snapshot(
     """
     name_of = _hider() if hidden else _plain
     scale = _Scale(cluster.unit_mib, unit_mib or cluster.unit_mib)
-    notes: Counter[str] = Counter()
+    notes: Counter[_Note] = Counter()
     models = {model for model in _models(cluster) if model}
     usual = _usual(cluster, scale)
     rows = [
@@ -117,9 +140,11 @@ def make_snapshot(
     rows.sort(key=lambda row: (row[POD_HEADER.index(CREATED_COLUMN)], row[0]))
     for claim in cluster.claims.values():
         if read_claim(claim, cluster.unit_mib):
-            notes["ResourceClaims with shares of cards are left out: pods ask by limits in these files"] += 1
+            notes[_CLAIMS] += 1
     written = tuple(_nodes(cluster, name_of, scale, notes, others))
-    told = tuple(f"{count} {text}" for text, count in sorted(notes.items()))
+    told = tuple(
+        f"{count} {one if count == 1 else many} {text}" for (many, one, text), count in sorted(notes.items())
+    )
     return Snapshot(written, tuple(rows), told + cluster.list_omissions(named=not hidden), tuple(others))
 
 
@@ -166,7 +191,7 @@ def _nodes(
     cluster: Cluster,
     name_of: Callable[[str, str], str],
     scale: _Scale,
-    notes: Counter[str],
+    notes: Counter[_Note],
     others: Sequence[str],
 ) -> list[Row]:
     """A row for each node with cards; one whose cards differ in model or size becomes several."""
@@ -185,7 +210,7 @@ def _nodes(
             )
         )
         if len(kinds) > 1:
-            notes["nodes have cards of several kinds: each kind is written as a node of its own"] += 1
+            notes[_SEVERAL_KINDS] += 1
         cpu, memory, *left = besides[name]
         for number, ((model, size), cards) in enumerate(sorted(kinds.items())):
             if size:
@@ -222,7 +247,7 @@ def _pod(
     scale: _Scale,
     usual: int,
     models: set[str],
-    notes: Counter[str],
+    notes: Counter[_Note],
 ) -> Row | None:
     """A row of a pod, None where it asks for no cards that can be given."""
     unit = read_requested_unit(pod)
@@ -230,7 +255,7 @@ def _pod(
         return None
     request = parse_pod_request(drop_unknown_policies(pod), cluster.state.resource).request
     if request is None:
-        notes["pods are left out: what they ask for cannot be given, or is in another unit"] += 1
+        notes[_LEFT_OUT] += 1
         return None
     cards, units, milli = _cards(request, scale, usual)
     cpu, memory = sum_host_requests(pod)
@@ -240,7 +265,7 @@ def _pod(
     if not request.selector.admits_all:
         spec = "|".join(sorted(model for model in models if request.selector.admits_model(model)))
         if not spec:
-            notes["pods admit no model that is there: they are written as if they admitted all"] += 1
+            notes[_NO_MODEL] += 1
     started = _whole_seconds(pod.status.start_time)
     return (
         name_of("pod", pod.full_name),

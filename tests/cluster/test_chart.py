@@ -1,6 +1,7 @@
 """The Helm chart makes what kustomize makes, and the real API server takes it."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,17 @@ def test_a_wrong_value_is_named(value: str, said: str) -> None:
 
 def test_helm_finds_nothing_to_complain_of() -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in helm("lint", str(CHART)).stdout
+
+
+def test_a_copy_without_links_installs_the_same_in_silence(tmp_path: Path) -> None:
+    """As docs/install.md has it; Helm speaks of each link of the chart's own folder, and of nothing else."""
+    shutil.copytree(CHART, tmp_path / "chart")
+    made = {folder: helm("template", "gpupack", str(folder)) for folder in (CHART, tmp_path / "chart")}
+    said = [made[folder].stderr.splitlines() for folder in made]
+    links = [path for path in (CHART / "files").iterdir() if path.is_symlink()]
+    assert len([line for line in said[0] if "found symbolic link in path" in line]) == len(links)
+    assert (len(said[0]), said[1]) == (len(links), [])
+    assert made[CHART].stdout == made[tmp_path / "chart"].stdout
 
 
 def test_prometheus_understands_alerts_and_dashboard() -> None:

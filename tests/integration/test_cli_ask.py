@@ -300,7 +300,7 @@ def test_why_of_a_workload(run, cluster_file):
     assert (status, err) == (0, "")
     assert "team-b/embed-1" in out
     status, _, err = run("why", "-f", cluster_file, "deploy/none")
-    assert (status, err) == (2, "gpupack: the file has no pod of Deployment/none in namespace 'default'\n")
+    assert (status, err) == (2, 'gpupack: the file has no pod of Deployment/none in namespace "default"\n')
 
 
 GROUPS = {

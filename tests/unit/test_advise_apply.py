@@ -148,6 +148,9 @@ def test_a_dry_run_changes_nothing_and_asks_the_api_server() -> None:
     done = fake.apply(fake.advise(), dry_run=True)
     assert steps(fake) == ["try small"]
     assert (done.state, [made.pod for made in done.made]) == ("dry-run", ["small"])
+    assert done.text == "nothing was changed; each eviction is allowed now"
+    nothing = fake.apply(msgspec.structs.replace(fake.advise(), moves=()), dry_run=True)
+    assert nothing.text == "nothing was changed; there is no move to make"
     fake.refusals = 1
     refused = fake.apply(fake.advise(), dry_run=True)
     assert refused.state == "stopped"

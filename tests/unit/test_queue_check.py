@@ -83,7 +83,7 @@ def test_what_is_not_yaml() -> None:
     assert result.stderr.startswith("-: not YAML: ")
 
 
-def test_the_overlay_of_the_documents() -> None:
+def test_the_overlay_of_the_documents(tmp_path: Path) -> None:
     """Who has written the first page of docs/queue.md checks that file."""
     page = (Path(__file__).parents[2] / "docs/queue.md").read_text()
     (overlay,) = re.findall(r"```yaml\n(# kustomization.yaml\n.*?)```", page, re.DOTALL)
@@ -91,6 +91,12 @@ def test_the_overlay_of_the_documents() -> None:
     assert (done.exit_code, done.output) == (
         0,
         "-: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
+    )
+    (tmp_path / "kustomization.yaml").write_text(overlay)
+    done = check(str(tmp_path))
+    assert (done.exit_code, done.output) == (
+        0,
+        f"{tmp_path}: ConfigMap gpupack-queues, queues.yaml: 2 queues, no fault\n",
     )
     done = check("-", text=overlay.replace("nominalQuota: 640", "nominalQuota: -1"))
     assert done.exit_code == 1

@@ -147,7 +147,7 @@ def test_the_pods_of_a_workload_are_listed_wherever_they_are() -> None:
         ("waits", "pending", "TooSmall"),
     ]
     assert format_pods(found).splitlines()[0].split()[3] == "STATE"
-    with pytest.raises(InputError, match="the file has no pod of ReplicaSet/app in namespace 'team'"):
+    with pytest.raises(InputError, match='the file has no pod of ReplicaSet/app in namespace "team"'):
         list_workload(cluster, "team", workload, NOW)
 
 
